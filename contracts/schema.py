@@ -1,0 +1,225 @@
+"""Contracts: what parity means for a phase, as data, loaded into frozen records.
+
+A contract lists the claim, the ops, the falsifiers with the diagnosis printed on failure, the
+table of cases and the mutants. A list under `given` is an axis: one row stands for the product
+of its axes. An unknown key is an error that names file and line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+HERE = Path(__file__).parent
+Tier = Literal["cpu", "interpret", "cuda"]
+
+
+class ContractError(Exception):
+    """A contract file is broken; the message names the file and the line."""
+
+
+class Record(BaseModel):
+    """A frozen record that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Budget(Record):
+    """How far from bitwise a truth comparison may be, why, and the floor that was measured."""
+
+    cosine: float = Field(gt=0, le=1)
+    """The least cosine of any row."""
+    norm: float = Field(ge=0)
+    """The most by which any row's norm ratio may leave 1."""
+    near_tie: float = Field(ge=0)
+    """A top-2 margin below this, over the row's standard deviation, excuses a changed argmax."""
+    reason: str = Field(min_length=20)
+    """Why bitwise cannot hold."""
+    measured: str = Field(min_length=10)
+    """The floor measured, with its conditions."""
+
+
+class Parity(Record):
+    """The two rules: twin is always bitwise; truth is bitwise or a budget."""
+
+    twin: Literal["bitwise"]
+    truth: Literal["bitwise"] | Budget
+
+
+class Falsifier(Record):
+    """One attack on the claim; its test is the function `test_<id>`."""
+
+    id: str = Field(pattern=r"^[a-z][a-z0-9_]+$")
+    attacks: str = Field(min_length=10)
+    """What it tries to break, in one sentence."""
+    if_fails: str = Field(min_length=20)
+    """The diagnosis printed on failure."""
+
+
+class Row(Record):
+    """One row of the case table, before its axes are multiplied out."""
+
+    falsifier: str
+    tier: tuple[Tier, ...] = ("cpu",)
+    id: str
+    """The case's id with its axes as fields, `nano-m{m}`."""
+    given: dict[str, Any] = {}
+    quick: bool = True
+    """Whether the default selection runs it; `--thorough` runs all."""
+    must_claim: bool = True
+    """Whether the phase needs this case to pass."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_tier(cls, data: Any) -> Any:
+        if isinstance(data, dict) and isinstance(data.get("tier"), str):
+            return {**data, "tier": (data["tier"],)}
+        return data
+
+
+class Case(Record):
+    """One concrete configuration."""
+
+    phase: str
+    falsifier: str
+    tier: Tier
+    name: str
+    given: dict[str, Any]
+    quick: bool
+    must_claim: bool
+
+    @property
+    def id(self) -> str:
+        """The full id, `p1/streams_equal_solo[cpu-nano-m3]`."""
+        return f"{self.phase}/{self.falsifier}[{self.tier}-{self.name}]"
+
+    @property
+    def label(self) -> str:
+        """What a message ends in, `p1 streams_equal_solo, cpu-nano-m3`."""
+        return f"{self.phase} {self.falsifier}, {self.tier}-{self.name}"
+
+    def __getitem__(self, key: str) -> Any:
+        """Return one given value; the contract must name it."""
+        return self.given[key]
+
+
+class Contract(Record):
+    """What one phase claims and how the claim is attacked."""
+
+    phase: str = Field(pattern=r"^(engine|p[0-8])$")
+    package: str
+    """The dotted package that holds the increment, `phases.p1_looped_step`."""
+    title: str
+    claim: str = Field(min_length=20)
+    not_proven: str = Field(min_length=10)
+    """What a pass does not say."""
+    ops: tuple[str, ...]
+    parity: Parity
+    falsifiers: tuple[Falsifier, ...] = Field(min_length=1)
+    cases: tuple[Row, ...] = Field(min_length=1)
+    mutants: tuple[str, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Contract:
+        known = [f.id for f in self.falsifiers]
+        for name, ids in (("falsifier", known), ("mutant", list(self.mutants)),
+                          ("case", [case.id for case in self.expand()])):
+            twice = sorted({i for i in ids if ids.count(i) > 1})
+            if twice:
+                raise ValueError(f"{name} {twice[0]!r} stands twice")
+        for row in self.cases:
+            if row.falsifier not in known:
+                raise ValueError(f"case {row.id!r} names unknown falsifier {row.falsifier!r}")
+        idle = sorted(set(known) - {row.falsifier for row in self.cases})
+        if idle:
+            raise ValueError(f"falsifier {idle[0]!r} has no case")
+        return self
+
+    def expand(self) -> Iterator[Case]:
+        """Yield every concrete case of the table."""
+        for row in self.cases:
+            axes = {k: v if isinstance(v, list) else [v] for k, v in row.given.items()}
+            for tier, *values in itertools.product(row.tier, *axes.values()):
+                given = dict(zip(axes, values, strict=True))
+                try:
+                    name = row.id.format(**given)
+                except (KeyError, IndexError, ValueError) as error:
+                    raise ValueError(f"case id {row.id!r} cannot be filled in: {error}") from None
+                yield Case(phase=self.phase, falsifier=row.falsifier, tier=tier, name=name,
+                           given=given, quick=row.quick, must_claim=row.must_claim)
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe YAML loader that refuses a key that stands twice."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node)  # type: ignore[no-untyped-call]
+        if key in seen:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key {key!r} stands twice", key_node.start_mark)
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def _line_of(node: yaml.Node | None, path: tuple[int | str, ...]) -> int:
+    """Return the line of the deepest node on `path`, for an error message."""
+    line = node.start_mark.line + 1 if node is not None else 1
+    for step in path:
+        found: yaml.Node | None = None
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                if key.value == str(step):
+                    found, line = value, key.start_mark.line + 1
+        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) \
+                and step < len(node.value):
+            found = node.value[step]
+            line = found.start_mark.line + 1
+        if found is None:
+            return line
+        node = found
+    return line
+
+
+def load_contract(path: Path) -> Contract:
+    """Load one contract file; raise `ContractError` naming file and line when it is broken."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        node = yaml.compose(text, Loader=_Loader)
+        data = yaml.load(text, Loader=_Loader)
+    except OSError as error:
+        raise ContractError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ContractError(f"{path}: is not UTF-8 text") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark is not None else 1
+        problem = getattr(error, "problem", None) or "is not YAML"
+        raise ContractError(f"{path}:{line}: {problem}") from None
+    try:
+        return Contract.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        line = _line_of(node, first["loc"])
+        where = ".".join(str(part) for part in first["loc"]) or "contract"
+        message = re.sub(r"^Value error, ", "", first["msg"])
+        if first["type"] == "extra_forbidden":
+            message = "unknown key"
+        raise ContractError(f"{path}:{line}: {where}: {message}") from None
+
+
+def load_all(folder: Path = HERE) -> dict[str, Contract]:
+    """Load every contract of a folder, by phase, `engine` first."""
+    files = sorted(folder.glob("*.yaml"))
+    return {contract.phase: contract for contract in map(load_contract, files)}

@@ -1,0 +1,41 @@
+"""What an attack is aimed at, and the wrong versions of it that every attack must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The objects under test; falsifiers receive them and never fetch them."""
+
+    name: str
+    """`in-tree`, the candidate as it was named, or the mutant's name."""
+    models: Callable[[str], Any]
+    """Loads a test model by name (`tiny`, `nano`, `nano-f32`, ...), cached."""
+    path: Any = None
+    """The ops and the step of the decode path (an `engine.path.Path`)."""
+    stack: Any = None
+    """The serving stack: what `stack()` of the newest serving phase returned."""
+    device: str = "cpu"
+    candidate: Any = None
+    """The candidate module or object, when there is one."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A deliberately wrong version, named after its fault."""
+
+    name: str
+    fault: str
+    """One sentence: what is wrong."""
+    killers: tuple[str, ...]
+    """The falsifiers that must each kill it."""
+    build: Callable[[Subject], Subject]
+    """Makes the wrong subject from the right one."""
+    source: str = ""
+    """The public report it comes from (`B036`), or empty for one of our own."""
+    device: str = "cpu"
+    """`cuda` when only a device can show it."""
