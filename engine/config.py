@@ -1,0 +1,281 @@
+"""The shape of a model, read from a file's metadata; it refuses nonsense on construction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.errors import InputError
+
+ARCHITECTURE = "qwen35"
+HEAD = 256
+"""Width of an attention head, the one width that is supported."""
+STATE = 128
+"""Width of a GDN key or value head, the one width that is supported."""
+TAPS = 4
+"""Taps of the causal convolution, the one length that is supported."""
+LARGEST = {"layers": 4096, "embd": 1 << 20, "ffn": 1 << 22, "vocab": 1 << 24, "context": 1 << 31,
+           "heads": 4096, "kv_heads": 4096, "key_heads": 4096, "value_heads": 4096}
+"""A size beyond these is a broken file, refused before anything is allocated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The shape of a Qwen3.5 hybrid: Gated DeltaNet (GDN) and gated full-attention layers."""
+
+    layers: int
+    """Blocks of the trunk, without multi-token-prediction blocks."""
+    recurrent: tuple[bool, ...]
+    """For each layer, True when it is a GDN layer."""
+    embd: int
+    """Width of the residual stream."""
+    ffn: int
+    """Width inside the feed-forward part."""
+    vocab: int
+    """Rows of the embedding, the number of token ids."""
+    context: int
+    """The most tokens a sequence may have."""
+    heads: int
+    """Query heads of an attention layer."""
+    kv_heads: int
+    """Key and value heads of an attention layer; query head h uses h // (heads / kv_heads)."""
+    head_dim: int
+    """Width of an attention head: 256."""
+    rope_dim: int
+    """Leading dimensions of a head that are rotated."""
+    rope_base: float
+    """The angle of pair i is position * base^(-2i / rope_dim)."""
+    rope_sections: tuple[int, ...]
+    """Pairs turned by each kind of position; for text the first three are the same."""
+    eps: float
+    """Added to the mean square in every rms norm, and to the sum of squares of q and k."""
+    conv_kernel: int
+    """Taps of the causal convolution: 4."""
+    key_heads: int
+    """Query and key heads of a GDN layer; value head h uses key head h % key_heads."""
+    value_heads: int
+    """Value heads of a GDN layer, each with a state of [state_size, state_size]."""
+    state_size: int
+    """Width of a GDN key and of a GDN value head: 128."""
+    tied: bool
+    """True when the output head is the embedding."""
+
+    def __post_init__(self) -> None:
+        for name, most in LARGEST.items():
+            _whole(name.replace("_", " "), getattr(self, name), most)
+        if len(self.recurrent) != self.layers:
+            raise InputError(f"the model has {self.layers} layers, but its list of layer kinds "
+                             f"has {len(self.recurrent)} entries")
+        self._check_attention()
+        self._check_rope()
+        self._check_gdn()
+        if not (math.isfinite(self.eps) and 0 < self.eps < 1):
+            raise InputError(f"the norms' epsilon must lie between 0 and 1, but is {self.eps}")
+
+    def _check_attention(self) -> None:
+        if self.head_dim != HEAD:
+            raise InputError(f"attention heads of width {self.head_dim} are not supported, "
+                             f"only {HEAD}")
+        if self.heads % self.kv_heads:
+            raise InputError(f"{self.heads} query heads cannot share {self.kv_heads} key-value "
+                             f"heads evenly")
+
+    def _check_rope(self) -> None:
+        if self.rope_dim < 2 or self.rope_dim % 2 or self.rope_dim > self.head_dim:
+            raise InputError(f"the rotated width must be even and between 2 and {self.head_dim}, "
+                             f"but is {self.rope_dim}")
+        if not (math.isfinite(self.rope_base) and self.rope_base > 1):
+            raise InputError(f"the rope base must be finite and above 1, but is {self.rope_base}")
+        sections = list(self.rope_sections)
+        if len(sections) not in (3, 4) or any(s < 0 for s in sections):
+            raise InputError(f"rope sections must be three or four counts, but are {sections}")
+        if not _plain(sections, self.rope_dim // 2):
+            raise InputError(f"rope sections {sections} do not put all {self.rope_dim // 2} pairs "
+                             f"of a text position into the first three sections, which is not "
+                             f"supported")
+
+    def _check_gdn(self) -> None:
+        if self.conv_kernel != TAPS:
+            raise InputError(f"a convolution of {self.conv_kernel} taps is not supported, "
+                             f"only {TAPS}")
+        if self.state_size != STATE:
+            raise InputError(f"GDN heads of width {self.state_size} are not supported, "
+                             f"only {STATE}")
+        if self.value_heads % self.key_heads:
+            raise InputError(f"{self.value_heads} value heads cannot share {self.key_heads} key "
+                             f"heads evenly")
+
+    @property
+    def key_dim(self) -> int:
+        """Width of all GDN keys (and of all GDN queries) together."""
+        return self.key_heads * self.state_size
+
+    @property
+    def value_dim(self) -> int:
+        """Width of all GDN values together."""
+        return self.value_heads * self.state_size
+
+    @property
+    def conv_dim(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.key_dim + self.value_dim
+
+    @property
+    def query_dim(self) -> int:
+        """Width of all attention queries together, without their gates."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_dim(self) -> int:
+        """Width of all attention keys (and of all attention values) together."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def gdn_layers(self) -> tuple[int, ...]:
+        """The numbers of the GDN layers, in order."""
+        return tuple(i for i, r in enumerate(self.recurrent) if r)
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The numbers of the full-attention layers, in order."""
+        return tuple(i for i, r in enumerate(self.recurrent) if not r)
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, object], vocab: int, tied: bool) -> Config:
+        """Read a shape from a file's metadata; refuse what is absent, contradictory or unknown.
+
+        `vocab` is the number of embedding rows, `tied` whether the file has no output head.
+        """
+        architecture = metadata.get("general.architecture")
+        if architecture != ARCHITECTURE:
+            raise InputError(f"the architecture must be {ARCHITECTURE}, but is {architecture!r}"
+                             if architecture is not None else
+                             "the metadata key general.architecture is missing")
+        keys = _Keys(metadata)
+        blocks = keys.whole("block_count", LARGEST["layers"])
+        extra = keys.whole("nextn_predict_layers", LARGEST["layers"], default=0)
+        if extra >= blocks:
+            raise InputError(f"block_count is {blocks}, but {extra} of them are prediction blocks, "
+                             f"which leaves no layer")
+        recurrent = _recurrent(keys, blocks, extra)
+        state, value_heads = keys.whole("ssm.state_size"), keys.whole("ssm.time_step_rank")
+        _agree(keys, "ssm.inner_size", value_heads * state,
+               f"ssm.time_step_rank x ssm.state_size = {value_heads} x {state}")
+        width = keys.whole("attention.key_length")
+        _agree(keys, "attention.value_length", width, "attention.key_length")
+        return cls(
+            layers=blocks - extra, recurrent=recurrent, vocab=vocab, tied=tied,
+            embd=keys.whole("embedding_length"), context=keys.whole("context_length"),
+            ffn=keys.per_layer("feed_forward_length", range(blocks - extra)),
+            heads=keys.per_layer("attention.head_count", _attention(recurrent)),
+            kv_heads=keys.per_layer("attention.head_count_kv", _attention(recurrent)),
+            head_dim=width, rope_dim=keys.whole("rope.dimension_count"),
+            rope_base=keys.real("rope.freq_base"),
+            eps=keys.real("attention.layer_norm_rms_epsilon"),
+            rope_sections=keys.wholes("rope.dimension_sections"),
+            conv_kernel=keys.whole("ssm.conv_kernel"), key_heads=keys.whole("ssm.group_count"),
+            value_heads=value_heads, state_size=state)
+
+
+class _Keys:
+    """The metadata of one architecture, each value held to its kind."""
+
+    def __init__(self, metadata: Mapping[str, object]) -> None:
+        self.metadata = metadata
+
+    def get(self, key: str) -> object:
+        """Return a required value."""
+        value = self.metadata.get(f"{ARCHITECTURE}.{key}")
+        if value is None:
+            raise InputError(f"the metadata key {ARCHITECTURE}.{key} is missing")
+        return value
+
+    def has(self, key: str) -> bool:
+        """Tell whether an optional key is there."""
+        return self.metadata.get(f"{ARCHITECTURE}.{key}") is not None
+
+    def whole(self, key: str, most: int = 1 << 31, default: int | None = None) -> int:
+        """Return a whole number from 1 (0 when it has a default) to `most`."""
+        if default is not None and not self.has(key):
+            return default
+        return _whole(f"{ARCHITECTURE}.{key}", self.get(key), most, 1 if default is None else 0)
+
+    def real(self, key: str) -> float:
+        """Return a number."""
+        value = self.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InputError(f"{ARCHITECTURE}.{key} must be a number, but is {_short(value)}")
+        return float(value)
+
+    def wholes(self, key: str) -> tuple[int, ...]:
+        """Return a list of whole numbers from 0."""
+        value = self.get(key)
+        if not isinstance(value, list):
+            raise InputError(f"{ARCHITECTURE}.{key} must be a list, but is {_short(value)}")
+        return tuple(_whole(f"each entry of {ARCHITECTURE}.{key}", v, 1 << 31, 0) for v in value)
+
+    def per_layer(self, key: str, layers: range | list[int]) -> int:
+        """Return a number given once, or as a list whose entries agree at `layers`."""
+        if not isinstance(self.get(key), list):
+            return self.whole(key)
+        values = self.wholes(key)
+        if len(values) <= max(layers, default=-1):
+            raise InputError(f"{ARCHITECTURE}.{key} has {len(values)} entries, too few for the "
+                             f"model's layers")
+        seen = sorted({values[i] for i in layers}) or sorted({v for v in values if v})
+        if len(seen) != 1:
+            raise InputError(f"{ARCHITECTURE}.{key} differs between layers ({_short(seen)}), which "
+                             f"is not supported")
+        return _whole(f"{ARCHITECTURE}.{key}", seen[0], 1 << 31)
+
+
+def _recurrent(keys: _Keys, blocks: int, extra: int) -> tuple[bool, ...]:
+    """Return which trunk layers are GDN: by the per-layer list if there is one, else the interval."""
+    key = f"{ARCHITECTURE}.attention.recurrent_layers"
+    if not keys.has("attention.recurrent_layers"):
+        every = keys.whole("full_attention_interval", default=4)
+        if not every:
+            raise InputError(f"{ARCHITECTURE}.full_attention_interval must be at least 1, but is 0")
+        return tuple((i + 1) % every != 0 for i in range(blocks - extra))
+    flags = keys.get("attention.recurrent_layers")
+    if not isinstance(flags, list) or any(f not in (0, 1) for f in flags):
+        raise InputError(f"{key} must be a list of true and false, but is {_short(flags)}")
+    if len(flags) != blocks:
+        raise InputError(f"{key} has {len(flags)} entries, but block_count is {blocks}")
+    if any(flags[blocks - extra:]):
+        raise InputError(f"{key} calls a prediction block recurrent, which it cannot be")
+    return tuple(bool(f) for f in flags[:blocks - extra])
+
+
+def _attention(recurrent: tuple[bool, ...]) -> list[int]:
+    return [i for i, r in enumerate(recurrent) if not r]
+
+
+def _agree(keys: _Keys, key: str, want: int, source: str) -> None:
+    value = keys.whole(key)
+    if value != want:
+        raise InputError(f"{ARCHITECTURE}.{key} is {value}, which contradicts {source}")
+
+
+def _plain(sections: list[int], pairs: int) -> bool:
+    """Tell whether interleaved sections give every pair one of the three positions of a text.
+
+    Pair i belongs to section i % 3 while i < 3 * that section's count, as in the released
+    models; a pair that no section takes would get the fourth position, which is zero in a text.
+    """
+    return sum(sections) == pairs and all(i < 3 * sections[i % 3] for i in range(pairs))
+
+
+def _whole(name: str, value: object, most: int, least: int = 1) -> int:
+    """Return a whole number between two bounds, or refuse it by name."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InputError(f"{name} must be a whole number, but is {_short(value)}")
+    if not least <= value <= most:
+        raise InputError(f"{name} must lie between {least} and {most}, but is {value}")
+    return value
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
