@@ -231,7 +231,7 @@ class _Keys:
 
 
 def _recurrent(keys: _Keys, blocks: int, extra: int) -> tuple[bool, ...]:
-    """Return which trunk layers are GDN: by the per-layer list if there is one, else the interval."""
+    """Return which trunk layers are GDN: by the per-layer list, else by the interval."""
     key = f"{ARCHITECTURE}.attention.recurrent_layers"
     if not keys.has("attention.recurrent_layers"):
         every = keys.whole("full_attention_interval", default=4)

@@ -1,0 +1,223 @@
+"""Holds the file reader to the `gguf` package, and hostile files to one sentence each."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from engine import gguf_file
+from engine.blocks import TYPES
+from engine.errors import InputError
+from engine.gguf_file import open_gguf
+
+
+def text(value: str | bytes) -> bytes:
+    """Pack a string as the format has it."""
+    raw = value.encode() if isinstance(value, str) else value
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def tensor(name: str | bytes, dims: tuple[int, ...], kind: int = 0, offset: int = 0) -> bytes:
+    """Pack one tensor's entry."""
+    return text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
+
+
+def header(keys: tuple[bytes, ...] = (), tensors: tuple[bytes, ...] = (), *, version: int = 3,
+           data: int = 256) -> bytes:
+    """Pack a whole file whose data are `data` zero bytes."""
+    raw = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(keys))
+    raw += b"".join(keys) + b"".join(tensors)
+    return raw + bytes(-len(raw) % 32) + bytes(data)
+
+
+ONE = (tensor("a", (32, 2)),)
+FLAG = text("flag") + struct.pack("<I?", 7, True)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a file of every tensor type and value type with the gguf package."""
+    path = tmp_path_factory.mktemp("gguf") / "all.gguf"
+    writer = gguf.GGUFWriter(path, "qwen35")
+    for number, kind in enumerate(("uint8", "int8", "uint16", "int16", "uint32", "int32",
+                                   "uint64", "int64")):
+        getattr(writer, f"add_{kind}")(f"x.{kind}", number + 100)
+    writer.add_float32("x.f32", 0.1)
+    writer.add_float64("x.f64", 0.1)
+    writer.add_bool("x.flag", True)
+    writer.add_string("x.text", "Grüße")
+    writer.add_array("x.flags", [True, False])
+    writer.add_array("x.numbers", [3, -1, 2])
+    writer.add_array("x.reals", [0.5, 0.25])
+    writer.add_array("x.texts", ["a", "", "ü"])
+    random = np.random.default_rng(0)
+    for block in TYPES.values():
+        raw = random.integers(0, 256, (3, 2 * block.bytes * (8 if block.weights == 1 else 1)),
+                              np.uint8)
+        writer.add_tensor(f"{block.name}.weight", raw,
+                          raw_dtype=gguf.GGMLQuantizationType(block.ggml))
+    writer.add_tensor("vector", np.arange(5, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_metadata_and_tensors_are_those_the_package_reads(written: Path) -> None:
+    got, want = open_gguf(written), gguf.GGUFReader(written)
+    fields = {name: entry.contents() for name, entry in want.fields.items()
+              if not name.startswith("GGUF.")}
+    assert got.metadata == fields
+    assert [type(v) for v in got.metadata.values()] == [type(v) for v in fields.values()]
+    assert list(got.tensors) == [t.name for t in want.tensors]
+    for entry in want.tensors:
+        mine = got.tensors[entry.name]
+        assert mine.shape == tuple(int(n) for n in reversed(entry.shape))
+        assert mine.kind == entry.tensor_type.name
+        assert mine.data.tobytes() == entry.data.tobytes()
+
+
+def test_tensor_bytes_are_rows_that_cannot_be_written(written: Path) -> None:
+    entry = open_gguf(written).tensors["Q6_K.weight"]
+    assert entry.data.shape == (3, 420)
+    assert entry.shape == (3, 512)
+    assert not entry.data.flags.writeable
+    assert open_gguf(written).tensors["vector"].data.shape == (1, 20)
+
+
+def test_the_digest_is_that_of_the_whole_file(written: Path) -> None:
+    import hashlib
+
+    assert open_gguf(written).sha256() == hashlib.sha256(written.read_bytes()).hexdigest()
+
+
+REFUSED: dict[str, tuple[bytes, str]] = {
+    "another-format": (b"PK\x03\x04" + bytes(64), "starts with b'PK"),
+    "version-1": (header(tensors=ONE, version=1), "version is 1"),
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 1, 0) + bytes(64), "big-endian"),
+    "huge-tensor-count": (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "tensors, over"),
+    "huge-key-count": (b"GGUF" + struct.pack("<IQQ", 3, 1, 1 << 63), "metadata keys, over"),
+    "no-tensors": (header((FLAG,)), "no tensors"),
+    "key-past-the-end": (header((struct.pack("<Q", 1 << 62),), ONE), "the file ends"),
+    "key-not-utf8": (header((text(b"\xff\xfe") + struct.pack("<I?", 7, True),), ONE), "not UTF-8"),
+    "value-not-utf8": (header((text("k") + struct.pack("<I", 8) + text(b"\xff"),), ONE), "not UTF"),
+    "duplicate-key": (header((FLAG, FLAG), ONE), "key flag occurs twice"),
+    "unknown-value-type": (header((text("k") + struct.pack("<I", 13),), ONE), "value type 13"),
+    "list-of-lists": (header((text("k") + struct.pack("<IIQ", 9, 9, 1),), ONE), "list of lists"),
+    "list-past-the-end": (header((text("k") + struct.pack("<IIQ", 9, 4, 1 << 20),), ONE), "ends"),
+    "list-of-too-many": (header((text("k") + struct.pack("<IIQ", 9, 8, 1 << 61),), ONE), "over"),
+    "bool-that-is-two": (header((text("k") + struct.pack("<IB", 7, 2),), ONE), "neither true"),
+    "alignment-of-three": (header((text("general.alignment") + struct.pack("<II", 4, 3),), ONE),
+                           "power of two"),
+    "alignment-text": (header((text("general.alignment") + struct.pack("<I", 8) + text("x"),),
+                              ONE), "power of two"),
+    "duplicate-tensor": (header(tensors=(*ONE, tensor("a", (32,), offset=256)), data=512),
+                         "tensor a occurs twice"),
+    "tensor-not-utf8": (header(tensors=(tensor(b"\xc3", (32,)),)), "not UTF-8"),
+    "no-dimensions": (header(tensors=(tensor("a", ()),)), "0 dimensions"),
+    "five-dimensions": (header(tensors=(tensor("a", (1, 1, 1, 1, 1)),)), "5 dimensions"),
+    "many-dimensions": (header(tensors=(text("a") + struct.pack("<I", 1 << 31),)), "dimensions"),
+    "zero-dimension": (header(tensors=(tensor("a", (32, 0)),)), "cannot be in a file"),
+    "negative-dimension": (header(tensors=(tensor("a", (2**64 - 1,)),)), "cannot be in a file"),
+    "element-overflow": (header(tensors=(tensor("a", (1 << 32, 1 << 32)),)), "cannot be in a"),
+    "unsupported-type": (header(tensors=(tensor("blk.3.attn_k.weight", (256,), 11),)),
+                         r"blk\.3\.attn_k\.weight has type Q3_K"),
+    "unknown-type": (header(tensors=(tensor("a", (32,), 9999),)), "a has type number 9999"),
+    "not-whole-blocks": (header(tensors=(tensor("a", (300,), 12),)), "whole Q4_K blocks"),
+    "unaligned": (header(tensors=(tensor("a", (32,), offset=8),)), "not a multiple of 32"),
+    "data-past-the-end": (header(tensors=(tensor("a", (32, 3)),)), "tensor a ends at byte"),
+    "offset-past-the-end": (header(tensors=(tensor("a", (32,), offset=2**64 - 32),)), "ends at"),
+    "overlap": (header(tensors=(*ONE, tensor("b", (32,), offset=128))), "a and b overlap"),
+    "long-name-of-nonsense": (header((text("k\n" * 999) + struct.pack("<I", 99),), ONE), "99$"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_hostile_file_is_refused_with_one_sentence(name: str, tmp_path: Path) -> None:
+    raw, sentence = REFUSED[name]
+    path = tmp_path / "hostile.gguf"
+    path.write_bytes(raw)
+    with pytest.raises(InputError, match=sentence) as refusal:
+        open_gguf(path)
+    assert str(refusal.value).startswith(f"{path} is not a usable GGUF file: ")
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 400
+
+
+def test_a_file_that_is_not_there_or_cannot_be_a_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.gguf").touch()
+    os.mkfifo(tmp_path / "pipe.gguf")
+    for name, sentence in {"none.gguf": "No such file", "empty.gguf": "is empty",
+                           "pipe.gguf": "is not a file", "": "is not a file",
+                           "a" * 300: "too long", "empty.gguf/x": "Not a directory",
+                           "zero\0byte": "null byte"}.items():
+        with pytest.raises(InputError, match=sentence):
+            open_gguf(f"{tmp_path}/{name}")
+
+
+def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    path = tmp_path / "locked.gguf"
+    path.write_bytes(header(tensors=ONE))
+    monkeypatch.setattr(Path, "open", refuse)  # a test run as root may read everything
+    with pytest.raises(InputError, match=r"cannot read .*locked\.gguf: Permission denied"):
+        open_gguf(path)
+
+
+def test_a_header_longer_than_any_real_one_is_refused(tmp_path: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "long.gguf"
+    path.write_bytes(header((FLAG,), ONE))
+    assert open_gguf(path).metadata == {"flag": True}
+    monkeypatch.setattr(gguf_file, "HEADER", 40)
+    with pytest.raises(InputError, match="40 bytes are over"):
+        open_gguf(path)
+
+
+def small() -> bytes:
+    """Return a small file with a list, a text and two tensors."""
+    words = text("words") + struct.pack("<IIQ", 9, 8, 2) + text("a") + text("ß")
+    name = text("general.name") + struct.pack("<I", 8) + text("small")
+    count = text("count") + struct.pack("<II", 4, 7)
+    return header((words, name, count, FLAG),
+                  (tensor("a.weight", (256, 1), 12), tensor("b", (3,), 0, 160)), data=160 + 12)
+
+
+def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
+    path, raw = tmp_path / "cut.gguf", small()
+    path.write_bytes(raw)
+    assert list(open_gguf(path).tensors) == ["a.weight", "b"]
+    for length in range(len(raw)):
+        path.write_bytes(raw[:length])
+        with pytest.raises(InputError):
+            open_gguf(path)
+
+
+@given(changes=st.lists(st.tuples(st.integers(0, len(small()) - 1), st.integers(0, 255)),
+                        min_size=1, max_size=8), cut=st.integers(0, len(small())))
+@example(changes=[(15, 255)], cut=0)
+@example(changes=[(23, 255)], cut=0)
+def test_changed_bytes_end_in_a_file_or_in_a_sentence(
+        tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]],
+        cut: int) -> None:
+    raw = bytearray(small())
+    for at, value in changes:
+        raw[at] = value
+    path = tmp_path_factory.getbasetemp() / "mutated.gguf"
+    path.write_bytes(raw[:len(raw) - cut // 8])
+    try:
+        got = open_gguf(path)
+    except InputError:
+        return
+    assert all(entry.data.size for entry in got.tensors.values())
