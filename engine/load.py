@@ -1,0 +1,149 @@
+"""Loading weights with a ledger: every tensor used once or ignored by name, every parameter filled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from engine.blocks import dequantize, finite_scales
+from engine.config import Config
+from engine.errors import InputError
+from engine.gguf_file import GgufFile, TensorEntry
+from engine.weights import EXACT, Weight
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One block's parameters by their GGUF names, `ssm_dt.bias` as `ssm_dt`."""
+
+    matrices: dict[str, Weight]
+    vectors: dict[str, Tensor]
+    """f32: norms, `ssm_a`, `ssm_dt` and the taps of `ssm_conv1d` [conv_dim, 4]."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Every parameter of the trunk, and the ledger of what the file held beside them."""
+
+    embedding: Weight
+    layers: tuple[Layer, ...]
+    output_norm: Tensor
+    head: Weight
+    ignored: tuple[str, ...] = field(default=())
+    """Tensors of the file that text decoding does not use."""
+
+    def matrices(self) -> Iterator[Weight]:
+        """Yield every matrix once; a tied head is the embedding."""
+        yield self.embedding
+        for layer in self.layers:
+            yield from layer.matrices.values()
+        if self.head is not self.embedding:
+            yield self.head
+
+    def with_arithmetic(self, name: str) -> Weights:
+        """Return the same weights with their quantised products in another arithmetic."""
+        def other(weight: Weight) -> Weight:
+            return Weight(weight.name, weight.kind, weight.raw, name)
+
+        embedding = other(self.embedding)
+        head = embedding if self.head is self.embedding else other(self.head)
+        layers = tuple(Layer({k: other(w) for k, w in layer.matrices.items()}, layer.vectors)
+                       for layer in self.layers)
+        return replace(self, embedding=embedding, head=head, layers=layers)
+
+
+def matrix_shapes(config: Config, recurrent: bool) -> dict[str, tuple[int, int]]:
+    """Return the shapes (N, K) of one block's matrices by name."""
+    ffn = {"ffn_gate": (config.ffn, config.embd), "ffn_up": (config.ffn, config.embd),
+           "ffn_down": (config.embd, config.ffn)}
+    if recurrent:
+        inner = config.value_heads * config.state_size
+        return {"attn_qkv": (config.conv_dim, config.embd), "attn_gate": (inner, config.embd),
+                "ssm_alpha": (config.value_heads, config.embd),
+                "ssm_beta": (config.value_heads, config.embd),
+                "ssm_out": (config.embd, inner), **ffn}
+    q, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    return {"attn_q": (2 * q, config.embd), "attn_k": (kv, config.embd),
+            "attn_v": (kv, config.embd), "attn_output": (config.embd, q), **ffn}
+
+
+def vector_shapes(config: Config, recurrent: bool) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of one block's f32 parameters by name."""
+    norms: dict[str, tuple[int, ...]] = {"attn_norm": (config.embd,),
+                                         "post_attention_norm": (config.embd,)}
+    if recurrent:
+        return {**norms, "ssm_conv1d": (config.conv_dim, config.conv_kernel),
+                "ssm_a": (config.value_heads,), "ssm_dt": (config.value_heads,),
+                "ssm_norm": (config.state_size,)}
+    return {**norms, "attn_q_norm": (config.head_dim,), "attn_k_norm": (config.head_dim,)}
+
+
+class Ledger:
+    """Hands out a file's tensors, each once, and knows which are left."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self.file = file
+        self.left = dict(file.tensors)
+
+    def take(self, name: str, shape: tuple[int, ...]) -> TensorEntry:
+        """Return one tensor of the expected numpy shape, or refuse the file by its name."""
+        entry = self.left.pop(name, None)
+        if entry is None:
+            raise InputError(f"{self.file.path}: tensor {name} is missing")
+        if tuple(entry.shape) != shape:
+            raise InputError(f"{self.file.path}: tensor {name} has shape {list(entry.shape)}, but "
+                             f"the metadata ask for {list(shape)}")
+        if not finite_scales(entry.kind, entry.data):
+            raise InputError(f"{self.file.path}: tensor {name} holds values that are not finite")
+        return entry
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
+        """Return one matrix [N, K] of any supported type."""
+        entry = self.take(name, shape)
+        return Weight(name, entry.kind, entry.data, EXACT)
+
+    def vector(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Return one f32 parameter; a quantised one is refused."""
+        entry = self.take(name, shape)
+        if entry.kind not in ("F32", "F16", "BF16"):
+            raise InputError(f"{self.file.path}: tensor {name} has type {entry.kind}, but a norm, "
+                             f"gate or convolution parameter must be F32, F16 or BF16")
+        return torch.from_numpy(dequantize(entry.kind, entry.data).reshape(shape).copy())
+
+    def ignore(self, layers: int) -> tuple[str, ...]:
+        """Return the names left over, if each is of a kind that text decoding skips."""
+        for name in self.left:
+            block = name.split(".")[1] if name.startswith("blk.") else ""
+            predicted = block.isdigit() and int(block) >= layers
+            if not (predicted or name.startswith(("v.", "mm.", "mtp."))):
+                raise InputError(f"{self.file.path}: tensor {name} is not one that a qwen35 model "
+                                 f"of {layers} layers has, so it cannot be ignored safely")
+        return tuple(self.left)
+
+
+def load_weights(file: GgufFile) -> tuple[Config, Weights]:
+    """Read configuration and weights of an open file; raise `InputError` if anything is off."""
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise InputError(f"{file.path}: tensor token_embd.weight is missing")
+    tied = "output.weight" not in file.tensors
+    config = Config.from_metadata(file.metadata, embedding.shape[0], tied)
+    ledger = Ledger(file)
+    embed = ledger.matrix("token_embd.weight", (config.vocab, config.embd))
+    layers = tuple(_layer(ledger, config, i) for i in range(config.layers))
+    norm = ledger.vector("output_norm.weight", (config.embd,))
+    head = embed if tied else ledger.matrix("output.weight", (config.vocab, config.embd))
+    return config, Weights(embed, layers, norm, head, ledger.ignore(config.layers))
+
+
+def _layer(ledger: Ledger, config: Config, index: int) -> Layer:
+    recurrent = config.recurrent[index]
+    matrices = {name: ledger.matrix(f"blk.{index}.{name}.weight", shape)
+                for name, shape in matrix_shapes(config, recurrent).items()}
+    suffix = {"ssm_a": "", "ssm_dt": ".bias"}
+    vectors = {name: ledger.vector(f"blk.{index}.{name}{suffix.get(name, '.weight')}", shape)
+               for name, shape in vector_shapes(config, recurrent).items()}
+    return Layer(matrices, vectors)

@@ -1,0 +1,159 @@
+"""The model and its oracle, `forward_single`: one token of one sequence at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path as FilePath
+
+import torch
+from torch import Tensor
+
+from engine.config import Config
+from engine.errors import InputError
+from engine.gguf_file import open_gguf
+from engine.load import Layer, Weights, load_weights
+from engine.path import Path, Sink, bound, check_token, reference
+from engine.rope import RopeTable
+from engine.state import Pool, State
+from engine.weights import Weight
+
+Report = Callable[[str, tuple[Tensor, ...], Tensor], None]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loaded Qwen3.5 hybrid: configuration, weights and the ops that its oracle runs."""
+
+    config: Config
+    weights: Weights
+    rope: RopeTable
+    ops: Path = field(default_factory=reference)
+    """The reference ops; only a mutant has others."""
+    path: FilePath | None = None
+
+    @staticmethod
+    def load(path: str | FilePath) -> Model:
+        """Load a `qwen35` GGUF file, every tensor accounted for; raise `InputError` if it is not."""
+        file = open_gguf(path)
+        config, weights = load_weights(file)
+        rope = RopeTable(config.rope_dim, config.rope_base)
+        return Model(config, weights, rope, path=FilePath(path))
+
+    def with_arithmetic(self, name: str) -> Model:
+        """Return the model with its quantised products in another registered arithmetic."""
+        return replace(self, weights=self.weights.with_arithmetic(name))
+
+    def new_pool(self, slots: int, capacity: int) -> Pool:
+        """Return fresh state for `slots` sequences of up to `capacity` tokens."""
+        return Pool(self.config, slots, capacity)
+
+    def new_state(self, capacity: int) -> State:
+        """Return fresh state for one sequence."""
+        return self.new_pool(1, capacity).slot(0)
+
+    def forward_single(self, token: int, state: State, position: int,
+                       sink: Sink | None = None) -> Tensor:
+        """Advance one sequence by one token and return its logits f32[vocab].
+
+        `position` is how many tokens the state already holds. A refused call changes nothing.
+        """
+        check_token(self, token)
+        if not 0 <= position < state.pool.capacity:
+            raise InputError(f"position {position} is past the state's capacity of "
+                             f"{state.pool.capacity}")
+        report = bound(sink, state.index)
+        hidden = torch.empty(1, self.config.embd)
+        self.ops.embed(self.weights.embedding, [token], hidden)
+        report("embed", (), hidden)
+        for index, layer in enumerate(self.weights.layers):
+            hidden = self._block(index, layer, hidden, state, position, report)
+        x = self._norm("output_norm", hidden, self.weights.output_norm, report)
+        return self._project("head", self.weights.head, x, report)[0]
+
+    def prefill(self, tokens: Sequence[int], state: State, position: int = 0,
+                sink: Sink | None = None) -> Tensor:
+        """Run `forward_single` over tokens in order; return the logits f32[vocab] of the last."""
+        if not tokens:
+            raise InputError("an empty prompt is refused")
+        for token in tokens:
+            check_token(self, token)
+        if position < 0 or position + len(tokens) > state.pool.capacity:
+            raise InputError(f"{len(tokens)} tokens from position {position} do not fit the "
+                             f"state's capacity of {state.pool.capacity}")
+        for offset, token in enumerate(tokens):
+            logits = self.forward_single(token, state, position + offset, sink)
+        return logits
+
+    def _block(self, index: int, layer: Layer, hidden: Tensor, state: State, position: int,
+               report: Report) -> Tensor:
+        x = self._norm(f"{index}.attn_norm", hidden, layer.vectors["attn_norm"], report)
+        if self.config.recurrent[index]:
+            mixed = self._gdn(index, layer, x, state, report)
+        else:
+            mixed = self._attention(index, layer, x, state, position, report)
+        hidden = hidden + mixed
+        x = self._norm(f"{index}.post_attention_norm", hidden, layer.vectors["post_attention_norm"], report)
+        gate = self._project(f"{index}.project.ffn_gate", layer.matrices["ffn_gate"], x, report)
+        up = self._project(f"{index}.project.ffn_up", layer.matrices["ffn_up"], x, report)
+        product = torch.empty_like(gate)
+        self.ops.silu_mul(gate, up, product)
+        report(f"{index}.silu_mul", (gate, up), product)
+        return hidden + self._project(f"{index}.project.ffn_down", layer.matrices["ffn_down"], product,
+                                      report)
+
+    def _gdn(self, index: int, layer: Layer, x: Tensor, state: State, report: Report) -> Tensor:
+        c, one, slots = self.config, (1,), [state.index]
+        qkv, z, a, b = (self._project(f"{index}.project.{name}", layer.matrices[name], x, report)
+                        for name in ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta"))
+        mixed = torch.empty_like(qkv)
+        self.ops.conv_step(qkv, layer.vectors["ssm_conv1d"], state.pool.refs("conv", index, slots), one,
+                           mixed)
+        report(f"{index}.conv_step", (qkv,), mixed)
+        q, k, v = (part.unflatten(1, (-1, c.state_size)) for part in mixed.split((c.key_dim, c.key_dim, c.value_dim), 1))
+        g, beta = torch.empty_like(a), torch.empty_like(b)
+        self.ops.gates(a, b, layer.vectors["ssm_a"], layer.vectors["ssm_dt"], g, beta)
+        report(f"{index}.gates", (a, b), torch.stack([g, beta]))
+        read = torch.empty_like(v)
+        self.ops.delta_step(q, k, v, g, beta, state.pool.refs("delta", index, slots), one, read)
+        report(f"{index}.delta_step", (q, k, v, g, beta), read)
+        y = torch.empty_like(read)
+        self.ops.gated_norm(read, z.view_as(read), layer.vectors["ssm_norm"], c.eps, y)
+        report(f"{index}.gated_norm", (read, z), y)
+        return self._project(f"{index}.project.ssm_out", layer.matrices["ssm_out"], y.flatten(1), report)
+
+    def _attention(self, index: int, layer: Layer, x: Tensor, state: State, position: int,
+                   report: Report) -> Tensor:
+        dim, pool, slots = self.config.head_dim, state.pool, [state.index]
+        both = self._project(f"{index}.project.attn_q", layer.matrices["attn_q"], x, report)
+        q, gate = both.unflatten(1, (-1, 2, dim)).unbind(2)
+        k, v = (self._project(f"{index}.project.{name}", layer.matrices[name], x, report)
+                .unflatten(1, (-1, dim)) for name in ("attn_k", "attn_v"))
+        q = self._rotate(index, "q", q, layer.vectors["attn_q_norm"], position, report)
+        k = self._rotate(index, "k", k, layer.vectors["attn_k_norm"], position, report)
+        mixed = torch.empty_like(q)
+        self.ops.attend(q, k, v, gate, pool.refs("k", index, slots), pool.refs("v", index, slots),
+                        (position,), (1,), mixed)
+        report(f"{index}.attend", (q, k, v, gate), mixed)
+        return self._project(f"{index}.project.attn_output", layer.matrices["attn_output"],
+                             mixed.flatten(1), report)
+
+    def _rotate(self, index: int, name: str, x: Tensor, weight: Tensor, position: int,
+                report: Report) -> Tensor:
+        x = self._norm(f"{index}.norm.{name}", x, weight, report)
+        out = torch.empty_like(x)
+        self.ops.rotate(x, self.rope.upto(position + 1), [position], out)
+        report(f"{index}.rotate.{name}", (x,), out)
+        return out
+
+    def _norm(self, op: str, x: Tensor, weight: Tensor, report: Report) -> Tensor:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        self.ops.norm(x, weight, self.config.eps, out)
+        report(op, (x,), out)
+        return out
+
+    def _project(self, op: str, weight: Weight, x: Tensor, report: Report) -> Tensor:
+        out = torch.empty(x.shape[0], weight.n)
+        self.ops.project(weight, x, out)
+        report(op, (x,), out)
+        return out

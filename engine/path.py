@@ -1,0 +1,155 @@
+"""A path: the full set of ops that a step runs, and the rows that a step names.
+
+Phases replace parts of a path with `dataclasses.replace`; nothing about a batch is ambient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from engine import ops
+from engine.errors import InputError
+from engine.state import Pool
+
+if TYPE_CHECKING:
+    from engine.model import Model
+
+
+class Sink(Protocol):
+    """Receives every op of a step as it ends; the only hook there is."""
+
+    def __call__(self, op: str, slot: int, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Take the op's id (`3.project.attn_qkv`), its slot, inputs and output."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which slots a step advances, from which position, by how many tokens."""
+
+    slots: tuple[int, ...]
+    positions: tuple[int, ...]
+    """Tokens that each slot's state already holds."""
+    counts: tuple[int, ...]
+    """Tokens of each row in this step: 1 is decode, more is a prefill chunk."""
+
+    @staticmethod
+    def decode(slots: Sequence[int], positions: Sequence[int]) -> Rows:
+        """Return rows of one token each."""
+        return Rows(tuple(slots), tuple(positions), (1,) * len(slots))
+
+
+def check_step(model: Model, pool: Pool, tokens: Sequence[int], rows: Rows) -> None:
+    """Refuse a step that cannot run, naming the value, before any state changes."""
+    m = len(rows.slots)
+    if m == 0:
+        raise InputError("a step of no rows is refused")
+    if not m == len(rows.positions) == len(rows.counts):
+        raise InputError(f"a step of {m} slots has {len(rows.positions)} positions and "
+                         f"{len(rows.counts)} counts")
+    if sum(rows.counts) != len(tokens):
+        raise InputError(f"a step of {sum(rows.counts)} tokens by its counts was given "
+                         f"{len(tokens)}")
+    for slot, position, count in zip(rows.slots, rows.positions, rows.counts, strict=True):
+        if not 0 <= slot < pool.slots:
+            raise InputError(f"slot {slot} is outside the pool of {pool.slots} slots")
+        if rows.slots.count(slot) > 1:
+            raise InputError(f"slot {slot} stands twice in one step")
+        if count < 1:
+            raise InputError(f"slot {slot} has a count of {count}, but a row needs 1 or more")
+        if position < 0 or position + count > pool.capacity:
+            raise InputError(f"slot {slot} would reach position {position + count}, past its "
+                             f"capacity of {pool.capacity}")
+    for token in tokens:
+        check_token(model, token)
+
+
+def check_token(model: Model, token: int) -> None:
+    """Refuse a token id outside the vocabulary."""
+    if not 0 <= token < model.config.vocab:
+        raise InputError(f"token {token} is outside the vocabulary of {model.config.vocab}")
+
+
+Step = Callable[["Path", "Model", Pool, Sequence[int], Rows, "Sink | None"], Tensor]
+
+
+@dataclass(frozen=True)
+class Path:
+    """The ops of a step, each writing into its `out`, and how a step composes them."""
+
+    name: str
+    step_rows: Step
+    """Runs a step that `step` has checked; logits f32[m, vocab] of each row's last token."""
+    embed: Callable[..., None] = ops.embed
+    norm: Callable[..., None] = ops.norm
+    project: Callable[..., None] = ops.project
+    conv_step: Callable[..., None] = ops.conv_step
+    gates: Callable[..., None] = ops.gates
+    delta_step: Callable[..., None] = ops.delta_step
+    gated_norm: Callable[..., None] = ops.gated_norm
+    rotate: Callable[..., None] = ops.rotate
+    attend: Callable[..., None] = ops.attend
+    silu_mul: Callable[..., None] = ops.silu_mul
+    argmax: Callable[..., None] = ops.argmax
+
+    def step(self, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+             sink: Sink | None = None) -> Tensor:
+        """Advance every row by its tokens and return logits f32[m, vocab] of each row's last.
+
+        tokens holds the rows' tokens one row after another, t = sum of counts. A step that is
+        refused (`InputError`) has changed no state.
+        """
+        check_step(model, pool, tokens, rows)
+        return self.step_rows(self, model, pool, tokens, rows, sink)
+
+    def prefill(self, model: Model, pool: Pool, tokens: Sequence[int], slot: int,
+                position: int = 0) -> Tensor:
+        """Run one row of T tokens; return the logits f32[vocab] of the last."""
+        return self.step(model, pool, tokens, Rows((slot,), (position,), (len(tokens),)))[0]
+
+    def forward_batch_greedy(self, model: Model, pool: Pool, tokens: Sequence[int],
+                             rows: Rows) -> list[int]:
+        """Run a step and return each row's most likely next token."""
+        logits = self.step(model, pool, tokens, rows)
+        out = torch.empty(len(rows.slots), dtype=torch.int64, device=logits.device)
+        self.argmax(logits, out)
+        return [int(token) for token in out]
+
+
+def traced(path: Path, sink: Sink) -> Path:
+    """Return the path with every step reporting its ops to `sink`."""
+    def step_rows(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+                  _: Sink | None) -> Tensor:
+        return inner(path, model, pool, tokens, rows, sink)
+
+    inner = path.step_rows
+    return replace(path, step_rows=step_rows)
+
+
+def one_row(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+            sink: Sink | None) -> Tensor:
+    """Run a step of one row by `forward_single`, token after token."""
+    if len(rows.slots) > 1:
+        raise InputError(f"the {path.name} path runs one row at a time, not {len(rows.slots)}")
+    return model.prefill(tokens, pool.slot(rows.slots[0]), rows.positions[0], sink).unsqueeze(0)
+
+
+def reference() -> Path:
+    """Return the engine's own path: the reference ops, one row a step."""
+    return Path("reference", one_row)
+
+
+def bound(sink: Sink | None, slot: int) -> Callable[[str, tuple[Tensor, ...], Tensor], Any]:
+    """Return a reporter for one slot, which does nothing without a sink."""
+    if sink is None:
+        return lambda op, inputs, output: None
+    return partial(_report, sink, slot)
+
+
+def _report(sink: Sink, slot: int, op: str, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    sink(op, slot, inputs, output)

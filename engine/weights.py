@@ -1,0 +1,157 @@
+"""Weight matrices and the two products registered for them: exact-23 and ordered.
+
+A matrix keeps integers, not f32 values: int16 `scale * q` for K-quants (2 bytes a weight), widened
+to f64 a few rows at a time, so that integer sums of up to 2^43 are exact in any order [7].
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine import arithmetic
+from engine.blocks import TYPES, Parts, dequantize, split
+from engine.errors import InputError
+
+EXACT = "exact-23"
+ORDERED = "ordered"
+EXACT_KINDS = ("Q4_K", "Q5_K", "Q6_K", "Q8_0")
+_WIDE = 1 << 21
+"""Matrices of at most this many weights are kept widened to f64."""
+_CHUNK = 1 << 19
+"""Weights widened at a time in a larger matrix."""
+
+
+def tensor_of(array: np.ndarray) -> Tensor:
+    """Return a tensor over a private copy of an array: read-only maps are not writable tensors."""
+    return torch.from_numpy(np.array(array, order="C", copy=True))
+
+
+class Weight:
+    """One matrix W[N, K] of a file, by its GGUF name, type and raw block bytes [N, bytes]."""
+
+    def __init__(self, name: str, kind: str, raw: np.ndarray, arithmetic_name: str = EXACT) -> None:
+        if arithmetic_name not in (EXACT, ORDERED):
+            raise InputError(f"arithmetic {arithmetic_name!r} is unknown: {EXACT} or {ORDERED}")
+        block = TYPES[kind]
+        self.name, self.kind, self.raw = name, kind, raw
+        self.n, self.k = raw.shape[0], raw.shape[1] // block.bytes * block.weights
+        self.arithmetic = arithmetic_name if kind in EXACT_KINDS else ORDERED
+
+    def rows(self, tokens: list[int]) -> Tensor:
+        """Return the dequantised rows f32[t, K] [9], as an embedding reads them."""
+        return torch.from_numpy(dequantize(self.kind, np.ascontiguousarray(self.raw[tokens])))
+
+    def product(self, x: Tensor) -> Tensor:
+        """Return x f32[t, K] times the transposed matrix: f32[t, N], in the matrix's arithmetic."""
+        if self.arithmetic == ORDERED:
+            return torch.stack([self._ordered(row) for row in x])
+        a, s = arithmetic.fixed_point(x)
+        parts = [v * s.T.unsqueeze(1) for v in self._super_blocks(a)]
+        return arithmetic.segments(torch.cat(parts, dim=1)).T
+
+    def _super_blocks(self, a: Tensor) -> list[Tensor]:
+        """Return one value a super-block before its activation scale: [G, rows, t], by row chunks."""
+        if self.kind == "Q8_0":
+            return self._exact_q8(a)
+        integers = a.permute(1, 2, 0)  # [G, 256, t]
+        sums = integers.unflatten(1, (8, 32)).sum(2)  # [G, 8, t], exact in any order
+        values = []
+        for rows in self._chunks():
+            p = torch.bmm(self._widened(rows), integers).float()
+            v = self._d[:, rows, None] * p
+            if self._minimum is not None:
+                m = torch.bmm(self._minimum[:, rows].double(), sums).float()
+                v = v - self._dmin[:, rows, None] * m
+            values.append(v)
+        return values
+
+    def _exact_q8(self, a: Tensor) -> list[Tensor]:
+        t, groups, _ = a.shape
+        blocks = self.k // 32
+        integers = a.reshape(t, groups * 8, 32)[:, :blocks].permute(1, 2, 0)  # [J, 32, t]
+        values = []
+        for rows in self._chunks():
+            p = torch.bmm(self._widened(rows), integers).float()
+            v = self._d[:, rows, None] * p
+            short = groups * 8 - blocks
+            if short:
+                v = torch.cat([v, v.new_zeros(short, *v.shape[1:])])
+            values.append(arithmetic.pairwise(v.unflatten(0, (groups, 8)).movedim(1, -1)))
+        return values
+
+    def _ordered(self, x: Tensor) -> Tensor:
+        """Return the ordered product of one row x f32[K]: f32[N] [10]."""
+        step = max(1, _CHUNK // self.k)
+        return torch.cat([arithmetic.ordered_dot(x, self._values(slice(i, min(i + step, self.n))))
+                          for i in range(0, self.n, step)])
+
+    def _values(self, rows: slice) -> Tensor:
+        if self._dense is not None:
+            return self._dense[rows]
+        return torch.from_numpy(dequantize(self.kind, np.ascontiguousarray(self.raw[rows])))
+
+    def _chunks(self) -> list[slice]:
+        step = self.n if self.n * self.k <= _WIDE else max(1, _CHUNK // self.k)
+        return [slice(i, min(i + step, self.n)) for i in range(0, self.n, step)]
+
+    def _widened(self, rows: slice) -> Tensor:
+        if self._wide is not None:
+            return self._wide[:, rows]
+        return self._integers[:, rows].double()
+
+    @cached_property
+    def _dense(self) -> Tensor | None:
+        if self.n * self.k > _WIDE:
+            return None
+        return torch.from_numpy(dequantize(self.kind, np.ascontiguousarray(self.raw)))
+
+    @cached_property
+    def _parts(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Integers [G, N, block], d [G, N], minimum [G, N, 8] and dmin [G, N], group first."""
+        step = max(1, (1 << 24) // self.k)
+        chunks = [self._part(split(self.kind, np.ascontiguousarray(self.raw[i:i + step])))
+                  for i in range(0, self.n, step)]
+        integers, d, minimum, dmin = ([c[i] for c in chunks] for i in range(4))
+        joined = [torch.cat(c, dim=1) if c[0] is not None else None  # type: ignore[arg-type]
+                  for c in (integers, d, minimum, dmin)]
+        return joined[0], joined[1], joined[2], joined[3]  # type: ignore[return-value]
+
+    def _part(self, parts: Parts) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        rows = parts.q.shape[0]
+        block = TYPES[self.kind].weights
+        q = parts.q
+        if parts.scale is not None:
+            sub = self.k // parts.scale.shape[1]
+            q = (q.reshape(rows, -1, sub) * parts.scale[:, :, None]).reshape(rows, self.k)
+        integers = tensor_of(q.reshape(rows, -1, block).transpose(1, 0, 2))
+        d = tensor_of(parts.d.T)
+        if parts.minimum is None or parts.dmin is None:
+            return integers, d, None, None
+        minimum = tensor_of(parts.minimum.reshape(rows, -1, 8).transpose(1, 0, 2))
+        return integers, d, minimum, tensor_of(parts.dmin.T)
+
+    @property
+    def _integers(self) -> Tensor:
+        return self._parts[0]
+
+    @property
+    def _d(self) -> Tensor:
+        return self._parts[1]
+
+    @property
+    def _minimum(self) -> Tensor | None:
+        return self._parts[2]
+
+    @property
+    def _dmin(self) -> Tensor:
+        dmin = self._parts[3]
+        assert dmin is not None
+        return dmin
+
+    @cached_property
+    def _wide(self) -> Tensor | None:
+        return self._integers.double() if self.n * self.k <= _WIDE else None
