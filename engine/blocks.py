@@ -82,6 +82,12 @@ def finite_scales(kind: str, raw: Bytes) -> bool:
 
     F32, F16 and BF16 have no scales: there every weight must be finite.
     """
+    size = TYPES[kind].bytes if kind in TYPES else 1
+    span = max(1, _CHUNK // max(1, raw.shape[1] // size))
+    return all(_finite(kind, raw[at:at + span]) for at in range(0, raw.shape[0], span))
+
+
+def _finite(kind: str, raw: Bytes) -> bool:
     blocks = _blocks(kind, raw)
     if kind in _SPLIT:
         start, count = _SCALES[kind]
@@ -175,4 +181,6 @@ def _weights(parts: Parts) -> Floats:
 
 _SPLIT: dict[str, Callable[[Bytes], Parts]] = {
     "Q4_K": _split_q4, "Q5_K": _split_q5, "Q6_K": _split_q6, "Q8_0": _split_q8}
+_CHUNK = 1 << 20
+"""Blocks looked at together, so that a large tensor needs little memory."""
 _SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208, 1), "Q8_0": (0, 1)}
