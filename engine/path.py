@@ -62,7 +62,9 @@ def check_step(model: Model, pool: Pool, tokens: Sequence[int], rows: Rows) -> N
             raise InputError(f"slot {slot} stands twice in one step")
         if count < 1:
             raise InputError(f"slot {slot} has a count of {count}, but a row needs 1 or more")
-        if position < 0 or position + count > pool.capacity:
+        if position < 0:
+            raise InputError(f"slot {slot} has a position of {position}, but positions begin at 0")
+        if position + count > pool.capacity:
             raise InputError(f"slot {slot} would reach position {position + count}, past its "
                              f"capacity of {pool.capacity}")
     for token in tokens:

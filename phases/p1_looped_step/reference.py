@@ -1,0 +1,27 @@
+"""The looped step: each row's tokens through `forward_single`, one row after another.
+
+It reads every weight once a token of every row, so it gains nothing from a batch; it is what the
+later phases are compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.model import Model
+from engine.path import Path, Rows, Sink
+from engine.state import Pool
+
+
+def step_rows(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+              sink: Sink | None) -> Tensor:
+    """Advance each row by its tokens; return logits f32[m, vocab] of each row's last token."""
+    logits, at = [], 0
+    for slot, position, count in zip(rows.slots, rows.positions, rows.counts, strict=True):
+        row = tokens[at:at + count]
+        logits.append(model.prefill(row, pool.slot(slot), position, sink))
+        at += count
+    return torch.stack(logits)

@@ -1,0 +1,196 @@
+"""The attack on P1: rows of a batch against the same sequences alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+from contracts.schema import Case
+from engine.candidate import Engine, engine_of
+from engine.path import Rows, traced
+from falsifiers.errors import Declined
+from falsifiers.judge import Judge
+from falsifiers.streams import Batch, Stream, alone, prompt_of, state_digest
+from falsifiers.subject import Subject
+
+CAPACITY = 96
+
+
+def test_streams_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
+    engine, model = _engine(case, subject)
+    lengths = [1 + (5 * i + 2) % 7 for i in range(case["m"])]
+    batch = Batch(engine, Rows, judge, slots=case["m"], capacity=CAPACITY)
+    for slot, length in enumerate(lengths):
+        batch.join(slot, _stream(engine, model, slot, length, case["decode"]))
+    batch.step(range(case["m"]), lengths)  # from here on no two rows stand at one position
+    for _ in range(case["decode"]):
+        batch.step(range(case["m"]))
+    judge.engaged(rows_a_step=batch.widest, steps=batch.step_number)
+
+
+def test_slots_do_not_matter(case: Case, subject: Subject, judge: Judge) -> None:
+    engine, model = _engine(case, subject)
+    slots = case["slots"]
+    batch = Batch(engine, Rows, judge, slots=8, capacity=CAPACITY)
+    for idle in set(range(8)) - set(slots):
+        batch.join(idle, _stream(engine, model, idle, 2, 0))
+        batch.step([idle])
+    for row, slot in enumerate(slots):
+        batch.join(slot, _stream(engine, model, 20 + row, 2 + row, 3))
+    for _ in range(4):
+        batch.step(slots)
+
+
+def test_membership_may_change_every_step(case: Case, subject: Subject, judge: Judge) -> None:
+    engine, model = _engine(case, subject)
+    draw = random.Random(case["seed"])
+    slots, waiting = 5, list(range(case["sequences"]))
+    batch = Batch(engine, Rows, judge, slots=slots, capacity=CAPACITY)
+    while waiting or batch.live:
+        free = [s for s in range(slots) if s not in batch.live]
+        while waiting and free and (not batch.live or draw.random() < 0.7):
+            number = waiting.pop()
+            batch.join(free.pop(draw.randrange(len(free))),
+                       _stream(engine, model, 40 + number, 1 + number % 4, 3))
+        order = draw.sample(sorted(batch.live), k=draw.randint(1, len(batch.live)))
+        batch.step(order)
+        for slot in [s for s in order if batch.fed[s] == len(batch.live[s].logits)]:
+            batch.leave(slot)
+
+
+def test_recycled_slot_is_fresh(case: Case, subject: Subject, judge: Judge) -> None:
+    engine, model = _engine(case, subject)
+    if not hasattr(engine, "write_state"):
+        raise Declined("the candidate's engine has no write_state(), so no slot can be poisoned")
+    batch = Batch(engine, Rows, judge, slots=2, capacity=CAPACITY)
+    batch.join(0, _stream(engine, model, 60, 3, 8))
+    batch.poison(1, case["tenant"])
+    batch.join(1, _stream(engine, model, 61, case["length"], 3))
+    for _ in range(case["length"] + 3):
+        batch.step([1, 0])
+
+
+def test_chunks_equal_steps(case: Case, subject: Subject, judge: Judge) -> None:
+    engine, model = _engine(case, subject)
+    chunked = _stream(engine, model, 70, sum(case["chunks"]), 1)
+    decoding = _stream(engine, model, 71, 2, len(case["chunks"]))
+    batch = Batch(engine, Rows, judge, slots=3, capacity=CAPACITY)
+    batch.join(2, chunked)
+    batch.join(0, decoding)
+    for number, count in enumerate(case["chunks"]):
+        order, counts = [2, 0], [count, 1]
+        batch.step(order[::1 - 2 * (number % 2)], counts[::1 - 2 * (number % 2)])
+    batch.step([0, 2])
+
+
+def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judge) -> None:
+    engine, model = _engine(case, subject)
+    victim = _stream(engine, model, 80, 3, 3)
+    for neighbours in case["neighbours"]:
+        batch = Batch(engine, Rows, judge, slots=4, capacity=CAPACITY)
+        batch.join(1, victim)
+        for slot, (seed, length) in zip((2, 0, 3), neighbours, strict=False):
+            batch.join(slot, _stream(engine, model, seed, length, 3))
+        order = sorted(batch.live, reverse=True)
+        batch.step(order, [len(batch.live[s].logits) - 3 for s in order])
+        for _ in range(3):
+            batch.step(order)
+
+
+def test_refusals_change_nothing(case: Case, subject: Subject, judge: Judge) -> None:
+    engine, model = _engine(case, subject)
+    batch = Batch(engine, Rows, judge, slots=3, capacity=8)
+    for slot in range(2):
+        batch.join(slot, _stream(engine, model, 90 + slot, 2, 2, 8))
+    batch.step([0, 1])
+    before = [state_digest(engine.read_state(batch.pool, s)) for s in range(3)]
+    for name, value, tokens, rows in _bad_calls(model.config.vocab):
+        try:
+            engine.step(tokens, rows, batch.pool)
+        except ValueError as error:
+            judge.law(value in str(error), f"the refusal of {name} says {str(error)!r}, which does "
+                      f"not name the value {value}")
+        except Exception as error:
+            judge.law(False, f"a step with {name} ended in {error!r} instead of a refusal")
+        else:
+            judge.law(False, f"a step with {name} was not refused")
+        for slot, digest in enumerate(before):
+            judge.unchanged(f"state after {name}", digest,
+                            state_digest(engine.read_state(batch.pool, slot)), slot=slot)
+    batch.step([1, 0])
+
+
+def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
+    engine, model = _engine(case, subject)
+    streams = [_stream(engine, model, 100 + i, 2 + i, 2) for i in range(3)]
+    logits: list[list[torch.Tensor]] = []
+    for _ in range(2):
+        pool = engine.new_pool(3, CAPACITY)
+        logits.append([engine.step([s.tokens[step] for s in streams],
+                                   Rows.decode(range(3), (step,) * 3), pool) for step in range(3)])
+    for step, (first, second) in enumerate(zip(*logits, strict=True)):
+        judge.law(first.data_ptr() != second.data_ptr(), "two steps returned one buffer")
+        judge.equal("logits", second, first, step=step)
+
+
+def test_alone_equals_oracle(case: Case, subject: Subject, judge: Judge) -> None:
+    engine, model = _engine(case, subject)
+    stream = _stream(engine, model, case["seed"], case["length"], case["decode"])
+    state = model.new_state(CAPACITY)
+    for position, token in enumerate(stream.tokens[:len(stream.logits)]):
+        want = model.forward_single(token, state, position)
+        judge.equal("logits", stream.logits[position], want, rule="truth", step=position)
+    if subject.candidate is None:
+        judge.law(state.digest(len(stream.logits)) != "", "the oracle's state has no digest")
+
+
+def test_each_row_is_worked_once(case: Case, subject: Subject, judge: Judge) -> None:
+    if subject.candidate is not None:
+        raise Declined("the ops of a foreign engine cannot be traced")
+    model = subject.models(case["model"])
+    seen: list[tuple[int, str]] = []
+    path = traced(subject.path, lambda op, slot, inputs, output: seen.append((slot, op)))
+    pool = model.new_pool(4, CAPACITY)
+    counts, slots = (1, 3, 2), (3, 0, 2)
+    path.step(model, pool, [1, 2, 3, 4, 5, 6], Rows(slots, (0, 0, 0), counts))
+    projections = sum(1 for _ in model.weights.matrices()) - (not model.config.tied)
+    for slot, count in zip(slots, counts, strict=True):
+        worked = [op for s, op in seen if s == slot and ".project." in op or (s, op) == (slot, "head")]
+        judge.law(len(worked) == count * projections, f"slot {slot} ran {len(worked)} projections "
+                  f"for {count} tokens, but {projections} a token are due")
+    judge.law({s for s, _ in seen} == set(slots), f"slots {sorted({s for s, _ in seen})} were "
+              f"worked in a step that names {sorted(slots)}")
+    judge.engaged(projections_a_token=projections, rows_a_step=len(slots))
+
+
+def _engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
+    model = subject.models(case["model"])
+    return engine_of(subject.path, subject.candidate, model), model
+
+
+def _stream(engine: Engine, model: Any, seed: int, length: int, decode: int,
+            capacity: int = CAPACITY) -> Stream:
+    return alone(engine, Rows, prompt_of(seed, length, model.config.vocab), decode, capacity)
+
+
+def _bad_calls(vocab: int) -> list[tuple[str, str, list[int], Rows]]:
+    """Return calls to refuse on a pool of 3 slots of 8 tokens: name, value to name, tokens, rows.
+
+    The bad value stands in the second row, after one that could have run.
+    """
+    return [
+        ("a slot outside the pool", "3", [1, 2], Rows((0, 3), (1, 0), (1, 1))),
+        ("a negative slot", "-1", [1, 2], Rows((0, -1), (1, 0), (1, 1))),
+        ("one slot in two rows", "slot 0", [1, 2], Rows((0, 0), (1, 1), (1, 1))),
+        ("a token past the vocabulary", str(vocab), [1, vocab], Rows((0, 1), (1, 1), (1, 1))),
+        ("a negative token", "-1", [1, -1], Rows((0, 1), (1, 1), (1, 1))),
+        ("a position past the state", "9", [1, 2], Rows((0, 1), (1, 8), (1, 1))),
+        ("a chunk past the state", "9", [1, 2, 3, 4], Rows((0, 1), (1, 6), (1, 3))),
+        ("a negative position", "-1", [1, 2], Rows((0, 1), (1, -1), (1, 1))),
+        ("too few positions", "1 positions", [1, 2], Rows((0, 1), (1,), (1, 1))),
+        ("too many tokens", "3", [1, 2, 3], Rows((0, 1), (1, 1), (1, 1))),
+        ("a count of none", "0", [1], Rows((0, 1), (1, 1), (1, 0))),
+        ("no rows", "no rows", [], Rows((), (), ())),
+    ]
