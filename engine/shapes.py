@@ -1,0 +1,134 @@
+"""The shapes of made models and the mixes of weight types their files have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.blocks import TYPES
+from engine.config import HEAD, STATE, TAPS
+from engine.errors import InputError
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a made model looks like; the released sizes have the shapes of their originals."""
+
+    embd: int
+    ffn: int
+    layers: int
+    heads: int
+    kv_heads: int
+    key_heads: int
+    value_heads: int
+    vocab: int = 248320
+    tied: bool = True
+    context: int = 262144
+    interval: int | None = 4
+    """Every how many layers one is full attention; None writes a list of layer kinds instead."""
+    released: bool = True
+    """True for released sizes, whose weights are drawn as block bytes without encoding."""
+
+    @property
+    def recurrent(self) -> tuple[bool, ...]:
+        """For each layer, True when it is a GDN layer; a list also ends the model with one."""
+        if self.interval is None:
+            return tuple(i % 3 != 2 and i != self.layers - 1 for i in range(self.layers))
+        return tuple((i + 1) % self.interval != 0 for i in range(self.layers))
+
+
+SHAPES = {
+    "nano": Shape(256, 512, 2, 4, 2, 2, 4, vocab=509, tied=False, context=32768, interval=2,
+                  released=False),
+    "tiny": Shape(512, 768, 5, 2, 1, 2, 4, vocab=1021, tied=False, context=32768, interval=None,
+                  released=False),
+    "0.8b": Shape(1024, 3584, 24, 8, 2, 16, 16),
+    "4b": Shape(2560, 9216, 32, 16, 4, 16, 32),
+    "9b": Shape(4096, 12288, 32, 16, 4, 16, 32, tied=False),
+}
+QUANTS = ("q4_k_m", "f32", "mixed")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One tensor to be written: `name` as in the file, `role` without its layer."""
+
+    name: str
+    role: str
+    layer: int
+    """-1 for a tensor of no layer."""
+    shape: tuple[int, ...]
+    kind: str
+
+
+def plan(shape: Shape, quant: str) -> list[Planned]:
+    """List every tensor of a model in the order of its file, with its weight type."""
+    if quant not in QUANTS:
+        raise InputError(f"--quant {quant} is not known; known are {', '.join(QUANTS)}")
+    tensors = [_matrix("token_embd", -1, shape.vocab, shape.embd, shape, quant),
+               Planned("output_norm.weight", "output_norm", -1, (shape.embd,), "F32")]
+    if not shape.tied:
+        tensors.append(_matrix("output", -1, shape.vocab, shape.embd, shape, quant))
+    for layer in range(shape.layers):
+        for role, size in _layer(shape, shape.recurrent[layer]).items():
+            if role in _PLAIN or role.endswith("norm"):
+                ending = _PLAIN.get(role, ".weight")
+                tensors.append(Planned(f"blk.{layer}.{role}{ending}", role, layer, size, "F32"))
+            else:
+                tensors.append(_matrix(role, layer, *size, shape, quant))
+    return tensors
+
+
+_PLAIN = {"ssm_a": "", "ssm_dt": ".bias", "ssm_conv1d": ".weight"}
+
+
+def _layer(shape: Shape, recurrent: bool) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of one layer with their numpy shapes."""
+    embd, values, queries = shape.embd, shape.value_heads * STATE, shape.heads * HEAD
+    mixing: dict[str, tuple[int, ...]]
+    if recurrent:
+        conv = 2 * shape.key_heads * STATE + values
+        mixing = {"attn_qkv": (conv, embd), "attn_gate": (values, embd),
+                  "ssm_conv1d": (conv, TAPS), "ssm_dt": (shape.value_heads,),
+                  "ssm_a": (shape.value_heads,), "ssm_alpha": (shape.value_heads, embd),
+                  "ssm_beta": (shape.value_heads, embd), "ssm_norm": (STATE,),
+                  "ssm_out": (embd, values)}
+    else:
+        keys = shape.kv_heads * HEAD
+        mixing = {"attn_q": (2 * queries, embd), "attn_k": (keys, embd), "attn_v": (keys, embd),
+                  "attn_q_norm": (HEAD,), "attn_k_norm": (HEAD,), "attn_output": (embd, queries)}
+    return {"attn_norm": (embd,), **mixing, "post_attention_norm": (embd,),
+            "ffn_gate": (shape.ffn, embd), "ffn_up": (shape.ffn, embd),
+            "ffn_down": (embd, shape.ffn)}
+
+
+def _matrix(role: str, layer: int, rows: int, columns: int, shape: Shape, quant: str) -> Planned:
+    mix = {"f32": lambda *_: "F32", "mixed": _mixed, "q4_k_m": _medium}[quant]
+    kind = mix(role, layer, shape.layers)
+    # As real quantisers do, a row that is not whole blocks takes a type with smaller ones.
+    for other in (kind, "Q8_0", "F16"):
+        if columns % TYPES[other].weights == 0:
+            kind = other
+            break
+    name = f"blk.{layer}.{role}.weight" if layer >= 0 else f"{role}.weight"
+    return Planned(name, role, layer, (rows, columns), kind)
+
+
+def _medium(role: str, layer: int, layers: int) -> str:
+    """Return the type a released Q4_K_M file of this architecture has."""
+    if role == "ffn_down":
+        eighth = layers // 8
+        more = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
+        return "Q6_K" if more else "Q4_K"
+    return {"token_embd": "Q6_K", "output": "Q6_K", "attn_v": "Q6_K", "attn_qkv": "Q5_K",
+            "ssm_out": "Q5_K", "ssm_alpha": "Q8_0", "ssm_beta": "Q8_0"}.get(role, "Q4_K")
+
+
+def _mixed(role: str, layer: int, layers: int) -> str:
+    """Let every supported type occur, even in a model of two layers."""
+    kinds = {"token_embd": "Q6_K", "output": "Q4_K", "attn_qkv": "Q5_K", "attn_gate": "Q4_K",
+             "ssm_alpha": "Q8_0", "ssm_beta": "F32", "ssm_out": "Q5_K", "attn_q": "Q4_K",
+             "attn_k": "F16", "attn_v": "Q6_K", "attn_output": "BF16", "ffn_gate": "Q4_K",
+             "ffn_up": "Q8_0", "ffn_down": "Q6_K"}
+    late = {"ffn_up": "Q4_K", "ffn_down": "Q4_K", "ssm_out": "Q8_0", "attn_gate": "Q6_K",
+            "attn_output": "Q4_K", "attn_v": "Q5_K", "ssm_beta": "BF16"}
+    return late.get(role, kinds[role]) if layer > layers // 2 else kinds[role]

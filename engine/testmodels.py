@@ -1,0 +1,54 @@
+"""The test models by name, made when they are first asked for.
+
+A name is a shape, then `-f32` for float weights in place of the mix of all types, then `-tied`
+for a head that is the embedding: `nano`, `tiny-f32`, `nano-f32-tied`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.errors import InputError
+
+if TYPE_CHECKING:
+    from engine.model import Model
+
+NAMES = tuple(f"{shape}{quant}{tied}" for shape in ("nano", "tiny")
+              for quant in ("", "-f32") for tied in ("", "-tied"))
+_SOURCES = ("blocks.py", "draw.py", "encode.py", "make.py", "shapes.py", "vocabulary.py")
+_CACHE = Path(__file__).parent.parent / ".cache" / "models"
+
+
+def path_of(name: str) -> Path:
+    """Return the file of a test model, making it if no such file was made from these sources."""
+    if name not in NAMES:
+        raise InputError(f"test model {name} is not known; known are {', '.join(NAMES)}")
+    path = _CACHE / f"{name}-{_digest()}.gguf"
+    if not path.exists():
+        from engine.make import make_model
+
+        _CACHE.mkdir(parents=True, exist_ok=True)
+        # Two processes may both make it: each writes the same bytes and puts them in place whole.
+        make_model(path, name.split("-")[0], "f32" if "-f32" in name else "mixed", force=True,
+                   tied=name.endswith("-tied"))
+    return path
+
+
+@cache
+def load(name: str) -> Model:
+    """Load a test model; a process loads each once."""
+    from engine.model import Model
+
+    return Model.load(path_of(name))
+
+
+@cache
+def _digest() -> str:
+    """Return what changes when anything that decides a file's bytes does."""
+    here, digest = Path(__file__).parent, hashlib.sha256()
+    for name in _SOURCES:
+        digest.update((here / name).read_bytes())
+    return digest.hexdigest()[:12]
