@@ -18,10 +18,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 HERE = Path(__file__).parent
 Tier = Literal["cpu", "interpret", "cuda"]
+CASE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.=+-]*$")
 
 
 class ContractError(Exception):
     """A contract file is broken; the message names the file and the line."""
+
+
+class _Inconsistent(ValueError):
+    """Two parts of a contract contradict each other; `loc` is the part to blame."""
+
+    def __init__(self, message: str, *loc: int | str) -> None:
+        super().__init__(message)
+        self.loc = loc
 
 
 class Record(BaseModel):
@@ -127,32 +136,50 @@ class Contract(Record):
 
     @model_validator(mode="after")
     def _consistent(self) -> Contract:
-        known = [f.id for f in self.falsifiers]
-        for name, ids in (("falsifier", known), ("mutant", list(self.mutants)),
-                          ("case", [case.id for case in self.expand()])):
-            twice = sorted({i for i in ids if ids.count(i) > 1})
-            if twice:
-                raise ValueError(f"{name} {twice[0]!r} stands twice")
-        for row in self.cases:
+        known = [falsifier.id for falsifier in self.falsifiers]
+        _once("falsifier", known, "falsifiers")
+        _once("mutant", list(self.mutants), "mutants")
+        seen: set[str] = set()
+        for number, row in enumerate(self.cases):
             if row.falsifier not in known:
-                raise ValueError(f"case {row.id!r} names unknown falsifier {row.falsifier!r}")
+                raise _Inconsistent(f"case {row.id!r} names unknown falsifier {row.falsifier!r}",
+                                    "cases", number, "falsifier")
+            for case in self._cases_of(number):
+                if case.id in seen:
+                    raise _Inconsistent(f"case {case.id!r} stands twice", "cases", number)
+                seen.add(case.id)
         idle = sorted(set(known) - {row.falsifier for row in self.cases})
         if idle:
-            raise ValueError(f"falsifier {idle[0]!r} has no case")
+            raise _Inconsistent(f"falsifier {idle[0]!r} has no case",
+                                "falsifiers", known.index(idle[0]))
         return self
 
     def expand(self) -> Iterator[Case]:
         """Yield every concrete case of the table."""
-        for row in self.cases:
-            axes = {k: v if isinstance(v, list) else [v] for k, v in row.given.items()}
-            for tier, *values in itertools.product(row.tier, *axes.values()):
-                given = dict(zip(axes, values, strict=True))
-                try:
-                    name = row.id.format(**given)
-                except (KeyError, IndexError, ValueError) as error:
-                    raise ValueError(f"case id {row.id!r} cannot be filled in: {error}") from None
-                yield Case(phase=self.phase, falsifier=row.falsifier, tier=tier, name=name,
-                           given=given, quick=row.quick, must_claim=row.must_claim)
+        for number in range(len(self.cases)):
+            yield from self._cases_of(number)
+
+    def _cases_of(self, number: int) -> Iterator[Case]:
+        row = self.cases[number]
+        axes = {k: v if isinstance(v, list) else [v] for k, v in row.given.items()}
+        for tier, *values in itertools.product(row.tier, *axes.values()):
+            given = dict(zip(axes, values, strict=True))
+            try:
+                name = row.id.format(**given)
+            except (KeyError, IndexError, ValueError, AttributeError) as error:
+                raise _Inconsistent(f"case id {row.id!r} cannot be filled in: {error!r}",
+                                    "cases", number, "id") from None
+            if not CASE_NAME.match(name):
+                raise _Inconsistent(f"case id {name!r} holds a character that cannot stand in a "
+                                    f"test's name", "cases", number, "id")
+            yield Case(phase=self.phase, falsifier=row.falsifier, tier=tier, name=name,
+                       given=given, quick=row.quick, must_claim=row.must_claim)
+
+
+def _once(what: str, ids: list[str], key: str) -> None:
+    for number, one in enumerate(ids):
+        if one in ids[:number]:
+            raise _Inconsistent(f"{what} {one!r} stands twice", key, number)
 
 
 class _Loader(yaml.SafeLoader):
@@ -208,15 +235,26 @@ def load_contract(path: Path) -> Contract:
         problem = getattr(error, "problem", None) or "is not YAML"
         raise ContractError(f"{path}:{line}: {problem}") from None
     try:
-        return Contract.model_validate(data)
+        contract = Contract.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        line = _line_of(node, first["loc"])
-        where = ".".join(str(part) for part in first["loc"]) or "contract"
-        message = re.sub(r"^Value error, ", "", first["msg"])
-        if first["type"] == "extra_forbidden":
-            message = "unknown key"
-        raise ContractError(f"{path}:{line}: {where}: {message}") from None
+        raise ContractError(_sentence(path, node, error)) from None
+    if contract.phase != path.stem:
+        line = _line_of(node, ("phase",))
+        raise ContractError(f"{path}:{line}: phase: {contract.phase!r} stands in a file for "
+                            f"{path.stem!r}")
+    return contract
+
+
+def _sentence(path: Path, node: yaml.Node | None, error: ValidationError) -> str:
+    """Say in one line what the first thing wrong is, and in which file and line it stands."""
+    first = error.errors()[0]
+    cause = first.get("ctx", {}).get("error")
+    loc = first["loc"] + (cause.loc if isinstance(cause, _Inconsistent) else ())
+    where = ".".join(str(part) for part in loc) or "contract"
+    message = re.sub(r"^Value error, ", "", first["msg"])
+    if first["type"] == "extra_forbidden":
+        message = "unknown key"
+    return f"{path}:{_line_of(node, loc)}: {where}: {message}"
 
 
 def load_all(folder: Path = HERE) -> dict[str, Contract]:

@@ -1,1 +1,19 @@
-"""."""
+"""Attacks on claims of batch parity: the judge, the gate, the mutants, and one call to run all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from falsifiers.gate import PhaseResult
+
+
+def run(phase: int | str, candidate: str | None = None, *, device: str = "auto",
+        thorough: bool = False) -> PhaseResult:
+    """Judge one phase, of the tree or of a candidate such as `file:mine.py`, and return its word.
+
+    Runs in a pytest process of its own. Raises `ContractError` or `SuiteError` on bad use.
+    """
+    from falsifiers.session import Wanted, phase_name, run_gate
+    return run_gate(Wanted((phase_name(str(phase)),), candidate=candidate, device=device,
+                           thorough=thorough)).results[0]

@@ -7,17 +7,20 @@ that ends with nothing compared is not a pass.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from contracts.schema import Budget, Case
-from falsifiers.errors import ParityBroken
+from falsifiers import nearties
+from falsifiers.errors import ParityBroken, SuiteError
 from falsifiers.verdict import Finding, Rule, Rung, Worst
 
 _INT = {torch.float32: torch.int32, torch.float64: torch.int64,
         torch.float16: torch.int16, torch.bfloat16: torch.int16}
+Where = dict[str, int | str]
 
 
 def as_bits(x: Tensor) -> Tensor:
@@ -69,31 +72,34 @@ class Judge:
         self._ladder(name, got, want, rule, finite, where)
         bad = (as_bits(got) != as_bits(want)).flatten()
         if bool(bad.any()):
-            self._differ(name, got, want, int(bad.nonzero()[0, 0]), rule, "bits", where)
+            self._differ(name, got, want, bad, rule, "bits", where)
         self._tally(name, "bits", got.numel())
 
     def budget(self, name: str, got: Tensor, want: Tensor, budget: Budget, *,
-               rule: Rule = "truth", **where: int | str) -> None:
-        """Hold each row of `got` [rows, n] to a budget of cosine and norm ratio; worst row counts."""
+               rule: Rule = "truth", logits: bool = False, **where: int | str) -> None:
+        """Hold each row of `got` [rows, n] to a budget of cosine and norm ratio; worst row counts.
+
+        With `logits` each row's argmax must agree too, save at a near-tie, which is counted.
+        """
         self._ladder(name, got, want, rule, True, where)
-        a, b = got.double().reshape(-1, got.shape[-1]), want.double().reshape(-1, want.shape[-1])
-        na, nb = a.norm(dim=1), b.norm(dim=1)
-        cosine = (a * b).sum(1) / (na * nb)
-        off = (na / nb - 1).abs()
-        ok = (cosine >= budget.cosine) & (off <= budget.norm)  # a NaN is not ok
+        got, want = got.reshape(-1, got.shape[-1]), want.reshape(-1, want.shape[-1])
+        cosine, ratio = nearties.spread(got, want)
+        ok = (cosine >= budget.cosine) & ((ratio - 1).abs() <= budget.norm)  # a NaN is not ok
         if not bool(ok.all()):
             row = int((~ok).nonzero()[0, 0])
             self._fail(rule, "budget", f"{self._place(name, {'row': row, **where})} has cosine "
-                       f"{float(cosine[row]):.7f} and norm ratio {float(na[row] / nb[row]):.6f}, "
+                       f"{float(cosine[row]):.7f} and norm ratio {float(ratio[row]):.6f}, "
                        f"but should have at least {budget.cosine} and 1 +- {budget.norm}",
                        {"row": row, **where})
-        ulps = int(ulps_apart(got, want).max()) if got.dtype == want.dtype else 0
-        self._tally(name, "budget", got.numel(), ulps, float(cosine.min()), float(off.max()))
+        if logits:
+            self._argmax(name, got, want, budget, rule, where)
+        self._tally(name, "budget", got.numel(), int(ulps_apart(got, want).max()),
+                    float(cosine.min()), float((ratio - 1).abs().max()))
 
     def law(self, holds: bool, sentence: str, *, rung: Rung = "law", **where: int | str) -> None:
         """Hold a property that has no peer to compare with; `sentence` says how it was broken."""
         if not holds:
-            self._fail("law", rung, f"{sentence} [{self.case.label}]", where)
+            self._fail("law", rung, sentence, where)
         self.compared += 1
 
     def unchanged(self, name: str, before: str, after: str, **where: int | str) -> None:
@@ -104,11 +110,16 @@ class Judge:
         self.compared += 1
 
     def engaged(self, **evidence: Any) -> None:
-        """Keep measured evidence of what ran; it travels with the verdict."""
+        """Keep measured evidence of what ran; it travels with the verdict, so it must be JSON."""
+        try:
+            json.dumps(evidence)
+        except (TypeError, ValueError) as error:
+            raise SuiteError(f"{self.case.id}: evidence cannot be written as JSON: {error}") \
+                from None
         self.evidence.update(evidence)
 
     def _ladder(self, name: str, got: Tensor, want: Tensor, rule: Rule, finite: bool,
-                where: dict[str, int | str]) -> None:
+                where: Where) -> None:
         place = self._place(name, where)
         if got.shape != want.shape:
             self._fail(rule, "shape", f"{place} has shape {list(got.shape)}, but should have "
@@ -117,29 +128,37 @@ class Judge:
             self._fail(rule, "dtype", f"{place} has dtype {got.dtype}, but should have "
                        f"{want.dtype}", where)
         if finite and got.is_floating_point() and not bool(torch.isfinite(got).all()):
-            at = int((~torch.isfinite(got)).flatten().nonzero()[0, 0])
-            self._differ(name, got, want, at, rule, "finite", where)
+            self._differ(name, got, want, ~torch.isfinite(got).flatten().cpu(), rule, "finite",
+                         where)
 
-    def _differ(self, name: str, got: Tensor, want: Tensor, at: int, rule: Rule, rung: Rung,
-                where: dict[str, int | str]) -> None:
+    def _argmax(self, name: str, got: Tensor, want: Tensor, budget: Budget, rule: Rule,
+                where: Where) -> None:
+        for row in (got.argmax(-1).cpu() != want.argmax(-1).cpu()).nonzero().flatten().tolist():
+            margin = nearties.flip_margin(got[row], want[row])
+            if not margin <= budget.near_tie:
+                self._fail(rule, "budget", f"{self._place(name, {'row': row, **where})} has argmax "
+                           f"{int(got[row].argmax())}, but should have {int(want[row].argmax())} "
+                           f"(margin {margin:.2e} of a standard deviation)", {"row": row, **where})
+            self.evidence["near_ties"] = self.evidence.get("near_ties", 0) + 1
+
+    def _differ(self, name: str, got: Tensor, want: Tensor, bad: Tensor, rule: Rule, rung: Rung,
+                where: Where) -> None:
+        at = int(bad.nonzero()[0, 0])
         a, b = got.detach().cpu().reshape(-1)[at], want.detach().cpu().reshape(-1)[at]
         ulps = int(ulps_apart(a, b)) if a.is_floating_point() else None
         index = [int(i) for i in torch.unravel_index(torch.tensor(at), got.shape)]
-        place = self._place(name, {**where, "element": str(index)})
+        where = {**where, "element": str(index)}
         apart = f" ({ulps} ulp)" if ulps is not None else ""
-        finding = Finding(rule=rule, rung=rung, where={**where, "element": str(index)},
-                          got=hex_of(a), want=hex_of(b), ulps=ulps,
-                          sentence=f"{place}={hex_of(a)}, but should be {hex_of(b)}{apart} "
-                                   f"[{self.case.label}]")
-        raise ParityBroken(finding)
+        self._fail(rule, rung, f"{self._place(name, where)}={hex_of(a)}, but should be "
+                   f"{hex_of(b)}{apart}", where, got=hex_of(a), want=hex_of(b), ulps=ulps,
+                   differing=int(bad.sum()))
 
-    def _fail(self, rule: Rule, rung: Rung, sentence: str, where: dict[str, int | str]) -> None:
-        if self.case.label not in sentence:
-            sentence = f"{sentence} [{self.case.label}]"
-        raise ParityBroken(Finding(rule=rule, rung=rung, sentence=sentence, where=where))
+    def _fail(self, rule: Rule, rung: Rung, sentence: str, where: Where, **values: Any) -> None:
+        raise ParityBroken(Finding(rule=rule, rung=rung, where=where,
+                                   sentence=f"{sentence} [{self.case.label}]", **values))
 
     @staticmethod
-    def _place(name: str, where: dict[str, int | str]) -> str:
+    def _place(name: str, where: Where) -> str:
         inside = ", ".join(f"{key} {value}" for key, value in where.items())
         return f"{name}[{inside}]" if inside else name
 

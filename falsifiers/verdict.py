@@ -29,8 +29,13 @@ class Finding(Record):
     where: dict[str, int | str] = {}
     """row, slot, step, layer, op and element, as far as they apply."""
     got: str | None = None
+    """The first differing element's bit pattern, or its value for integers."""
     want: str | None = None
+    """What it should have been."""
     ulps: int | None = None
+    """How far apart the two are, in units in the last place."""
+    differing: int | None = None
+    """How many elements differ; the first is the one shown."""
 
 
 class Worst(Record):

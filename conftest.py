@@ -1,0 +1,33 @@
+"""Wiring for pytest: loads the plugin and gives tests what the repository assembles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rowtwin
+
+if TYPE_CHECKING:
+    from contracts.schema import Case
+    from falsifiers.subject import Subject
+
+pytest_plugins = ["falsifiers.plugin"]
+
+
+@pytest.fixture
+def subject(case: Case, request: pytest.FixtureRequest) -> Subject:
+    """Return what the case judges: its own phase's part of the tree, or the candidate."""
+    return rowtwin.subject_for(case, request.config.getoption("--candidate"))
+
+
+@pytest.fixture(scope="session")
+def path() -> Any:
+    """Return the newest decode path."""
+    return rowtwin.assemble(path="newest", stack=None).path
+
+
+@pytest.fixture(scope="session")
+def stack() -> Any:
+    """Return the newest serving stack."""
+    return rowtwin.assemble(path=None, stack="newest").stack

@@ -1,0 +1,141 @@
+"""Candidates: somebody's kernels or engine, loaded from a file or a module, judged as they are.
+
+A candidate module has the functions of a phase under the phase's own names. It may define
+`ARITHMETIC` ("own" when absent), `prepare(weight)`, `supports(case) -> str | None` and
+`io_dtype`. An engine candidate is one object with `new_pool`, `step` and `read_state`.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from contracts.schema import Case
+from falsifiers.errors import Declined, SuiteError
+
+ROOT = Path(__file__).parent.parent
+ENGINE_PARTS = ("new_pool", "step", "read_state")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What was offered, and what it says about itself."""
+
+    name: str
+    """As it was named on the command line."""
+    target: Any
+    """The module or the object."""
+
+    @property
+    def arithmetic(self) -> str:
+        """The declared arithmetic; `exact-…` and `ordered` are held to bits against the engine."""
+        return str(getattr(self.target, "ARITHMETIC", "own"))
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether the truth rule is bitwise for it."""
+        return self.arithmetic == "ordered" or self.arithmetic.startswith("exact-")
+
+    @property
+    def io_dtype(self) -> Any:
+        """The torch dtype its functions take and return, or None for f32."""
+        return getattr(self.target, "io_dtype", None)
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether it is a whole engine rather than a set of ops."""
+        return all(callable(getattr(self.target, part, None)) for part in ENGINE_PARTS)
+
+    def op(self, name: str) -> Callable[..., Any] | None:
+        """Return its function of that name, or None."""
+        found = getattr(self.target, name, None)
+        return found if callable(found) else None
+
+    def prepare(self, weight: Any) -> Any:
+        """Return the weight in the candidate's own layout; call it once a weight."""
+        own = self.op("prepare")
+        return own(weight) if own else weight
+
+    def refuse(self, case: Case) -> None:
+        """Raise `Declined` with the candidate's reason when it does not take the case."""
+        own = self.op("supports")
+        reason = own(case) if own else None
+        if reason is not None and not isinstance(reason, str):
+            raise SuiteError(f"candidate {self.name}: supports(case) returned {reason!r}, but "
+                             f"should return None or a reason")
+        if reason is not None:
+            raise Declined(reason or "no reason given")
+
+
+def in_tree() -> tuple[str, ...]:
+    """Return the names under which the repository's own kernels can be offered."""
+    files = [*ROOT.glob("phases/p*/kernel_*.py"), *ROOT.glob("engine/kernels/*.py")]
+    found = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+    return tuple(sorted(f"module:{name}" for name in found
+                        if not name.rsplit(".", 1)[1].startswith(("__", "test_"))))
+
+
+def check(spec: str) -> None:
+    """Raise `SuiteError` when a candidate cannot be what it says, without running any of it."""
+    kind, _, rest = spec.partition(":")
+    if kind == "file" and rest:
+        path = Path(rest).expanduser()
+        try:
+            ast.parse(path.read_bytes(), filename=str(path))
+        except OSError as error:
+            raise SuiteError(f"candidate {spec}: {path} cannot be read: {error.strerror}") from None
+        except (SyntaxError, ValueError) as error:
+            line = getattr(error, "lineno", None) or 1
+            raise SuiteError(f"candidate {spec}: {path}:{line}: {error}") from None
+    elif kind != "module" or not rest:
+        known = ", ".join(in_tree()) or "none yet"
+        raise SuiteError(f"unknown candidate {spec!r}: give file:/abs/path.py or "
+                         f"module:pkg.attr (in-tree kernels: {known})")
+
+
+def absolute(spec: str) -> str:
+    """Return the spec with a file's path made absolute, for a process in another folder."""
+    kind, _, rest = spec.partition(":")
+    return f"file:{Path(rest).expanduser().resolve()}" if kind == "file" and rest else spec
+
+
+def load(spec: str) -> Candidate:
+    """Load `file:/abs/path.py` or `module:pkg.attr`; raise `SuiteError` when it cannot be."""
+    check(spec)
+    kind, _, rest = spec.partition(":")
+    try:
+        target = _from_file(Path(rest).expanduser()) if kind == "file" else _from_module(rest)
+    except SuiteError:
+        raise
+    except Exception as error:
+        raise SuiteError(f"candidate {spec} cannot be loaded: "
+                         f"{type(error).__name__}: {error}") from error
+    return Candidate(spec, target)
+
+
+def _from_file(path: Path) -> ModuleType:
+    name = f"rowtwin_candidate_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise SuiteError(f"candidate file:{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # triton and dataclasses look a function's module up by name
+    spec.loader.exec_module(module)
+    return module
+
+
+def _from_module(dotted: str) -> Any:
+    head, *rest = dotted.split(".")
+    target: Any = importlib.import_module(head)
+    for part in rest:
+        if not hasattr(target, part) and isinstance(target, ModuleType):
+            importlib.import_module(f"{target.__name__}.{part}")
+        target = getattr(target, part)
+    return target

@@ -1,0 +1,200 @@
+"""Commands of the gate and the kill matrix."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from contracts.schema import Contract
+    from falsifiers.gate import PhaseResult
+    from falsifiers.matrix import Matrix, Row
+    from falsifiers.mutants import Bank
+    from falsifiers.session import Gated, Wanted
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+Device = Annotated[str, typer.Option(metavar="auto|cpu|interpret|cuda", help="Tier to run.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
+
+
+@app.command(epilog="Example: rowtwin gate --phase 3 --candidate file:mine.py")
+def gate(
+    phase: Annotated[str | None, typer.Option(metavar="N|engine", help="Judge one phase.")] = None,
+    through: Annotated[int | None, typer.Option(
+        metavar="N", help="Judge engine and phases 0 to N; a red one blocks those built on it. "
+                          "Without --phase, --through or --case: every phase that is built.")] = None,
+    case: Annotated[str | None, typer.Option(
+        metavar="ID", help="Judge one case, as a verdict names it.")] = None,
+    candidate: Annotated[str | None, typer.Option(
+        metavar="SPEC", help="Judge file:PATH or module:pkg.attr instead of the tree.")] = None,
+    device: Device = "auto",
+    thorough: Annotated[bool, typer.Option(help="Run every case, not the quick ones.")] = False,
+    require_device: Annotated[bool, typer.Option(
+        help="Pass only what a device has shown to pass.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Worker processes.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Judge phases: PASS, FAIL or UNMEASURABLE, with evidence."""
+    from falsifiers import session
+    wanted, ladder = _wanted(phase, through, case)
+    wanted = session.replace(wanted, candidate=candidate, device=device, thorough=thorough,
+                             jobs=jobs)
+    with _progress(as_json) as tell:
+        gated = session.run_gate(wanted, through=ladder, require_device=require_device,
+                                 on_verdict=lambda verdict: tell(verdict.case))
+    if as_json:
+        _print_json([result.model_dump() for result in gated.results], alone=not ladder)
+    else:
+        _print_gate(gated, session.contracts_of())
+    from falsifiers.gate import exit_code
+    raise typer.Exit(exit_code(gated.results))
+
+
+def _wanted(phase: str | None, through: int | None, case: str | None) -> tuple[Wanted, bool]:
+    """Return what to run, and whether it is a ladder on which red blocks what rests on it."""
+    from falsifiers.errors import SuiteError
+    from falsifiers.gate import PHASES
+    from falsifiers.session import ROOT, Wanted, built, contracts_of, find_case, phase_name
+    if sum(given is not None for given in (phase, through, case)) > 1:
+        raise SuiteError("give one of --phase, --through and --case")
+    contracts = contracts_of()
+    if case is not None:
+        found = find_case(case, contracts)
+        return Wanted((found.phase,), case=found), False
+    if phase is not None:
+        return Wanted((phase_name(phase),)), False
+    if through is not None:
+        last = PHASES.index(phase_name(str(through)))
+        return Wanted(("engine", *PHASES[:last + 1])), True
+    ready = tuple(p for p in ("engine", *PHASES) if built(contracts.get(p), ROOT))
+    return Wanted(ready), True
+
+
+def _print_json(objects: Sequence[dict[str, Any]], alone: bool) -> None:
+    print(json.dumps(objects[0] if alone and len(objects) == 1 else objects, indent=2))
+
+
+class _progress:
+    """Says on stderr, to a person at a terminal alone, how far a long command has come."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet or not sys.stderr.isatty()
+        self.count = 0
+
+    def __enter__(self) -> Callable[[str], None]:
+        return self.tell
+
+    def tell(self, what: str) -> None:
+        """Overwrite the line with one more thing done."""
+        self.count += 1
+        if not self.quiet:
+            sys.stderr.write(f"\r\x1b[K{self.count} done, the last is {what}"[:110])
+            sys.stderr.flush()
+
+    def __exit__(self, *exc: object) -> None:
+        if not self.quiet:
+            sys.stderr.write("\r\x1b[K")
+
+
+def _print_gate(gated: Gated, contracts: dict[str, Contract]) -> None:
+    from falsifiers.recording import explain
+    failed = [v for v in gated.run.verdicts if v.outcome in ("failed", "error")]
+    for verdict in failed[:10]:
+        print(f"{explain(verdict, contracts[verdict.phase])}\n")
+    if len(failed) > 10:
+        print(f"and {len(failed) - 10} more cases failed or ended in an error\n")
+    for trouble in gated.run.trouble:
+        print(f"{trouble}; it ended with:\n{_tail(gated.run.output)}\n")
+    for result in gated.results:
+        print(_line(result, contracts.get(result.phase)))
+
+
+def _tail(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.rstrip().splitlines()[-15:])
+
+
+def _line(result: PhaseResult, contract: Contract | None) -> str:
+    title = f"  {contract.title}" if contract else ""
+    counts = ", ".join(f"{count} {word}" for word in
+                       ("passed", "failed", "error", "unmeasurable", "declined")
+                       if (count := getattr(result, word)))
+    why = "".join(f"\n    {reason}" for reason in result.why)
+    return (f"{result.phase:<7}{result.verdict:<13}{title}\n    {counts or 'no case ran'}; "
+            f"device proof: {result.device_proof}; {result.seconds:.1f} s{why}")
+
+
+@app.command(epilog="Example: rowtwin mutants --phase 1 --json")
+def mutants(
+    ctx: typer.Context,
+    phase: Annotated[str | None, typer.Option(
+        metavar="N|engine", help="One phase (default: every phase that is built).")] = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Attack every mutant and print the kill matrix."""
+    from falsifiers import mutants as runner
+    from falsifiers.receipts import load_receipts
+    from falsifiers.session import ROOT
+    banks = _banks(ctx.obj, phase, device)
+    measured = {bank.contract.phase: [row for receipt in load_receipts(bank.contract.phase, ROOT)
+                                      for row in receipt.mutants] for bank in banks}
+    with _progress(as_json) as tell:
+        matrix = runner.run_matrix(banks, receipts=measured,
+                                   on_row=lambda row: tell(f"{row.phase}/{row.name}"))
+    if as_json:
+        print(json.dumps(matrix.model_dump(), indent=2))
+    else:
+        _print_matrix(matrix)
+    raise typer.Exit(matrix_exit_code(matrix, device))
+
+
+def _banks(bank_of: Callable[[str], Bank], phase: str | None, device: str) -> list[Bank]:
+    """Return the banks of the phases wanted, wired by whoever assembled the command line."""
+    from falsifiers import tiers
+    from falsifiers.errors import SuiteError
+    from falsifiers.session import ROOT, built, contracts_of, phase_name
+    chosen = tiers.choose(device)
+    for tier, why in chosen.absent.items():
+        raise SuiteError(f"the {tier} tier was asked for, but {why}")
+    tiers.fix_triton_mode(chosen)
+    ready = [p for p, contract in contracts_of().items() if built(contract, ROOT)]
+    if phase is not None and (name := phase_name(phase)) not in ready:
+        raise SuiteError(f"phase {name} is not built")
+    banks = [bank_of(p) for p in ready if phase is None or p == phase_name(phase)]
+    for bank in banks:
+        bank.tiers = chosen.run
+    return banks
+
+
+def matrix_exit_code(matrix: Matrix, device: str) -> int:
+    """Return 1 if a mutant survived or a falsifier killed none, 2 if it cannot be told, else 0."""
+    if matrix.survivors or matrix.idle_falsifiers:
+        return 1
+    return 2 if not matrix.mutants or (device == "cuda" and matrix.not_run) else 0
+
+
+def _print_matrix(matrix: Matrix) -> None:
+    for row in matrix.mutants:
+        print(_row_line(row, matrix))
+    dead = len(matrix.mutants) - len(matrix.survivors) - len(matrix.not_run)
+    print(f"\n{dead} of {len(matrix.mutants)} mutants died"
+          + (f", {len(matrix.not_run)} need a device" if matrix.not_run else ""))
+    for name in matrix.survivors:
+        print(f"survived: {name}")
+    for name in matrix.idle_falsifiers:
+        print(f"killed none: {name}")
+
+
+def _row_line(row: Row, matrix: Matrix) -> str:
+    name = f"{row.phase}/{row.name}"
+    word = "not run" if name in matrix.not_run else \
+        "SURVIVED" if name in matrix.survivors else f"died at {row.rung}"
+    by = ", ".join(f"{'' if killer in row.killed_by else 'not '}by {killer}"
+                   for killer in row.expected)
+    receipt = " (from a receipt)" if row.from_receipt else ""
+    return f"{name:<40} {word:<15} {by}{receipt}\n    {row.fault}"

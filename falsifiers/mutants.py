@@ -1,0 +1,141 @@
+"""The kill matrix: every mutant is attacked in-process by the falsifiers that must catch it."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from contracts.schema import Case, Contract, Tier
+from falsifiers.errors import Declined, ParityBroken, SuiteError, Unmeasurable
+from falsifiers.judge import Judge
+from falsifiers.matrix import Matrix, Row
+from falsifiers.subject import Mutant, Subject
+
+Attack = Callable[..., None]
+
+
+@dataclass
+class Bank:
+    """A phase's falsifiers and the wrong versions they must catch."""
+
+    contract: Contract
+    falsifiers: Mapping[str, Attack]
+    """`test_<id>` of the phase, by id."""
+    mutants: Sequence[Mutant]
+    subject_for: Callable[[Case], Subject]
+    """Returns the right subject for a case."""
+    tiers: Sequence[Tier] = ("cpu",)
+    """The tiers whose cases run here."""
+    healthy: dict[str, bool] = field(default_factory=dict)
+    """Cases already seen to pass on the right subject."""
+
+    def cases(self, falsifier: str, mutant: Mutant) -> Iterable[Case]:
+        """Yield the quick cases with which a falsifier attacks a mutant here."""
+        for case in self.contract.expand():
+            if (case.falsifier == falsifier and case.quick and case.tier in self.tiers
+                    and (case.tier == "cuda") == (mutant.device == "cuda")):
+                yield case
+
+    def runs_here(self, mutant: Mutant) -> bool:
+        """Return whether the mutant's tier can be run here."""
+        return mutant.device in self.tiers or mutant.device == "cpu"
+
+
+def attack(function: Attack, case: Case, subject: Subject) -> str | None:
+    """Run one case in-process; return the rung it broke at, `crash`, or None when it held."""
+    judge = Judge(case)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # as pytest is set up to do
+            function(case=case, subject=subject, judge=judge)
+    except ParityBroken as broken:
+        return broken.finding.rung
+    except (SuiteError, Declined, Unmeasurable):
+        return None
+    except Exception:
+        return "crash"
+    return None
+
+
+def kill(bank: Bank, mutant: Mutant, falsifier: str) -> str | None:
+    """Return the rung at which the falsifier kills the mutant, at its first kill, or None.
+
+    A kill counts only when the right subject passes the same case: a test that fails on
+    everything catches nothing.
+    """
+    function = bank.falsifiers[falsifier]
+    for case in bank.cases(falsifier, mutant):
+        right = bank.subject_for(case)
+        rung = attack(function, case, mutant.build(right))
+        if rung is not None:
+            _hold_healthy(bank, function, case, right)
+            return rung
+    return None
+
+
+def _hold_healthy(bank: Bank, function: Attack, case: Case, right: Subject) -> None:
+    if case.id not in bank.healthy:
+        judge = Judge(case)
+        try:
+            function(case=case, subject=right, judge=judge)
+        except Exception as error:
+            raise SuiteError(f"{case.id} does not pass without a mutant either: "
+                             f"{type(error).__name__}: {error}") from error
+        bank.healthy[case.id] = judge.compared > 0
+    if not bank.healthy[case.id]:
+        raise SuiteError(f"{case.id} compares nothing, so it cannot kill")
+
+
+def try_mutant(bank: Bank, mutant: Mutant) -> Row:
+    """Attack one mutant with each falsifier that must kill it."""
+    started, kills = time.perf_counter(), dict[str, str]()
+    for falsifier in mutant.killers if bank.runs_here(mutant) else ():
+        if falsifier not in bank.falsifiers:
+            raise SuiteError(f"mutant {bank.contract.phase}/{mutant.name} names unknown "
+                             f"falsifier {falsifier!r}")
+        rung = kill(bank, mutant, falsifier)
+        if rung is not None:
+            kills[falsifier] = rung
+    return Row(name=mutant.name, phase=bank.contract.phase, fault=mutant.fault,
+               device=_device(mutant), expected=mutant.killers, killed_by=tuple(kills),
+               rung=next(iter(kills.values()), None),
+               seconds=round(time.perf_counter() - started, 3))
+
+
+def _device(mutant: Mutant) -> Any:
+    if mutant.device not in ("cpu", "interpret", "cuda"):
+        raise SuiteError(f"mutant {mutant.name} names unknown device {mutant.device!r}")
+    return mutant.device
+
+
+def run_matrix(banks: Sequence[Bank], *, receipts: Mapping[str, Sequence[Row]] | None = None,
+               on_row: Callable[[Row], None] = lambda row: None) -> Matrix:
+    """Try every mutant of every bank; `receipts` holds rows measured on a device, by phase."""
+    rows: list[Row] = []
+    not_run: list[str] = []
+    for bank in banks:
+        known = {row.name: row for row in (receipts or {}).get(bank.contract.phase, ())}
+        for mutant in bank.mutants:
+            row = try_mutant(bank, mutant)
+            if not bank.runs_here(mutant) and mutant.name in known:
+                row = known[mutant.name].model_copy(update={"from_receipt": True})
+            elif not bank.runs_here(mutant):
+                not_run.append(f"{row.phase}/{row.name}")
+            rows.append(row)
+            on_row(row)
+    return close(banks, rows, not_run)
+
+
+def close(banks: Sequence[Bank], rows: Sequence[Row], not_run: Sequence[str]) -> Matrix:
+    """Return the matrix with its survivors and the falsifiers that killed none."""
+    ran = [row for row in rows if f"{row.phase}/{row.name}" not in not_run]
+    survivors = [f"{row.phase}/{row.name}" for row in ran if set(row.expected) - set(row.killed_by)]
+    kills = {f"{row.phase}/{name}" for row in ran for name in row.killed_by}
+    waiting = {f"{row.phase}/{name}" for row in rows if row not in ran for name in row.expected}
+    idle = [name for bank in banks for falsifier in bank.falsifiers
+            if (name := f"{bank.contract.phase}/{falsifier}") not in kills | waiting]
+    return Matrix(mutants=tuple(rows), survivors=tuple(survivors), idle_falsifiers=tuple(idle),
+                  not_run=tuple(not_run))

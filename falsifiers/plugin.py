@@ -1,0 +1,222 @@
+"""The pytest plugin: selects cases from contracts, records a verdict for each, proves or refuses.
+
+Loaded once, by `pytest_plugins` in conftest.py. Torch and triton are imported only inside hooks
+that run after the tier is fixed, and inside tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.schema import Case, Contract, ContractError, load_all
+from falsifiers import candidates, recording, tiers
+from falsifiers.errors import Declined, SuiteError, Unmeasurable
+from falsifiers.ledger import Ledger
+from falsifiers.tiers import Tiers
+
+CANDIDATE, DEVICE, THOROUGH, VERDICTS = "--candidate", "--device", "--thorough", "--verdicts"
+MARKERS = ("engine", *(f"phase{n}" for n in range(9)))
+FALSIFIER_FILE = "test_falsifier.py"
+
+_tiers = pytest.StashKey[Tiers]()
+_contracts = pytest.StashKey[dict[Path, Contract]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the suite's options, in one group."""
+    group = parser.getgroup("rowtwin", "batch-parity gate")
+    group.addoption(CANDIDATE, metavar="SPEC", default=None,
+                    help="judge file:/abs/path.py or module:pkg.attr instead of the in-tree "
+                         "kernels (default: in-tree)")
+    group.addoption(DEVICE, metavar="TIER", default="auto", choices=tiers.DEVICES,
+                    help=f"run one tier of {', '.join(tiers.DEVICES[1:])}, or what is here "
+                         f"(default: auto)")
+    group.addoption(THOROUGH, action="store_true", default=False,
+                    help="run every case of the contracts (default: the quick ones)")
+    group.addoption(VERDICTS, metavar="FILE", default=None, type=Path,
+                    help="write one JSON line a case (default: none)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register markers, fix Triton's mode before anything imports it, load the contracts."""
+    for marker in MARKERS:
+        config.addinivalue_line("markers", f"{marker}: tests of {marker}, set from their folder")
+    try:
+        chosen = tiers.choose(config.getoption(DEVICE))
+        tiers.fix_triton_mode(chosen)
+        contracts = load_all(config.rootpath / "contracts")
+        if config.getoption(CANDIDATE):
+            candidates.check(config.getoption(CANDIDATE))
+    except (ContractError, SuiteError) as error:
+        raise pytest.UsageError(str(error)) from None
+    config.stash[_tiers] = chosen
+    config.stash[_contracts] = {config.rootpath / c.package.replace(".", "/"): c
+                                for c in contracts.values()}
+    _load_hypothesis_profile()
+    if not hasattr(config, "workerinput"):  # a worker sends its verdicts to the controller
+        config.pluginmanager.register(
+            Ledger(config, contracts, chosen, config.getoption(VERDICTS)), "rowtwin-ledger")
+
+
+def _load_hypothesis_profile() -> None:
+    from hypothesis import HealthCheck, settings
+    # how fast a machine draws must not decide a verdict
+    settings.register_profile("gate", derandomize=True, deadline=None, database=None,
+                              suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("gate")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Return one line with the tiers that run and the versions that matter."""
+    return f"rowtwin: {tiers.described(config.stash[_tiers])}"
+
+
+class FalsifierFile(pytest.Module):
+    """A test_falsifier.py: its functions and its contract's falsifiers are the same set."""
+
+    def contract(self) -> Contract:
+        """Return the contract whose package this file lies in."""
+        found = self.config.stash[_contracts].get(self.path.parent)
+        if found is None:
+            raise self.CollectError(f"{self.path}: no contract names the package it lies in")
+        return found
+
+    def collect(self) -> list[Any]:
+        """Collect the cases; refuse a file whose functions are not its contract's falsifiers."""
+        contract = self.contract()
+        has = {name.removeprefix("test_") for name in vars(self.obj) if name.startswith("test_")}
+        named = {falsifier.id for falsifier in contract.falsifiers}
+        for lone, sentence in ((sorted(named - has), "is in the contract but has no test"),
+                               (sorted(has - named), "has a test but is not in the contract")):
+            if lone:
+                raise self.CollectError(f"{self.path}: falsifier {lone[0]!r} {sentence}")
+        return [item for item in super().collect() if _case_of(item) is not None]
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> Any:
+    """Collect falsifier files by their contracts; leave every other file to pytest."""
+    if module_path.name == FALSIFIER_FILE:
+        return FalsifierFile.from_parent(parent, path=module_path)
+    return None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Parametrize `case` with the falsifier's cases of the tiers that run here."""
+    module = metafunc.definition.getparent(FalsifierFile)
+    if module is None or "case" not in metafunc.fixturenames:
+        return
+    name = metafunc.function.__name__.removeprefix("test_")
+    wanted = select(module.contract(), metafunc.config.stash[_tiers],
+                    metafunc.config.getoption(THOROUGH))
+    cases = [case for case in wanted if case.falsifier == name]
+    metafunc.parametrize("case", cases, ids=[f"{case.tier}-{case.name}" for case in cases])
+
+
+def select(contract: Contract, chosen: Tiers, thorough: bool) -> Iterator[Case]:
+    """Yield the contract's cases that a process with these tiers runs."""
+    for case in contract.expand():
+        if case.tier in chosen.run and (thorough or case.quick):
+            yield case
+
+
+def marker_of(path: Path, root: Path) -> str | None:
+    """Return the marker that a test file's folder stands for, or None."""
+    parts = path.relative_to(root).parts if path.is_relative_to(root) else ()
+    if parts[:1] == ("engine",):
+        return "engine"
+    phase = re.match(r"p(\d)_", parts[1]) if parts[:1] == ("phases",) and len(parts) > 2 else None
+    return f"phase{phase[1]}" if phase else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test by its folder, before -m selects."""
+    for item in items:
+        marker = marker_of(item.path, config.rootpath)
+        if marker:
+            item.add_marker(marker)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Give each xdist worker one torch thread: two workers with two each fight for the cores."""
+    if hasattr(session.config, "workerinput") and session.items:
+        import torch
+        torch.set_num_threads(1)
+
+
+@pytest.fixture
+def judge(case: Case) -> Any:
+    """Return the case's own judge."""
+    from falsifiers.judge import Judge
+    return Judge(case)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse a case whose tier cannot be had, before anything is built for it."""
+    case = _case_of(item)
+    if case is None:
+        return
+    why = item.config.stash[_tiers].absent.get(case.tier)
+    if why is None and case.tier == "cuda":
+        import torch
+        why = None if torch.cuda.is_available() else "torch finds no usable CUDA device"
+    if why is not None:
+        raise Unmeasurable(f"the {case.tier} tier was asked for, but {why}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """Let a candidate decline a case before its falsifier runs."""
+    case = _case_of(pyfuncitem)
+    candidate = getattr(pyfuncitem.funcargs.get("subject"), "candidate", None)
+    if case is not None and isinstance(candidate, candidates.Candidate):
+        candidate.refuse(case)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+        item: pytest.Item, call: pytest.CallInfo[None],
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Attach the verdict to the report that ends a case, and say it in the suite's words."""
+    report = yield
+    case = _case_of(item)
+    if case is None or not (call.when == "call" or (call.when == "setup" and call.excinfo)):
+        return report
+    module = item.getparent(FalsifierFile)
+    assert module is not None
+    contract, named = module.contract(), item.config.getoption(CANDIDATE)
+    verdict = recording.record(
+        case, call.excinfo.value if call.excinfo else None,
+        getattr(item, "funcargs", {}).get("judge"), subject=named or "in-tree",
+        seconds=call.duration,
+        repro=recording.repro_of(case, contract.package, named, item.config.getoption(DEVICE)))
+    report.verdict = verdict.model_dump_json()  # type: ignore[attr-defined]
+    _word(report, verdict.outcome, recording.explain(verdict, contract), call)
+    return report
+
+
+def _word(report: pytest.TestReport, outcome: str, text: str, call: pytest.CallInfo[None]) -> None:
+    """Give a report the outcome its verdict has, and the text a reader needs."""
+    expected = call.excinfo is not None and isinstance(call.excinfo.value,
+                                                       (Declined, Unmeasurable))
+    if expected:
+        report.outcome = "skipped"
+        path, line, _ = report.location
+        report.longrepr = (path, line or 0, text.splitlines()[0])
+    elif outcome == "failed":
+        report.outcome, report.longrepr = "failed", text
+    elif outcome == "error":
+        trace = f"{report.longreprtext}\n\n" if report.outcome == "failed" else ""
+        report.outcome, report.longrepr = "failed", trace + text
+
+
+def _case_of(item: pytest.Item) -> Case | None:
+    callspec = getattr(item, "callspec", None)
+    case = callspec.params.get("case") if callspec is not None else None
+    return case if isinstance(case, Case) else None

@@ -1,0 +1,167 @@
+"""Wiring: assembles what is judged from the packages, and mounts their commands lazily.
+
+A command's module is imported when the command is run, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+if TYPE_CHECKING:
+    from contracts.schema import Case
+    from falsifiers.mutants import Bank
+    from falsifiers.subject import Subject
+
+ROOT = Path(__file__).parent
+DECODE = ("p1", "p3", "p4", "p5", "p6", "p8")
+SERVING = ("p0", "p2", "p7")
+COMMANDS = {
+    "gate": ("falsifiers.cli", "Judge phases: PASS, FAIL or UNMEASURABLE, with evidence."),
+    "report": ("reports.cli", "Judge every phase and write a page to look at."),
+    "mutants": ("falsifiers.cli", "Attack every mutant and print the kill matrix."),
+    "model": ("engine.cli", "Make or inspect a GGUF file."),
+    "generate": ("engine.cli", "Continue a text, token by token."),
+    "logits": ("engine.cli", "Write teacher-forced logits of a model."),
+    "golden": ("engine.cli", "Make or check the golden logits."),
+}
+
+
+def package_of(phase: str) -> str | None:
+    """Return the dotted package of a phase that has an increment, or None."""
+    if phase == "engine":
+        return "engine"
+    found = sorted(ROOT.glob(f"phases/{phase}_*/increment.py"))
+    return f"phases.{found[0].parent.name}" if found else None
+
+
+def newest(chain: tuple[str, ...]) -> str | None:
+    """Return the last phase of a chain that is built, or None."""
+    return next((phase for phase in reversed(chain) if package_of(phase)), None)
+
+
+def _increment(phase: str | None, chain: tuple[str, ...]) -> Any:
+    from falsifiers.errors import SuiteError
+    name = newest(chain) if phase == "newest" else phase
+    if name is None:
+        return None
+    package = package_of(name) if name in chain else None
+    if package is None:
+        built = ", ".join(p for p in chain if package_of(p)) or "none"
+        raise SuiteError(f"phase {name!r} is not built; of its chain there are: {built}")
+    return importlib.import_module(f"{package}.increment")
+
+
+@cache
+def assemble(path: str | None = "newest", stack: str | None = "newest",
+             candidate: str | None = None) -> Subject:
+    """Return what is judged: a decode path and a serving stack by their phases' names.
+
+    `newest` takes the last that is built, None leaves the part out. A candidate's functions
+    stand in for the path's ops of the same name. Raises `SuiteError` for an unknown part.
+    """
+    from falsifiers.candidates import load
+    from falsifiers.subject import Subject
+    offered = load(candidate) if candidate else None
+    decode, serving = _increment(path, DECODE), _increment(stack, SERVING)
+    ops = decode.path() if decode else None
+    if offered is not None and ops is not None:
+        ops = replace(ops, **{f.name: own for f in fields(ops) if (own := offered.op(f.name))})
+    return Subject(name=candidate or "in-tree", models=load_model, path=ops,
+                   stack=serving.stack() if serving else None, candidate=offered)
+
+
+@cache
+def load_model(name: str) -> Any:
+    """Load a test model by name, made on first use and kept."""
+    return importlib.import_module("engine.testmodels").load(name)
+
+
+def subject_for(case: Case, candidate: str | None = None) -> Subject:
+    """Return the subject that a case is about: its own phase's increment, on its tier's device.
+
+    A case may choose another path with a given `path` (`p1`, `newest`).
+    """
+    path = case.given.get("path", case.phase if case.phase in DECODE else None)
+    if path is None and case.phase in SERVING[1:]:
+        path = "newest"
+    stack = case.phase if case.phase in SERVING else None
+    device = "cuda" if case.tier == "cuda" else "cpu"
+    return replace(assemble(path, stack, candidate), device=device)
+
+
+def bank(phase: str) -> Bank:
+    """Return a phase's falsifiers and mutants, ready for the kill matrix."""
+    from contracts.schema import load_contract
+    from falsifiers.mutants import Bank
+    contract = load_contract(ROOT / "contracts" / f"{phase}.yaml")
+    tests = importlib.import_module(f"{contract.package}.test_falsifier")
+    wrong = importlib.import_module(f"{contract.package}.mutants")
+    named = {f.id: getattr(tests, f"test_{f.id}", None) for f in contract.falsifiers}
+    return Bank(contract, {name: test for name, test in named.items() if test is not None},
+                wrong.MUTANTS, subject_for)
+
+
+class LazyCommand(TyperCommand):
+    """Stands for a command until it is run; its module is imported then."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None,
+                     **extra: Any) -> Any:
+        """Hand over to the real command."""
+        assert self.name is not None
+        module = importlib.import_module(COMMANDS[self.name][0])
+        group: Any = typer.main.get_group(module.app)
+        return group.commands[self.name].make_context(info_name, args, parent=parent, **extra)
+
+
+class LazyGroup(TyperGroup):
+    """The commands of COMMANDS, none of them imported before it is run."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the commands in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a stand-in for the command of that name, or None."""
+        if cmd_name not in COMMANDS:
+            return None
+        return LazyCommand(cmd_name, help=COMMANDS[cmd_name][1], add_help_option=False)
+
+
+app = typer.Typer(cls=LazyGroup, add_completion=False, no_args_is_help=True,
+                  epilog="Example: rowtwin gate --phase 1")
+
+
+@app.callback()
+def root(ctx: typer.Context) -> None:
+    """Does row i of a batch get exactly what it would have got alone?"""
+    ctx.obj = bank
+
+
+def main() -> None:
+    """Run the command line; a user's mistake ends in one sentence and exit code 2."""
+    try:
+        typer.main.get_command(app).main(prog_name="rowtwin")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing left to flush to
+        sys.exit(141)
+    except Exception as error:
+        from contracts.schema import ContractError
+        from engine.errors import InputError
+        from falsifiers.errors import SuiteError
+        if not isinstance(error, (InputError, ContractError, SuiteError)):
+            raise
+        print(f"rowtwin: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
