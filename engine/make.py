@@ -27,11 +27,15 @@ EPS, ROPE_BASE, ROPE_DIM, SECTIONS = 1e-6, 1e7, 64, (11, 11, 10, 0)
 SEED = 1
 FAINT = 1e-4
 """How much smaller one GDN layer's q and k channels are, which makes the l2 epsilon count."""
-GAINS = {"token_embd": 0.03, "attn_q": 1.0, "attn_k": 1.0, "attn_v": 1.0, "attn_output": 1.0,
-         "ffn_down": 1.0}
-"""Deviation of a matrix times the root of its columns; 1 where a role is not named.
+GAINS = {"attn_output": 3.0, "ssm_out": 2.0}
+"""Deviation of a matrix times the root of its columns, 1 where a role is not named.
 
-The embedding is small so that a tied head does not repeat its token.
+Mixing must weigh as much as the feed-forward part, or a damaged state would change no token.
+"""
+QUIET = 0.03
+"""Gain of an embedding with a head of its own: so small that the first norm's epsilon counts.
+
+A tied head has 1, where logits are of order 1 and the token just read seldom wins again.
 """
 Progress = Callable[[int, int], None]
 """Told the bytes written and the bytes in all."""
@@ -180,7 +184,10 @@ def _jobs(shape: Shape, seed: int,
             yield True, partial(_vector, shape, key, tensor)
             continue
         rows, columns = tensor.shape
-        std = GAINS.get(tensor.role, 1.0) / float(np.sqrt(columns))
+        gain = GAINS.get(tensor.role, 1.0)
+        if tensor.role == "token_embd" and not shape.tied:
+            gain = QUIET
+        std = gain / float(np.sqrt(columns))
         method = draw.direct if shape.released else draw.encoded
         span = max(1, draw.CHUNK // columns)
         for start in range(0, rows, span):
