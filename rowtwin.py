@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
-    from contracts.schema import Case
+    from contracts.schema import Case, Contract
     from falsifiers.mutants import Bank
     from falsifiers.subject import Subject
 
@@ -76,7 +76,8 @@ def assemble(path: str | None = "newest", stack: str | None = "newest",
     if offered is not None and ops is not None:
         ops = replace(ops, **{f.name: own for f in fields(ops) if (own := offered.op(f.name))})
     return Subject(name=candidate or "in-tree", models=load_model, path=ops,
-                   stack=serving.stack() if serving else None, candidate=offered)
+                   stack=serving.stack() if serving else None, candidate=offered,
+                   engine=importlib.import_module("engine.surface").surface())
 
 
 @cache
@@ -94,15 +95,23 @@ def subject_for(case: Case, candidate: str | None = None) -> Subject:
     if path is None and case.phase in SERVING[1:]:
         path = "newest"
     stack = case.phase if case.phase in SERVING else None
-    device = "cuda" if case.tier == "cuda" else "cpu"
-    return replace(assemble(path, stack, candidate), device=device)
+    subject = assemble(path, stack, candidate)
+    if subject.candidate is not None:
+        subject.candidate.must_offer(contract_of(case.phase).ops)
+    return replace(subject, device="cuda" if case.tier == "cuda" else "cpu")
+
+
+@cache
+def contract_of(phase: str) -> Contract:
+    """Load a phase's contract."""
+    from contracts.schema import load_contract
+    return load_contract(ROOT / "contracts" / f"{phase}.yaml")
 
 
 def bank(phase: str) -> Bank:
     """Return a phase's falsifiers and mutants, ready for the kill matrix."""
-    from contracts.schema import load_contract
     from falsifiers.mutants import Bank
-    contract = load_contract(ROOT / "contracts" / f"{phase}.yaml")
+    contract = contract_of(phase)
     tests = importlib.import_module(f"{contract.package}.test_falsifier")
     wrong = importlib.import_module(f"{contract.package}.mutants")
     named = {f.id: getattr(tests, f"test_{f.id}", None) for f in contract.falsifiers}

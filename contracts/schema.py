@@ -25,7 +25,7 @@ class ContractError(Exception):
     """A contract file is broken; the message names the file and the line."""
 
 
-class _Inconsistent(ValueError):
+class _InconsistentError(ValueError):
     """Two parts of a contract contradict each other; `loc` is the part to blame."""
 
     def __init__(self, message: str, *loc: int | str) -> None:
@@ -142,16 +142,17 @@ class Contract(Record):
         seen: set[str] = set()
         for number, row in enumerate(self.cases):
             if row.falsifier not in known:
-                raise _Inconsistent(f"case {row.id!r} names unknown falsifier {row.falsifier!r}",
-                                    "cases", number, "falsifier")
+                raise _InconsistentError(
+                    f"case {row.id!r} names unknown falsifier {row.falsifier!r}",
+                    "cases", number, "falsifier")
             for case in self._cases_of(number):
                 if case.id in seen:
-                    raise _Inconsistent(f"case {case.id!r} stands twice", "cases", number)
+                    raise _InconsistentError(f"case {case.id!r} stands twice", "cases", number)
                 seen.add(case.id)
         idle = sorted(set(known) - {row.falsifier for row in self.cases})
         if idle:
-            raise _Inconsistent(f"falsifier {idle[0]!r} has no case",
-                                "falsifiers", known.index(idle[0]))
+            raise _InconsistentError(f"falsifier {idle[0]!r} has no case",
+                                     "falsifiers", known.index(idle[0]))
         return self
 
     def expand(self) -> Iterator[Case]:
@@ -167,11 +168,13 @@ class Contract(Record):
             try:
                 name = row.id.format(**given)
             except (KeyError, IndexError, ValueError, AttributeError) as error:
-                raise _Inconsistent(f"case id {row.id!r} cannot be filled in: {error!r}",
-                                    "cases", number, "id") from None
+                raise _InconsistentError(
+                    f"case id {row.id!r} cannot be filled in: {error!r}",
+                    "cases", number, "id") from None
             if not CASE_NAME.match(name):
-                raise _Inconsistent(f"case id {name!r} holds a character that cannot stand in a "
-                                    f"test's name", "cases", number, "id")
+                raise _InconsistentError(
+                    f"case id {name!r} holds a character that cannot stand in a test's name",
+                    "cases", number, "id")
             yield Case(phase=self.phase, falsifier=row.falsifier, tier=tier, name=name,
                        given=given, quick=row.quick, must_claim=row.must_claim)
 
@@ -179,7 +182,7 @@ class Contract(Record):
 def _once(what: str, ids: list[str], key: str) -> None:
     for number, one in enumerate(ids):
         if one in ids[:number]:
-            raise _Inconsistent(f"{what} {one!r} stands twice", key, number)
+            raise _InconsistentError(f"{what} {one!r} stands twice", key, number)
 
 
 class _Loader(yaml.SafeLoader):
@@ -189,7 +192,7 @@ class _Loader(yaml.SafeLoader):
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node)  # type: ignore[no-untyped-call]
+        key = loader.construct_object(key_node)
         if key in seen:
             raise yaml.constructor.ConstructorError(
                 None, None, f"key {key!r} stands twice", key_node.start_mark)
@@ -249,7 +252,7 @@ def _sentence(path: Path, node: yaml.Node | None, error: ValidationError) -> str
     """Say in one line what the first thing wrong is, and in which file and line it stands."""
     first = error.errors()[0]
     cause = first.get("ctx", {}).get("error")
-    loc = first["loc"] + (cause.loc if isinstance(cause, _Inconsistent) else ())
+    loc = first["loc"] + (cause.loc if isinstance(cause, _InconsistentError) else ())
     where = ".".join(str(part) for part in loc) or "contract"
     message = re.sub(r"^Value error, ", "", first["msg"])
     if first["type"] == "extra_forbidden":

@@ -1,8 +1,8 @@
 """Candidates: somebody's kernels or engine, loaded from a file or a module, judged as they are.
 
-A candidate module has the functions of a phase under the phase's own names. It may define
-`ARITHMETIC` ("own" when absent), `prepare(weight)`, `supports(case) -> str | None` and
-`io_dtype`. An engine candidate is one object with `new_pool`, `step` and `read_state`.
+A candidate module has the functions of a phase under the phase's own names, or `engine(model)`
+that returns a whole engine. It may define `ARITHMETIC` ("own" when absent), `prepare(weight)`,
+`supports(case) -> str | None` and `io_dtype`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ast
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -21,12 +21,11 @@ from contracts.schema import Case
 from falsifiers.errors import Declined, SuiteError
 
 ROOT = Path(__file__).parent.parent
-ENGINE_PARTS = ("new_pool", "step", "read_state")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What was offered, and what it says about itself."""
+    """What was offered, and what it says about itself; its own attributes show through."""
 
     name: str
     """As it was named on the command line."""
@@ -48,15 +47,20 @@ class Candidate:
         """The torch dtype its functions take and return, or None for f32."""
         return getattr(self.target, "io_dtype", None)
 
-    @property
-    def is_engine(self) -> bool:
-        """Whether it is a whole engine rather than a set of ops."""
-        return all(callable(getattr(self.target, part, None)) for part in ENGINE_PARTS)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.target, name)
 
     def op(self, name: str) -> Callable[..., Any] | None:
         """Return its function of that name, or None."""
         found = getattr(self.target, name, None)
         return found if callable(found) else None
+
+    def must_offer(self, ops: Iterable[str]) -> None:
+        """Raise `SuiteError` when it has none of a phase's ops: the tree's would be judged."""
+        names = [*ops, "engine"]
+        if not any(self.op(name) for name in names):
+            raise SuiteError(f"candidate {self.name} offers none of the functions that this phase "
+                             f"judges: {', '.join(names)}")
 
     def prepare(self, weight: Any) -> Any:
         """Return the weight in the candidate's own layout; call it once a weight."""

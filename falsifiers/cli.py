@@ -26,25 +26,27 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout
 def gate(
     phase: Annotated[str | None, typer.Option(metavar="N|engine", help="Judge one phase.")] = None,
     through: Annotated[int | None, typer.Option(
-        metavar="N", help="Judge engine and phases 0 to N; a red one blocks those built on it. "
-                          "Without --phase, --through or --case: every phase that is built.")] = None,
+        metavar="N", help="Judge engine and phases 0 to N; a red one blocks those built on it "
+                          "(default: as far as it is built).")] = None,
     case: Annotated[str | None, typer.Option(
         metavar="ID", help="Judge one case, as a verdict names it.")] = None,
     candidate: Annotated[str | None, typer.Option(
         metavar="SPEC", help="Judge file:PATH or module:pkg.attr instead of the tree.")] = None,
     device: Device = "auto",
-    thorough: Annotated[bool, typer.Option(help="Run every case, not the quick ones.")] = False,
+    thorough: Annotated[bool, typer.Option(
+        "--thorough", help="Run every case, not the quick ones.")] = False,
     require_device: Annotated[bool, typer.Option(
-        help="Pass only what a device has shown to pass.")] = False,
+        "--require-device", help="Pass only what a device has shown to pass.")] = False,
     jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Worker processes.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Judge phases: PASS, FAIL or UNMEASURABLE, with evidence."""
+    from dataclasses import replace
+
     from falsifiers import session
     wanted, ladder = _wanted(phase, through, case)
-    wanted = session.replace(wanted, candidate=candidate, device=device, thorough=thorough,
-                             jobs=jobs)
-    with _progress(as_json) as tell:
+    wanted = replace(wanted, candidate=candidate, device=device, thorough=thorough, jobs=jobs)
+    with Progress(as_json) as tell:
         gated = session.run_gate(wanted, through=ladder, require_device=require_device,
                                  on_verdict=lambda verdict: tell(verdict.case))
     if as_json:
@@ -79,7 +81,7 @@ def _print_json(objects: Sequence[dict[str, Any]], alone: bool) -> None:
     print(json.dumps(objects[0] if alone and len(objects) == 1 else objects, indent=2))
 
 
-class _progress:
+class Progress:
     """Says on stderr, to a person at a terminal alone, how far a long command has come."""
 
     def __init__(self, quiet: bool) -> None:
@@ -143,7 +145,7 @@ def mutants(
     banks = _banks(ctx.obj, phase, device)
     measured = {bank.contract.phase: [row for receipt in load_receipts(bank.contract.phase, ROOT)
                                       for row in receipt.mutants] for bank in banks}
-    with _progress(as_json) as tell:
+    with Progress(as_json) as tell:
         matrix = runner.run_matrix(banks, receipts=measured,
                                    on_row=lambda row: tell(f"{row.phase}/{row.name}"))
     if as_json:

@@ -71,7 +71,7 @@ def judge_phase(phase: str, verdicts: Sequence[Verdict], expected: Iterable[Case
     did). `trouble` says what went wrong with the run as a whole; it forbids a pass.
     """
     mine = [verdict for verdict in verdicts if verdict.phase == phase]
-    counts = Counter(verdict.outcome for verdict in mine)
+    counts = Counter[str](verdict.outcome for verdict in mine)
     why, must, total = list(trouble), {v.case for v in mine if v.must_claim}, len(mine)
     if expected is not None:
         cases = {case.id: case for case in expected}
@@ -92,7 +92,9 @@ def judge_phase(phase: str, verdicts: Sequence[Verdict], expected: Iterable[Case
         word, why = "FAIL", [f"{counts['failed']} cases failed, the first is "
                              + next(v.case for v in mine if v.outcome == "failed"), *why]
     return PhaseResult(phase=phase, verdict=word, cases=total, why=tuple(why),
-                       seconds=round(sum(v.seconds for v in mine), 3), **counts)
+                       passed=counts["passed"], failed=counts["failed"], error=counts["error"],
+                       unmeasurable=counts["unmeasurable"], declined=counts["declined"],
+                       seconds=round(sum(v.seconds for v in mine), 3))
 
 
 def _accounting(mine: Sequence[Verdict], cases: set[str], lost: Sequence[str]) -> list[str]:

@@ -216,7 +216,7 @@ def _word(report: pytest.TestReport, outcome: str, text: str, call: pytest.CallI
         report.outcome, report.longrepr = "failed", trace + text
 
 
-def _case_of(item: pytest.Item) -> Case | None:
+def _case_of(item: object) -> Case | None:
     callspec = getattr(item, "callspec", None)
     case = callspec.params.get("case") if callspec is not None else None
     return case if isinstance(case, Case) else None

@@ -111,7 +111,7 @@ def kernel_files(package: str, root: Path) -> set[Path]:
         waiting += imported_files(path, root)
     arithmetic = root / "engine/arithmetic.py"
     kernels = {path for path in seen if path.name.startswith("kernel_")
-               or path.parent == root / "engine/kernels" and path.name != "__init__.py"}
+               or (path.parent == root / "engine/kernels" and path.name != "__init__.py")}
     return kernels | ({arithmetic} if arithmetic.is_file() else set())
 
 

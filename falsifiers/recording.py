@@ -35,8 +35,9 @@ def record(case: Case, error: BaseException | None, judge: Any = None, *, subjec
 
     `judge` is the case's Judge, or None when the case ended before it had one.
     """
-    known = dict(case=case.id, phase=case.phase, falsifier=case.falsifier, tier=case.tier,
-                 must_claim=case.must_claim, subject=subject, repro=repro, seconds=seconds)
+    known: dict[str, Any] = {
+        "case": case.id, "phase": case.phase, "falsifier": case.falsifier, "tier": case.tier,
+        "must_claim": case.must_claim, "subject": subject, "repro": repro, "seconds": seconds}
     if judge is not None:
         known.update(compared=judge.compared, worst=judge.worst, evidence=judge.evidence)
     try:

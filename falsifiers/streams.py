@@ -110,7 +110,7 @@ class Batch:
     def _judge(self, order: Sequence[int], logits: Tensor, idle: dict[int, str]) -> None:
         for row, slot in enumerate(order):
             at = self.fed[slot]
-            where = {"row": row, "slot": slot, "step": self.step_number}
+            where: dict[str, Any] = {"row": row, "slot": slot, "step": self.step_number}
             self.judge.equal("logits", logits[row:row + 1][0] if row < len(logits) else logits,
                              self.live[slot].logits[at - 1], **where)
             held = state_digest(self.engine.read_state(self.pool, slot), at)

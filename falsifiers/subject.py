@@ -19,6 +19,8 @@ class Subject:
     """The ops and the step of the decode path (an `engine.path.Path`)."""
     stack: Any = None
     """The serving stack: what `stack()` of the newest serving phase returned."""
+    engine: Any = None
+    """The engine's parts below a path (an `engine.surface.Surface`)."""
     device: str = "cpu"
     candidate: Any = None
     """The candidate module or object, when there is one."""
