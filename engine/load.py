@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -124,14 +124,15 @@ class Ledger:
         return tuple(self.left)
 
 
-def load_weights(file: GgufFile) -> tuple[Config, Weights]:
+def load_weights(file: GgufFile,
+                 keep: Callable[[GgufFile], Ledger] = Ledger) -> tuple[Config, Weights]:
     """Read configuration and weights of an open file; raise `InputError` if anything is off."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise InputError(f"{file.path}: tensor token_embd.weight is missing")
     tied = "output.weight" not in file.tensors
     config = Config.from_metadata(file.metadata, embedding.shape[0], tied)
-    ledger = Ledger(file)
+    ledger = keep(file)
     embed = ledger.matrix("token_embd.weight", (config.vocab, config.embd))
     layers = tuple(_layer(ledger, config, i) for i in range(config.layers))
     norm = ledger.vector("output_norm.weight", (config.embd,))

@@ -35,10 +35,12 @@ class Model:
     @staticmethod
     def load(path: str | FilePath) -> Model:
         """Load a `qwen35` GGUF file, every tensor accounted for; raise `InputError` if it is not."""
-        file = open_gguf(path)
-        config, weights = load_weights(file)
-        rope = RopeTable(config.rope_dim, config.rope_base)
-        return Model(config, weights, rope, path=FilePath(path))
+        return Model.of(*load_weights(open_gguf(path)), FilePath(path))
+
+    @staticmethod
+    def of(config: Config, weights: Weights, path: FilePath | None = None) -> Model:
+        """Return a model of loaded weights."""
+        return Model(config, weights, RopeTable(config.rope_dim, config.rope_base), path=path)
 
     def with_arithmetic(self, name: str) -> Model:
         """Return the model with its quantised products in another registered arithmetic."""

@@ -50,38 +50,40 @@ class Weight:
         if self.arithmetic == ORDERED:
             return torch.stack([self._ordered(row) for row in x])
         a, s = arithmetic.fixed_point(x)
-        parts = [v * s.T.unsqueeze(1) for v in self._super_blocks(a)]
-        return arithmetic.segments(torch.cat(parts, dim=1)).T
+        blocks = self._blocks_q8 if self.kind == "Q8_0" else self._blocks_k
+        values = torch.cat([blocks(rows, a) for rows in self._chunks()], dim=1)
+        return self._add_up(values * s.T.unsqueeze(1)).T
 
-    def _super_blocks(self, a: Tensor) -> list[Tensor]:
-        """Return one value a super-block before its activation scale: [G, rows, t], by row chunks."""
-        if self.kind == "Q8_0":
-            return self._exact_q8(a)
+    def _blocks_k(self, rows: slice, a: Tensor) -> Tensor:
+        """Return a K-quant's super-block values before their activation scale: [G, rows, t]."""
         integers = a.permute(1, 2, 0)  # [G, 256, t]
-        sums = integers.unflatten(1, (8, 32)).sum(2)  # [G, 8, t], exact in any order
-        values = []
-        for rows in self._chunks():
-            p = torch.bmm(self._widened(rows), integers).float()
-            v = self._d[:, rows, None] * p
-            if self._minimum is not None:
-                m = torch.bmm(self._minimum[:, rows].double(), sums).float()
-                v = v - self._dmin[:, rows, None] * m
-            values.append(v)
-        return values
+        value = self._d[:, rows, None] * self._dot(self._widened(rows), integers).float()
+        if self._minimum is None:
+            return value
+        sums = integers.unflatten(1, (8, 32)).sum(2)  # [G, 8, t]
+        m = self._dot(self._minimum[:, rows].double(), sums).float()
+        return self._less_minimum(value, self._dmin[:, rows, None], m)
 
-    def _exact_q8(self, a: Tensor) -> list[Tensor]:
+    def _blocks_q8(self, rows: slice, a: Tensor) -> Tensor:
+        """Return Q8_0's group values before their activation scale: [G, rows, t]."""
         t, groups, _ = a.shape
         blocks = self.k // 32
         integers = a.reshape(t, groups * 8, 32)[:, :blocks].permute(1, 2, 0)  # [J, 32, t]
-        values = []
-        for rows in self._chunks():
-            p = torch.bmm(self._widened(rows), integers).float()
-            v = self._d[:, rows, None] * p
-            short = groups * 8 - blocks
-            if short:
-                v = torch.cat([v, v.new_zeros(short, *v.shape[1:])])
-            values.append(arithmetic.pairwise(v.unflatten(0, (groups, 8)).movedim(1, -1)))
-        return values
+        value = self._d[:, rows, None] * self._dot(self._widened(rows), integers).float()
+        short = groups * 8 - blocks
+        if short:
+            value = torch.cat([value, value.new_zeros(short, *value.shape[1:])])
+        return arithmetic.pairwise(value.unflatten(0, (groups, 8)).movedim(1, -1))
+
+    def _dot(self, weights: Tensor, integers: Tensor) -> Tensor:
+        """Return integer sums in f64, exact in any order: [G, rows, n] by [G, n, t]."""
+        return torch.bmm(weights, integers)
+
+    def _less_minimum(self, value: Tensor, dmin: Tensor, m: Tensor) -> Tensor:
+        return value - dmin * m
+
+    def _add_up(self, values: Tensor) -> Tensor:
+        return arithmetic.segments(values)
 
     def _ordered(self, x: Tensor) -> Tensor:
         """Return the ordered product of one row x f32[K]: f32[N] [10]."""

@@ -1,0 +1,237 @@
+"""Wrong engines: each reads one rule of the model, the file or the arithmetic wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine import arithmetic as A
+from engine import ops
+from engine.config import Config
+from engine.load import Layer
+from engine.model import Model
+from engine.mutants_below import BELOW
+from engine.state import Refs
+from falsifiers.subject import Mutant, Subject
+
+Counts = tuple[int, ...]
+TRUTH = ("logits_match_transformers",)
+
+
+def _models(wrong: Callable[[Model], Model]) -> Callable[[Subject], Subject]:
+    """Return a builder whose models are changed as they are loaded."""
+    def build(subject: Subject) -> Subject:
+        return replace(subject, models=lambda name: wrong(subject.models(name)))
+
+    return build
+
+
+def _ops(**wrong: Callable[..., None]) -> Callable[[Subject], Subject]:
+    """Return a builder whose models run other ops."""
+    return _models(lambda model: replace(model, ops=replace(model.ops, **wrong)))
+
+
+def _vectors(name: str, wrong: Callable[[Tensor], Tensor]) -> Callable[[Subject], Subject]:
+    """Return a builder whose models hold a changed f32 parameter of that name in every layer."""
+    def change(model: Model) -> Model:
+        layers = tuple(
+            Layer(layer.matrices, {k: wrong(v) if k == name else v
+                                   for k, v in layer.vectors.items()})
+            for layer in model.weights.layers)
+        return replace(model, weights=replace(model.weights, layers=layers))
+
+    return _models(change)
+
+
+def _config(**wrong: Any) -> Callable[[Subject], Subject]:
+    """Return a builder whose models have another configuration."""
+    def change(model: Model) -> Model:
+        config: Config = replace(model.config, **wrong)
+        return Model(config, model.weights, type(model.rope)(config.rope_dim, config.rope_base),
+                     model.ops, model.path)
+
+    return _models(change)
+
+
+def _tile(x: Tensor, groups: int) -> Tensor:
+    return x.repeat(groups, 1)
+
+
+def _delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs, counts: Counts,
+           out: Tensor, *, spread: Callable[[Tensor, int], Tensor] = _tile,
+           l2: Callable[[Tensor], Tensor] = lambda x: A.l2_norm(x, 1e-6), scale: float = 128 ** -0.5,
+           decay: str = "first", delta: bool = True, read: str = "after",
+           turned: bool = False) -> None:
+    """One token of the delta rule with one part of it changed."""
+    groups = v.shape[1] // k.shape[1]
+    q, k, v, g, beta = spread(l2(q[0]) * scale, groups), spread(l2(k[0]), groups), v[0], g[0], beta[0]
+    state = states.views[0]
+    s = state * g[:, None, None]
+    seen = state if decay == "after the read" else s
+    recall = A.total((seen * k[:, :, None]).transpose(1, 2)) if delta else torch.zeros_like(v)
+    change = beta[:, None] * (v - recall)
+    if decay == "last":
+        after = (state + k[:, :, None] * change[:, None, :]) * g[:, None, None]
+    else:
+        after = s + k[:, :, None] * change[:, None, :]
+    looked = s if read == "before" else after
+    out[0] = A.total((looked * q[:, :, None]).transpose(1, 2))
+    state.copy_(after.transpose(1, 2) if turned else after)
+
+
+def _conv(x: Tensor, taps: Tensor, windows: Refs, counts: Counts, out: Tensor, *,
+          turn: Callable[[Tensor], Tensor] = lambda w: w, silu: bool = True,
+          keep: bool = True) -> None:
+    if not keep:
+        windows.views[0].zero_()
+    ops.conv_step(x, turn(taps), windows, counts, out)
+    if not silu:
+        window = torch.cat([windows.views[0][:, :3], x[0, :, None]], 1)
+        out[0] = (taps[:, 3] * window[:, 2]) + taps[:, 2] * window[:, 1] + taps[:, 1] * window[:, 0]
+
+
+def _gates(a: Tensor, b: Tensor, decay: Tensor, bias: Tensor, g: Tensor, beta: Tensor, *,
+           rate: Callable[[Tensor], Tensor] = lambda d: d,
+           shift: Callable[[Tensor], Tensor] = lambda x: x,
+           soft: Callable[[Tensor], Tensor] = A.softplus,
+           squash: Callable[[Tensor], Tensor] = A.sigmoid) -> None:
+    g.copy_(A.exp(rate(decay) * soft(a + shift(bias))))
+    beta.copy_(squash(b))
+
+
+def _gated_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float, out: Tensor, *,
+                first: bool = False, gate: Callable[[Tensor], Tensor] = A.silu) -> None:
+    y = A.rms_norm(x * gate(z), weight, eps) if first else A.rms_norm(x, weight, eps) * gate(z)
+    out.copy_(y)
+
+
+def _rotate(x: Tensor, table: Tensor, positions: list[int], out: Tensor, *, late: int = 0,
+            adjacent: bool = False, reverse: bool = False, whole: bool = False) -> None:
+    ops.rotate(x, table, [max(0, p - late) for p in positions], out)
+    if reverse:
+        turned = torch.stack([table[:, 0], -table[:, 1]], 1)
+        ops.rotate(x, turned, positions, out)
+    if adjacent:
+        order = torch.arange(64).reshape(32, 2).T.flatten()
+        picked = torch.cat([x[..., :64][..., order], x[..., 64:]], -1)
+        ops.rotate(picked, table, positions, out)
+        out[..., order] = out[..., :64].clone()
+    if whole:
+        parts = [torch.empty_like(x[..., :64]) for _ in range(4)]
+        for i, part in enumerate(parts):
+            ops.rotate(x[..., 64 * i:64 * i + 64].contiguous(), table, positions, part)
+        out.copy_(torch.cat(parts, -1))
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
+            lengths: Counts, counts: Counts, out: Tensor, *, scale: float = 1.0,
+            shuffle: bool = False, gated: Callable[[Tensor], Tensor] | None = A.sigmoid,
+            swap: bool = False, cached: bool = True) -> None:
+    if swap:
+        q, gate = gate, q
+    n = lengths[0]
+    keys.views[0][n], values.views[0][n] = k[0], v[0]
+    mine = (q[0] * scale).contiguous()
+    if shuffle:
+        mine = mine.unflatten(0, (-1, k.shape[1])).transpose(0, 1).flatten(0, 1).contiguous()
+    first = 0 if cached else n
+    o = ops.attend_one(mine, keys.views[0][first:n + 1], values.views[0][first:n + 1])
+    if shuffle:
+        o = o.unflatten(0, (k.shape[1], -1)).transpose(0, 1).flatten(0, 1)
+    out[0] = o * gated(gate[0]) if gated else o
+
+
+def _swapped(gate: Tensor, up: Tensor, out: Tensor) -> None:
+    ops.silu_mul(up, gate, out)
+
+
+def _plus(x: Tensor) -> Tensor:
+    return x + 1
+
+
+def _mean_l2(x: Tensor) -> Tensor:
+    return A.l2_norm(x, 1e-6 * x.shape[-1])
+
+
+def _d(**change: Any) -> Callable[[Subject], Subject]:
+    return _ops(delta_step=partial(_delta, **change))
+
+
+MODEL = (
+    ("key_head_is_h_over_groups", "Value head h uses key head h // (V / K).",
+     _d(spread=lambda x, n: x.repeat_interleave(n, 0)), "B210"),
+    ("read_before_decay", "The state is read before it decays.", _d(decay="after the read"), ""),
+    ("decay_after_write", "The state decays after the write.", _d(decay="last"), ""),
+    ("output_before_write", "The output is read before the write.", _d(read="before"), ""),
+    ("no_delta_term", "The value is written without subtracting what is stored.",
+     _d(delta=False), ""),
+    ("state_turned", "Key and value dimensions of the state change places every step.",
+     _d(turned=True), "B121"),
+    ("query_not_scaled", "The query lacks 1 / sqrt(128).", _d(scale=1.0), ""),
+    ("no_l2_norm", "Queries and keys are not normalised.", _d(l2=lambda x: x), ""),
+    ("l2_eps_added_to_the_mean", "The l2 eps is added to the mean of squares.", _d(l2=_mean_l2), ""),
+    ("l2_eps_left_out", "The l2 norm has no eps.", _d(l2=lambda x: A.l2_norm(x, 0.0)), ""),
+    ("conv_taps_flipped", "Tap 0 multiplies the present token.",
+     _ops(conv_step=partial(_conv, turn=lambda w: w.flip(1))), ""),
+    ("conv_taps_transposed", "Taps are read as [4, conv_dim].",
+     _ops(conv_step=partial(_conv, turn=lambda w: w.T.reshape(w.shape))), "B211"),
+    ("conv_without_silu", "The convolution has no activation.",
+     _ops(conv_step=partial(_conv, silu=False)), ""),
+    ("conv_window_forgotten", "The convolution sees the present token alone.",
+     _ops(conv_step=partial(_conv, keep=False)), "B117"),
+    ("decay_not_in_log_space", "exp(ssm_a) is taken where -exp(A_log) is stored.",
+     _ops(gates=partial(_gates, rate=lambda d: -A.exp(d))), "B211"),
+    ("decay_is_a_sigmoid", "The gate is a sigmoid instead of exp(-A softplus).",
+     _ops(gates=partial(_gates, soft=A.sigmoid)), ""),
+    ("time_step_bias_left_out", "ssm_dt is not added.",
+     _ops(gates=partial(_gates, shift=torch.zeros_like)), ""),
+    ("beta_not_squashed", "beta lacks its sigmoid.", _ops(gates=partial(_gates, squash=lambda b: b)),
+     ""),
+    ("beta_through_bfloat16", "beta is rounded to bfloat16 and back.",
+     _ops(gates=partial(_gates, squash=lambda b: A.sigmoid(b).bfloat16().float())), "B125"),
+    ("gate_before_norm", "z gates the read before its norm.",
+     _ops(gated_norm=partial(_gated_norm, first=True)), ""),
+    ("gate_is_a_sigmoid", "z goes through a sigmoid instead of SiLU.",
+     _ops(gated_norm=partial(_gated_norm, gate=A.sigmoid)), ""),
+    ("one_added_to_norms_twice", "1 is added to norms that already hold it.",
+     _vectors("attn_norm", _plus), "B213"),
+    ("one_added_to_ssm_norm", "1 is added to the one norm that does not want it.",
+     _vectors("ssm_norm", _plus), ""),
+    ("rope_on_adjacent_pairs", "Dimensions 2i and 2i + 1 turn together.",
+     _ops(rotate=partial(_rotate, adjacent=True)), ""),
+    ("rope_on_all_dimensions", "All 256 dimensions are rotated.",
+     _ops(rotate=partial(_rotate, whole=True)), "B217"),
+    ("rope_turns_backwards", "The sine has the wrong sign on both halves, for one op.",
+     _ops(rotate=partial(_rotate, reverse=True)), ""),
+    ("rope_position_late_by_one", "Positions start at 0 twice.",
+     _ops(rotate=partial(_rotate, late=1)), "B153"),
+    ("rope_base_defaulted", "The base is 10,000, as a reader without the key takes it.",
+     _config(rope_base=10000.0), ""),
+    ("query_and_gate_swapped", "The gate half of attn_q is taken as the query.",
+     _ops(attend=partial(_attend, swap=True)), ""),
+    ("kv_head_is_h_mod", "Query head h reads KV head h mod the KV heads.",
+     _ops(attend=partial(_attend, shuffle=True)), ""),
+    ("attention_scale_wrong", "Scores are scaled by 1 / sqrt(128).",
+     _ops(attend=partial(_attend, scale=2 ** 0.5)), ""),
+    ("attention_not_gated", "The output gate is left out.", _ops(attend=partial(_attend, gated=None)),
+     ""),
+    ("attention_gated_by_silu", "The output gate is SiLU.",
+     _ops(attend=partial(_attend, gated=A.silu)), ""),
+    ("cache_never_read", "Attention sees the present token alone.",
+     _ops(attend=partial(_attend, cached=False)), ""),
+    ("query_norm_left_out", "Queries and keys of attention are not normalised.",
+     _vectors("attn_q_norm", torch.ones_like), ""),
+    ("ffn_gate_and_up_swapped", "SiLU is applied to the up projection.", _ops(silu_mul=_swapped), ""),
+    ("head_tied_though_it_is_not", "The embedding is taken as the head.",
+     _models(lambda m: replace(m, weights=replace(m.weights, head=m.weights.embedding))), ""),
+    ("one_layer_short", "The last layer is not run.",
+     _models(lambda m: replace(m, weights=replace(m.weights, layers=m.weights.layers[:-1]))), "B218"),
+)
+
+MUTANTS = tuple(Mutant(name, fault, TRUTH, build, source)
+                for name, fault, build, source in MODEL) + BELOW

@@ -1,0 +1,46 @@
+"""The engine's parts as one object, so that attacks and their mutants can take any of them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from engine import arithmetic
+from engine.model import Model
+from engine.rope import rope_table
+from engine.state import Checkpoint, State, checkpoint, restore
+from engine.weights import Weight
+
+FUNCTIONS = ("exp", "sigmoid", "silu", "softplus", "rsqrt")
+
+
+@dataclass(frozen=True)
+class Surface:
+    """What the engine offers below the level of a path."""
+
+    load: Callable[[str | Path], Model] = Model.load
+    weight: Callable[..., Weight] = Weight
+    functions: Mapping[str, Callable[[Tensor], Tensor]] = field(
+        default_factory=lambda: {name: getattr(arithmetic, name) for name in FUNCTIONS})
+    rope_table: Callable[[int, int, float], Tensor] = rope_table
+    checkpoint: Callable[[State, int], Checkpoint] = checkpoint
+    restore: Callable[[Checkpoint, State], None] = restore
+    kernels: Mapping[str, Callable[..., None]] = field(default_factory=dict)
+    """Kernels by name that stand in for the in-tree ones."""
+
+    def kernel(self, name: str) -> Callable[..., Any]:
+        """Return a Triton kernel's entry; its module, and Triton, are imported now."""
+        if name in self.kernels:
+            return self.kernels[name]
+        entry: Callable[..., Any] = getattr(importlib.import_module(f"engine.kernels.{name}"), name)
+        return entry
+
+
+def surface() -> Surface:
+    """Return the engine as it is."""
+    return Surface()
