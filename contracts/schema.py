@@ -169,7 +169,7 @@ class Contract(Record):
                 name = row.id.format(**given)
             except (KeyError, IndexError, ValueError, AttributeError) as error:
                 raise _InconsistentError(
-                    f"case id {row.id!r} cannot be filled in: {error!r}",
+                    f"case id {row.id!r} cannot be filled in from given: {error!r}",
                     "cases", number, "id") from None
             if not CASE_NAME.match(name):
                 raise _InconsistentError(
@@ -249,8 +249,8 @@ def load_contract(path: Path) -> Contract:
 
 
 def _sentence(path: Path, node: yaml.Node | None, error: ValidationError) -> str:
-    """Say in one line what the first thing wrong is, and in which file and line it stands."""
-    first = error.errors()[0]
+    """Say in one line what is wrong, and in which file and line it stands."""
+    first = max(error.errors(), key=lambda one: len(one["loc"]))  # the deepest says most
     cause = first.get("ctx", {}).get("error")
     loc = first["loc"] + (cause.loc if isinstance(cause, _InconsistentError) else ())
     where = ".".join(str(part) for part in loc) or "contract"

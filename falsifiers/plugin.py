@@ -46,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register markers, fix Triton's mode before anything imports it, load the contracts."""
     for marker in MARKERS:
         config.addinivalue_line("markers", f"{marker}: tests of {marker}, set from their folder")
+    config.addinivalue_line("markers", "tier(name): a test beside the cases that runs in one tier")
     try:
         chosen = tiers.choose(config.getoption(DEVICE))
         tiers.fix_triton_mode(chosen)
@@ -135,11 +136,20 @@ def marker_of(path: Path, root: Path) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark each test by its folder, before -m selects."""
+    """Mark each test by its folder, before -m selects, and leave out those of other tiers."""
     for item in items:
         marker = marker_of(item.path, config.rootpath)
         if marker:
             item.add_marker(marker)
+    away = [item for item in items if _is_away(item, config.stash[_tiers])]
+    if away:
+        config.hook.pytest_deselected(items=away)
+        items[:] = [item for item in items if item not in away]
+
+
+def _is_away(item: pytest.Item, chosen: Tiers) -> bool:
+    marker = item.get_closest_marker("tier")
+    return marker is not None and marker.args[0] not in chosen.run
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

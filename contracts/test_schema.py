@@ -1,0 +1,110 @@
+"""A contract file is loaded whole, or refused with the file, the line and what is wrong there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from contracts.schema import Contract, ContractError, load_all, load_contract
+
+GOOD = """\
+phase: p1
+package: phases.p1_made_up
+title: a made-up phase
+claim: every row gets what it would have got alone
+not_proven: that anything is fast
+ops: [step]
+parity: {twin: bitwise, truth: bitwise}
+falsifiers:
+  - id: rows_hold
+    attacks: rows of a batch
+    if_fails: a row depends on the batch around it
+  - id: slots_hold
+    attacks: slots of a batch
+    if_fails: a slot was written by a stranger
+cases:
+  - {falsifier: rows_hold, id: "nano-m{m}", given: {m: [1, 2], model: nano}}
+  - {falsifier: slots_hold, tier: [cpu, cuda], id: one, quick: false, must_claim: false}
+mutants: [one_row_for_all, no_slot]
+"""
+
+
+def write(folder: Path, text: str, name: str = "p1.yaml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def loaded(folder: Path, text: str = GOOD) -> Contract:
+    return load_contract(write(folder, text))
+
+
+def test_axes_are_multiplied_out_over_tiers(tmp_path: Path) -> None:
+    cases = list(loaded(tmp_path).expand())
+    assert [case.id for case in cases] == [
+        "p1/rows_hold[cpu-nano-m1]", "p1/rows_hold[cpu-nano-m2]",
+        "p1/slots_hold[cpu-one]", "p1/slots_hold[cuda-one]"]
+    assert cases[1]["m"] == 2
+    assert [case.quick for case in cases] == [True, True, False, False]
+    assert [case.must_claim for case in cases] == [True, True, False, False]
+
+
+def test_folder_is_loaded_by_phase(tmp_path: Path) -> None:
+    write(tmp_path, GOOD.replace("phase: p1", "phase: p4"), "p4.yaml")
+    write(tmp_path, GOOD.replace("phase: p1", "phase: engine"), "engine.yaml")
+    assert list(load_all(tmp_path)) == ["engine", "p4"]
+
+
+BROKEN = {
+    "unknown key": (8, "falsifiers:", "fallsifiers: []\nfalsifiers:", "unknown key"),
+    "unknown key in a case": (16, "{falsifier: rows_hold,", "{falsifier: rows_hold, fast: yes,",
+                              "unknown key"),
+    "missing key": (1, "title: a made-up phase\n", "", "title: Field required"),
+    "unknown phase": (1, "phase: p1", "phase: p9", "phase"),
+    "another file's phase": (1, "phase: p1", "phase: p2", "stands in a file for 'p1'"),
+    "unknown falsifier": (16, "{falsifier: rows_hold,", "{falsifier: rows_hald,",
+                          "unknown falsifier 'rows_hald'"),
+    "falsifier twice": (12, "id: slots_hold", "id: rows_hold", "'rows_hold' stands twice"),
+    "mutant twice": (18, "[one_row_for_all, no_slot]", "[no_slot, no_slot]", "stands twice"),
+    "idle falsifier": (12, "{falsifier: slots_hold, tier: [cpu, cuda]",
+                       "{falsifier: rows_hold, tier: [cpu, cuda]", "'slots_hold' has no case"),
+    "unknown tier": (17, "tier: [cpu, cuda]", "tier: [cpu, tpu]", "tier"),
+    "case id without its axis": (16, "nano-m{m}", "nano-m{n}", "cannot be filled in"),
+    "case id twice": (16, "nano-m{m}", "nano", "'p1/rows_hold[cpu-nano]' stands twice"),
+    "case id with a space": (16, "nano-m{m}", "nano m{m}", "cannot stand in a test's name"),
+    "budget without a reason": (7, "truth: bitwise", "truth: {cosine: 0.9, norm: 0.1, "
+                                "near_tie: 0, measured: on two machines}", "reason"),
+    "twin that is not bitwise": (7, "twin: bitwise", "twin: close", "twin"),
+    "key twice": (4, "claim:", "title: again\nclaim:", "'title' stands twice"),
+    "not YAML": (6, "ops: [step]", "ops: [step", ""),
+    "a list": (1, GOOD, "[1, 2]", "dictionary"),
+    "empty": (1, GOOD, "", "dictionary"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_broken_contract_names_file_and_line(tmp_path: Path, fault: str) -> None:
+    line, old, new, message = BROKEN[fault]
+    text = GOOD.replace(old, new, 1)
+    assert text != GOOD
+    with pytest.raises(ContractError) as caught:
+        loaded(tmp_path, text)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    assert message in sentence
+    named = int(sentence.removeprefix(f"{tmp_path}/p1.yaml:").split(":")[0])
+    assert named == line, sentence
+
+
+def test_file_that_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match="cannot be read"):
+        load_contract(tmp_path / "p1.yaml")
+    (tmp_path / "p1.yaml").write_bytes(b"phase: \xff")
+    with pytest.raises(ContractError, match="UTF-8"):
+        load_contract(tmp_path / "p1.yaml")
+
+
+def test_records_cannot_be_changed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        loaded(tmp_path).title = "other"

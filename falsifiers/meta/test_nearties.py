@@ -1,0 +1,40 @@
+"""Each kind of closeness is told from the next."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from falsifiers.meta.lies import BUDGET
+from falsifiers.nearties import classify, spread
+
+WANT = torch.tensor([3.0, 2.9995, 1.0, -2.0])
+
+
+@pytest.mark.parametrize(("got", "kind"), [
+    ([3.0, 2.9995, 1.0, -2.0], "bit-equal"),
+    ([3.0001, 2.9995, 1.0, -2.0], "within budget"),
+    ([2.9995, 3.0, 1.0, -2.0], "near-tie"),
+    ([2.9, 2.9, 3.1, -2.0], "diverged"),
+    ([6.0, 5.999, 2.0, -4.0], "diverged"),
+    ([3.0, float("nan"), 1.0, -2.0], "diverged"),
+])
+def test_kind_of_closeness(got: list[float], kind: str) -> None:
+    assert classify(torch.tensor(got), WANT, BUDGET).kind == kind
+
+
+def test_flip_of_a_decided_row_is_no_near_tie() -> None:
+    want = torch.tensor([10.0, 9.0] + [0.0] * 30)
+    loose = BUDGET.model_copy(update={"cosine": 0.9, "norm": 0.5})
+    assert classify(want[[1, 0, *range(2, 32)]], want, loose).kind == "diverged"
+
+
+def test_rows_of_nan_are_never_bit_equal() -> None:
+    nan = torch.full((4,), float("nan"))
+    assert classify(nan, nan, BUDGET).kind == "diverged"
+
+
+def test_rows_of_zeros_are_alike_and_no_row_is_like_zeros() -> None:
+    cosine, ratio = spread(torch.zeros(1, 4), torch.zeros(1, 4))
+    assert (float(cosine), float(ratio)) == (1.0, 1.0)
+    assert classify(torch.zeros(4), WANT, BUDGET).kind == "diverged"
