@@ -1,0 +1,78 @@
+"""The reference ops against plain f64 formulas, where a formula is shorter than the op."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine import ops
+from engine.errors import InputError
+from engine.state import Refs
+
+
+def _draw(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 63, 64, 65, 127, 128, 129, 300])
+@pytest.mark.parametrize("slope", [-0.2, 0.0, 0.2])
+def test_attention_equals_a_two_pass_softmax(n: int, slope: float) -> None:
+    q, keys, values = _draw(1, 4, 256), _draw(2, n, 2, 256), _draw(3, n, 2, 256)
+    keys = keys + slope * torch.arange(n)[:, None, None] * q[0] / 16
+    got = ops.attend_one(q, keys, values).double()
+    scores = torch.einsum("hrd,nhd->hrn", q.double().view(2, 2, 256), keys.double()) / 16
+    want = torch.einsum("hrn,nhd->hrd", scores.softmax(-1), values.double()).flatten(0, 1)
+    assert float((got - want).norm() / want.norm()) < 3e-6
+
+
+def test_attention_of_one_key_is_its_value() -> None:
+    values = _draw(4, 1, 2, 256)
+    got = ops.attend_one(_draw(5, 4, 256), _draw(6, 1, 2, 256), values)
+    assert torch.equal(got, values[0].repeat_interleave(2, 0))
+
+
+def test_delta_rule_equals_its_equations() -> None:
+    q, k, v = _draw(7, 3, 2, 128), _draw(8, 3, 2, 128), _draw(9, 3, 4, 128)
+    g, beta = _draw(10, 3, 4).sigmoid(), _draw(11, 3, 4).sigmoid()
+    state = _draw(12, 4, 128, 128)
+    want_state, wanted = state.double(), []
+    for t in range(3):
+        kt, qt = ((x[t].double() / (x[t].double().pow(2).sum(-1, keepdim=True) + 1e-6).sqrt())
+                  .repeat(2, 1) for x in (k, q))
+        want_state = want_state * g[t].double()[:, None, None]
+        read = torch.einsum("hkv,hk->hv", want_state, kt)
+        change = beta[t].double()[:, None] * (v[t].double() - read)
+        want_state = want_state + kt[:, :, None] * change[:, None, :]
+        wanted.append(torch.einsum("hkv,hk->hv", want_state, qt) * 128 ** -0.5)
+    out = torch.empty(3, 4, 128)
+    ops.delta_step(q, k, v, g, beta, Refs([state]), (3,), out)
+    assert float((out.double() - torch.stack(wanted)).abs().max()) < 1e-5
+    assert float((state.double() - want_state).abs().max()) < 1e-5
+
+
+def test_convolution_sees_the_last_three_tokens_and_shifts() -> None:
+    taps, window = _draw(13, 6, 4), _draw(14, 6, 3)
+    x, past = _draw(15, 5, 6), torch.cat([window.T, _draw(15, 5, 6)])
+    out = torch.empty(5, 6)
+    ops.conv_step(x, taps, Refs([window]), (5,), out)
+    for t in range(5):
+        y = (past[t:t + 4].T * taps).double().sum(1)
+        assert torch.allclose(out[t].double(), y * y.sigmoid(), atol=1e-6)
+    assert torch.equal(window, past[5:8].T)
+
+
+def test_argmax_takes_the_lowest_index_and_refuses_nan() -> None:
+    out = torch.empty(3, dtype=torch.int64)
+    ops.argmax(torch.tensor([[1.0, 3, 3, 2], [-5, -4, -4, -9], [-0.0, 0.0, -1, 0]]), out)
+    assert out.tolist() == [1, 1, 0]
+    with pytest.raises(InputError, match="row 1"):
+        ops.argmax(torch.tensor([[0.0, 1], [0, float("nan")], [1, 0]]), out)
+
+
+def test_rotation_leaves_the_rest_of_a_head_alone() -> None:
+    from engine.rope import rope_table
+    x, out = _draw(16, 2, 3, 256), torch.empty(2, 3, 256)
+    ops.rotate(x, rope_table(8, 64, 1e7), [0, 5], out)
+    assert torch.equal(out[0], x[0])
+    assert torch.equal(out[1, :, 64:], x[1, :, 64:])
+    assert not torch.equal(out[1, :, :64], x[1, :, :64])

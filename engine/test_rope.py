@@ -1,0 +1,35 @@
+"""The rotary table against the host's f64 functions, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from engine.errors import InputError
+from engine.rope import RopeTable, rope_table
+
+
+@pytest.mark.parametrize("position", [0, 1, 63, 4095, 262143])
+def test_table_is_within_half_an_ulp_of_one_of_the_true_angle(position: int) -> None:
+    table = rope_table(position + 1, 64, 1e7)[position]
+    for pair in range(32):
+        angle = position * 1e7 ** (-pair / 32)
+        # the angle itself carries a few f64 roundings, which grow with the position
+        slack = 2.0 ** -25 + position * 2.0 ** -47
+        assert abs(float(table[0, pair]) - math.cos(angle)) <= slack
+        assert abs(float(table[1, pair]) - math.sin(angle)) <= slack
+
+
+def test_growing_a_table_changes_no_bit() -> None:
+    grown = RopeTable(64, 1e7)
+    small = grown.upto(512).clone()
+    assert torch.equal(grown.upto(2000)[:512], small)
+    assert torch.equal(grown.upto(2000)[:2000], rope_table(2000, 64, 1e7))
+
+
+@pytest.mark.parametrize(("positions", "width"), [(0, 64), (1 << 21, 64), (8, 60)])
+def test_impossible_tables_are_refused(positions: int, width: int) -> None:
+    with pytest.raises(InputError, match=str(positions) if width == 64 else "30"):
+        rope_table(positions, width, 1e7)
