@@ -32,7 +32,7 @@ _LOG1P = [f32(b) for b in (0x3DF8E5E4, 0x3DDB67D5, 0x3E1284DE, 0x3E4CCB53, 0x3EA
 
 
 def divide(x: Tensor, by: float) -> Tensor:
-    """Return DIV by a number [13]; a tensor divisor, since a device multiplies by a scalar's inverse."""
+    """Return DIV by a number [13]; a device multiplies by a scalar's inverse."""
     return x / torch.full_like(x, by)
 
 
@@ -44,7 +44,7 @@ def pairwise(x: Tensor) -> Tensor:
 
 
 def lanes(x: Tensor, width: int) -> Tensor:
-    """Add the last axis into `width` lanes, element k to lane k mod width, in order of k from +0."""
+    """Add the last axis into `width` lanes, element k to lane k mod width, in order from +0."""
     short = -x.shape[-1] % width
     if short:
         x = torch.nn.functional.pad(x, (0, short))
@@ -155,7 +155,7 @@ def fixed_point(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def segments(v: Tensor) -> Tensor:
-    """Add super-block values over the group axis 0: four in order from +0, then those in order [6]."""
+    """Add values over the group axis 0: four in order from +0, then those in order [6]."""
     short = -v.shape[0] % SEGMENT
     if short:
         v = torch.cat([v, v.new_zeros(short, *v.shape[1:])])

@@ -1,10 +1,10 @@
 """The engine candidate: one object that any batched engine can offer, and the same over a path.
 
-    new_pool(slots, capacity) -> pool          state for `slots` sequences, all fresh
-    step(tokens, rows, pool) -> logits         f32[m, vocab] of each row's last token
-    read_state(pool, slot) -> {name: tensor}   copies of everything the slot holds
-    write_state(pool, slot, tensors)           the reverse, for poison (may be absent)
-    clear_slot(pool, slot)                     make the slot fresh for a new sequence
+- `new_pool(slots, capacity) -> pool`: state for `slots` sequences, all fresh
+- `step(tokens, rows, pool) -> logits`: f32[m, vocab] of each row's last token
+- `read_state(pool, slot) -> {name: tensor}`: copies of everything the slot holds
+- `write_state(pool, slot, tensors)`: the reverse, for poison (may be absent)
+- `clear_slot(pool, slot)`: make the slot fresh for a new sequence
 """
 
 from __future__ import annotations

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class InputError(ValueError):
-    """A file, an option or a call that is refused; the message is one clear sentence with the value."""
+    """A file, option or call that is refused; the message is one sentence with the value."""

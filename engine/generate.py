@@ -63,7 +63,7 @@ def forced_logits(model: Model, tokens: Sequence[int]) -> Tensor:
 
 
 def write_logits(model: Model, tokens: Sequence[int], out: Path) -> None:
-    """Write `tokens` i64[t] and `logits` f32[t, vocab] to a safetensors file that does not exist."""
+    """Write `tokens` i64[t] and `logits` f32[t, vocab] to a new safetensors file."""
     if out.exists():
         raise InputError(f"{out}: exists already, and nothing is overwritten")
     if not out.parent.is_dir():

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-GLOBAL = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
-          "output.weight": "lm_head.weight"}
+GLOBAL = {"token_embd.weight": "model.embed_tokens.weight",
+          "output_norm.weight": "model.norm.weight", "output.weight": "lm_head.weight"}
 BLOCK = {"attn_norm.weight": "input_layernorm.weight",
          "post_attention_norm.weight": "post_attention_layernorm.weight",
          "ffn_gate.weight": "mlp.gate_proj.weight", "ffn_up.weight": "mlp.up_proj.weight",

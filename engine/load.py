@@ -1,4 +1,4 @@
-"""Loading weights with a ledger: every tensor used once or ignored by name, every parameter filled."""
+"""Load weights with a ledger: each tensor used once or ignored by name, each parameter filled."""
 
 from __future__ import annotations
 

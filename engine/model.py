@@ -34,7 +34,7 @@ class Model:
 
     @staticmethod
     def load(path: str | FilePath) -> Model:
-        """Load a `qwen35` GGUF file, every tensor accounted for; raise `InputError` if it is not."""
+        """Load a `qwen35` GGUF file, every tensor accounted for, or raise `InputError`."""
         return Model.of(*load_weights(open_gguf(path)), FilePath(path))
 
     @staticmethod
@@ -95,50 +95,49 @@ class Model:
         else:
             mixed = self._attention(index, layer, x, state, position, report)
         hidden = hidden + mixed
-        x = self._norm(f"{index}.post_attention_norm", hidden, layer.vectors["post_attention_norm"], report)
-        gate = self._project(f"{index}.project.ffn_gate", layer.matrices["ffn_gate"], x, report)
-        up = self._project(f"{index}.project.ffn_up", layer.matrices["ffn_up"], x, report)
+        weight = layer.vectors["post_attention_norm"]
+        x = self._norm(f"{index}.post_attention_norm", hidden, weight, report)
+        gate, up = (self._matrix(index, layer, name, x, report) for name in ("ffn_gate", "ffn_up"))
         product = torch.empty_like(gate)
         self.ops.silu_mul(gate, up, product)
         report(f"{index}.silu_mul", (gate, up), product)
-        return hidden + self._project(f"{index}.project.ffn_down", layer.matrices["ffn_down"], product,
-                                      report)
+        return hidden + self._matrix(index, layer, "ffn_down", product, report)
 
     def _gdn(self, index: int, layer: Layer, x: Tensor, state: State, report: Report) -> Tensor:
-        c, one, slots = self.config, (1,), [state.index]
-        qkv, z, a, b = (self._project(f"{index}.project.{name}", layer.matrices[name], x, report)
+        config, vectors, one, slots = self.config, layer.vectors, (1,), [state.index]
+        qkv, z, a, b = (self._matrix(index, layer, name, x, report)
                         for name in ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta"))
         mixed = torch.empty_like(qkv)
-        self.ops.conv_step(qkv, layer.vectors["ssm_conv1d"], state.pool.refs("conv", index, slots), one,
-                           mixed)
+        windows = state.pool.refs("conv", index, slots)
+        self.ops.conv_step(qkv, vectors["ssm_conv1d"], windows, one, mixed)
         report(f"{index}.conv_step", (qkv,), mixed)
-        q, k, v = (part.unflatten(1, (-1, c.state_size)) for part in mixed.split((c.key_dim, c.key_dim, c.value_dim), 1))
+        widths = (config.key_dim, config.key_dim, config.value_dim)
+        q, k, v = (part.unflatten(1, (-1, config.state_size)) for part in mixed.split(widths, 1))
         g, beta = torch.empty_like(a), torch.empty_like(b)
-        self.ops.gates(a, b, layer.vectors["ssm_a"], layer.vectors["ssm_dt"], g, beta)
+        self.ops.gates(a, b, vectors["ssm_a"], vectors["ssm_dt"], g, beta)
         report(f"{index}.gates", (a, b), torch.stack([g, beta]))
-        read = torch.empty_like(v)
+        read = torch.empty_like(v, memory_format=torch.contiguous_format)
         self.ops.delta_step(q, k, v, g, beta, state.pool.refs("delta", index, slots), one, read)
         report(f"{index}.delta_step", (q, k, v, g, beta), read)
         y = torch.empty_like(read)
-        self.ops.gated_norm(read, z.view_as(read), layer.vectors["ssm_norm"], c.eps, y)
+        self.ops.gated_norm(read, z.view_as(read), vectors["ssm_norm"], config.eps, y)
         report(f"{index}.gated_norm", (read, z), y)
-        return self._project(f"{index}.project.ssm_out", layer.matrices["ssm_out"], y.flatten(1), report)
+        return self._matrix(index, layer, "ssm_out", y.flatten(1), report)
 
     def _attention(self, index: int, layer: Layer, x: Tensor, state: State, position: int,
                    report: Report) -> Tensor:
         dim, pool, slots = self.config.head_dim, state.pool, [state.index]
-        both = self._project(f"{index}.project.attn_q", layer.matrices["attn_q"], x, report)
-        q, gate = both.unflatten(1, (-1, 2, dim)).unbind(2)
-        k, v = (self._project(f"{index}.project.{name}", layer.matrices[name], x, report)
-                .unflatten(1, (-1, dim)) for name in ("attn_k", "attn_v"))
-        q = self._rotate(index, "q", q, layer.vectors["attn_q_norm"], position, report)
-        k = self._rotate(index, "k", k, layer.vectors["attn_k_norm"], position, report)
+        both = self._matrix(index, layer, "attn_q", x, report)
+        q, gate = both.unflatten(1, (-1, 2, dim)).unbind(2)  # per head, query then gate
+        k, v = (self._matrix(index, layer, name, x, report).unflatten(1, (-1, dim))
+                for name in ("attn_k", "attn_v"))
+        q, k = (self._rotate(index, name, part, layer.vectors[f"attn_{name}_norm"], position, report)
+                for name, part in (("q", q), ("k", k)))
         mixed = torch.empty_like(q)
         self.ops.attend(q, k, v, gate, pool.refs("k", index, slots), pool.refs("v", index, slots),
                         (position,), (1,), mixed)
         report(f"{index}.attend", (q, k, v, gate), mixed)
-        return self._project(f"{index}.project.attn_output", layer.matrices["attn_output"],
-                             mixed.flatten(1), report)
+        return self._matrix(index, layer, "attn_output", mixed.flatten(1), report)
 
     def _rotate(self, index: int, name: str, x: Tensor, weight: Tensor, position: int,
                 report: Report) -> Tensor:
@@ -154,8 +153,11 @@ class Model:
         report(op, (x,), out)
         return out
 
+    def _matrix(self, index: int, layer: Layer, name: str, x: Tensor, report: Report) -> Tensor:
+        return self._project(f"{index}.project.{name}", layer.matrices[name], x, report)
+
     def _project(self, op: str, weight: Weight, x: Tensor, report: Report) -> Tensor:
-        out = torch.empty(x.shape[0], weight.n)
+        out = x.new_empty(x.shape[0], weight.n)
         self.ops.project(weight, x, out)
         report(op, (x,), out)
         return out

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine import arithmetic as A
+from engine import arithmetic as ar
 from engine import ops
 from engine.config import Config
 from engine.load import Layer
@@ -31,7 +31,7 @@ def _models(wrong: Callable[[Model], Model]) -> Callable[[Subject], Subject]:
     return build
 
 
-def _ops(**wrong: Callable[..., None]) -> Callable[[Subject], Subject]:
+def _ops(**wrong: Any) -> Callable[[Subject], Subject]:
     """Return a builder whose models run other ops."""
     return _models(lambda model: replace(model, ops=replace(model.ops, **wrong)))
 
@@ -64,23 +64,24 @@ def _tile(x: Tensor, groups: int) -> Tensor:
 
 def _delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs, counts: Counts,
            out: Tensor, *, spread: Callable[[Tensor, int], Tensor] = _tile,
-           l2: Callable[[Tensor], Tensor] = lambda x: A.l2_norm(x, 1e-6), scale: float = 128 ** -0.5,
-           decay: str = "first", delta: bool = True, read: str = "after",
+           l2: Callable[[Tensor], Tensor] = lambda x: ar.l2_norm(x, 1e-6),
+           scale: float = 128 ** -0.5, decay: str = "first", delta: bool = True, read: str = "after",
            turned: bool = False) -> None:
     """One token of the delta rule with one part of it changed."""
     groups = v.shape[1] // k.shape[1]
-    q, k, v, g, beta = spread(l2(q[0]) * scale, groups), spread(l2(k[0]), groups), v[0], g[0], beta[0]
+    q, k = spread(l2(q[0]) * scale, groups), spread(l2(k[0]), groups)
+    v, g, beta = v[0], g[0], beta[0]
     state = states.views[0]
     s = state * g[:, None, None]
     seen = state if decay == "after the read" else s
-    recall = A.total((seen * k[:, :, None]).transpose(1, 2)) if delta else torch.zeros_like(v)
+    recall = ar.total((seen * k[:, :, None]).transpose(1, 2)) if delta else torch.zeros_like(v)
     change = beta[:, None] * (v - recall)
     if decay == "last":
         after = (state + k[:, :, None] * change[:, None, :]) * g[:, None, None]
     else:
         after = s + k[:, :, None] * change[:, None, :]
     looked = s if read == "before" else after
-    out[0] = A.total((looked * q[:, :, None]).transpose(1, 2))
+    out[0] = ar.total((looked * q[:, :, None]).transpose(1, 2))
     state.copy_(after.transpose(1, 2) if turned else after)
 
 
@@ -98,15 +99,15 @@ def _conv(x: Tensor, taps: Tensor, windows: Refs, counts: Counts, out: Tensor, *
 def _gates(a: Tensor, b: Tensor, decay: Tensor, bias: Tensor, g: Tensor, beta: Tensor, *,
            rate: Callable[[Tensor], Tensor] = lambda d: d,
            shift: Callable[[Tensor], Tensor] = lambda x: x,
-           soft: Callable[[Tensor], Tensor] = A.softplus,
-           squash: Callable[[Tensor], Tensor] = A.sigmoid) -> None:
-    g.copy_(A.exp(rate(decay) * soft(a + shift(bias))))
+           soft: Callable[[Tensor], Tensor] = ar.softplus,
+           squash: Callable[[Tensor], Tensor] = ar.sigmoid) -> None:
+    g.copy_(ar.exp(rate(decay) * soft(a + shift(bias))))
     beta.copy_(squash(b))
 
 
 def _gated_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float, out: Tensor, *,
-                first: bool = False, gate: Callable[[Tensor], Tensor] = A.silu) -> None:
-    y = A.rms_norm(x * gate(z), weight, eps) if first else A.rms_norm(x, weight, eps) * gate(z)
+                first: bool = False, gate: Callable[[Tensor], Tensor] = ar.silu) -> None:
+    y = ar.rms_norm(x * gate(z), weight, eps) if first else ar.rms_norm(x, weight, eps) * gate(z)
     out.copy_(y)
 
 
@@ -130,7 +131,7 @@ def _rotate(x: Tensor, table: Tensor, positions: list[int], out: Tensor, *, late
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
             lengths: Counts, counts: Counts, out: Tensor, *, scale: float = 1.0,
-            shuffle: bool = False, gated: Callable[[Tensor], Tensor] | None = A.sigmoid,
+            shuffle: bool = False, gated: Callable[[Tensor], Tensor] | None = ar.sigmoid,
             swap: bool = False, cached: bool = True) -> None:
     if swap:
         q, gate = gate, q
@@ -155,7 +156,7 @@ def _plus(x: Tensor) -> Tensor:
 
 
 def _mean_l2(x: Tensor) -> Tensor:
-    return A.l2_norm(x, 1e-6 * x.shape[-1])
+    return ar.l2_norm(x, 1e-6 * x.shape[-1])
 
 
 def _d(**change: Any) -> Callable[[Subject], Subject]:
@@ -174,8 +175,9 @@ MODEL = (
      _d(turned=True), "B121"),
     ("query_not_scaled", "The query lacks 1 / sqrt(128).", _d(scale=1.0), ""),
     ("no_l2_norm", "Queries and keys are not normalised.", _d(l2=lambda x: x), ""),
-    ("l2_eps_added_to_the_mean", "The l2 eps is added to the mean of squares.", _d(l2=_mean_l2), ""),
-    ("l2_eps_left_out", "The l2 norm has no eps.", _d(l2=lambda x: A.l2_norm(x, 0.0)), ""),
+    ("l2_eps_added_to_the_mean", "The l2 eps is added to the mean of squares.",
+     _d(l2=_mean_l2), ""),
+    ("l2_eps_left_out", "The l2 norm has no eps.", _d(l2=lambda x: ar.l2_norm(x, 0.0)), ""),
     ("conv_taps_flipped", "Tap 0 multiplies the present token.",
      _ops(conv_step=partial(_conv, turn=lambda w: w.flip(1))), ""),
     ("conv_taps_transposed", "Taps are read as [4, conv_dim].",
@@ -185,19 +187,19 @@ MODEL = (
     ("conv_window_forgotten", "The convolution sees the present token alone.",
      _ops(conv_step=partial(_conv, keep=False)), "B117"),
     ("decay_not_in_log_space", "exp(ssm_a) is taken where -exp(A_log) is stored.",
-     _ops(gates=partial(_gates, rate=lambda d: -A.exp(d))), "B211"),
+     _ops(gates=partial(_gates, rate=lambda d: -ar.exp(d))), "B211"),
     ("decay_is_a_sigmoid", "The gate is a sigmoid instead of exp(-A softplus).",
-     _ops(gates=partial(_gates, soft=A.sigmoid)), ""),
+     _ops(gates=partial(_gates, soft=ar.sigmoid)), ""),
     ("time_step_bias_left_out", "ssm_dt is not added.",
      _ops(gates=partial(_gates, shift=torch.zeros_like)), ""),
-    ("beta_not_squashed", "beta lacks its sigmoid.", _ops(gates=partial(_gates, squash=lambda b: b)),
-     ""),
+    ("beta_not_squashed", "beta lacks its sigmoid.",
+     _ops(gates=partial(_gates, squash=lambda b: b)), ""),
     ("beta_through_bfloat16", "beta is rounded to bfloat16 and back.",
-     _ops(gates=partial(_gates, squash=lambda b: A.sigmoid(b).bfloat16().float())), "B125"),
+     _ops(gates=partial(_gates, squash=lambda b: ar.sigmoid(b).bfloat16().float())), "B125"),
     ("gate_before_norm", "z gates the read before its norm.",
      _ops(gated_norm=partial(_gated_norm, first=True)), ""),
     ("gate_is_a_sigmoid", "z goes through a sigmoid instead of SiLU.",
-     _ops(gated_norm=partial(_gated_norm, gate=A.sigmoid)), ""),
+     _ops(gated_norm=partial(_gated_norm, gate=ar.sigmoid)), ""),
     ("one_added_to_norms_twice", "1 is added to norms that already hold it.",
      _vectors("attn_norm", _plus), "B213"),
     ("one_added_to_ssm_norm", "1 is added to the one norm that does not want it.",
@@ -218,19 +220,21 @@ MODEL = (
      _ops(attend=partial(_attend, shuffle=True)), ""),
     ("attention_scale_wrong", "Scores are scaled by 1 / sqrt(128).",
      _ops(attend=partial(_attend, scale=2 ** 0.5)), ""),
-    ("attention_not_gated", "The output gate is left out.", _ops(attend=partial(_attend, gated=None)),
-     ""),
+    ("attention_not_gated", "The output gate is left out.",
+     _ops(attend=partial(_attend, gated=None)), ""),
     ("attention_gated_by_silu", "The output gate is SiLU.",
-     _ops(attend=partial(_attend, gated=A.silu)), ""),
+     _ops(attend=partial(_attend, gated=ar.silu)), ""),
     ("cache_never_read", "Attention sees the present token alone.",
      _ops(attend=partial(_attend, cached=False)), ""),
     ("query_norm_left_out", "Queries and keys of attention are not normalised.",
      _vectors("attn_q_norm", torch.ones_like), ""),
-    ("ffn_gate_and_up_swapped", "SiLU is applied to the up projection.", _ops(silu_mul=_swapped), ""),
+    ("ffn_gate_and_up_swapped", "SiLU is applied to the up projection.",
+     _ops(silu_mul=_swapped), ""),
     ("head_tied_though_it_is_not", "The embedding is taken as the head.",
      _models(lambda m: replace(m, weights=replace(m.weights, head=m.weights.embedding))), ""),
     ("one_layer_short", "The last layer is not run.",
-     _models(lambda m: replace(m, weights=replace(m.weights, layers=m.weights.layers[:-1]))), "B218"),
+     _models(lambda m: replace(m, weights=replace(m.weights, layers=m.weights.layers[:-1]))),
+     "B218"),
 )
 
 MUTANTS = tuple(Mutant(name, fault, TRUTH, build, source)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine import arithmetic as A
+from engine import arithmetic as ar
 from engine import ops
 from engine.blocks import Parts
 from engine.gguf_file import GgufFile, TensorEntry, open_gguf
@@ -137,7 +137,7 @@ def _function(name: str, wrong: Callable[[Tensor], Tensor]) -> Callable[[Subject
 
 
 def _unclamped_exp(x: Tensor) -> Tensor:
-    return torch.where(x.isnan(), 0.0, A.exp(x))
+    return torch.where(x.isnan(), 0.0, ar.exp(x))
 
 
 def _fused_rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -280,8 +280,9 @@ BELOW = (
     Mutant("block_count_defaulted", "A file without a block count gets one.", (LIES,),
            _surface(load=_with_defaults(("block_count", 2))), "B218"),
     Mutant("rope_keys_defaulted", "Missing rope keys are taken as 10,000 and 64.", (LIES,),
-           _surface(load=_with_defaults(("rope.freq_base", 10000.0), ("rope.dimension_count", 64)))),
-    Mutant("output_left_unwritten", "One value of an op's output is whatever memory held.", (FRESH,),
+           _surface(load=_with_defaults(("rope.freq_base", 10000.0),
+                                        ("rope.dimension_count", 64)))),
+    Mutant("output_left_unwritten", "One value of an output is whatever memory held.", (FRESH,),
            _last_unwritten),
     Mutant("library_silu_in_the_ffn", "The FFN's SiLU is the library's.", (KNOWN,), _library_silu),
 )

@@ -10,7 +10,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.arithmetic import exp, l2_norm, lanes, pairwise, rms_norm, sigmoid, silu, softplus, total
+from engine.arithmetic import (
+    exp,
+    l2_norm,
+    lanes,
+    pairwise,
+    rms_norm,
+    sigmoid,
+    silu,
+    softplus,
+    total,
+)
 from engine.errors import InputError
 from engine.state import Refs
 from engine.weights import Weight
@@ -121,7 +131,7 @@ def attend_one(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     Splits of 64 keys; in a split, maximum, EXP against it, sums in 8 lanes (key j to lane j mod 8)
     then adjacent pairs; splits are merged in order against the largest maximum.
     """
-    n, kv_heads, dim = keys.shape
+    n, kv_heads = keys.shape[:2]
     q = q.unflatten(0, (kv_heads, -1))
     parts = [_split(q, keys[i:i + SPLIT], values[i:i + SPLIT]) for i in range(0, n, SPLIT)]
     top = torch.stack([m for m, _, _ in parts]).amax(0)

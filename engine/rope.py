@@ -64,7 +64,7 @@ def sin_cos(angle: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rope_table(positions: int, rope_dim: int, base: float) -> Tensor:
-    """Return f32[positions, 2, rope_dim / 2]: the cosine and the sine of every position and pair."""
+    """Return f32[positions, 2, rope_dim / 2]: cosine and sine of every position and pair."""
     if not 0 < positions <= _LIMIT:
         raise InputError(f"a rotary table of {positions} positions is refused: 1 to {_LIMIT}")
     powers = torch.tensor(rope_powers(rope_dim // 2, base), dtype=torch.float64)

@@ -89,7 +89,7 @@ class State:
         return tensors
 
     def digest(self, length: int | None = None) -> str:
-        """Return the sha256 of the slot's bits, every NaN as 0x7fc00000, KV cut to `length` rows."""
+        """Return the sha256 of the bits, every NaN as 0x7fc00000, KV cut to `length` rows."""
         digest = hashlib.sha256()
         for name, view in self.named(length).items():
             plain = torch.where(torch.isnan(view), torch.nan, view).cpu().contiguous()

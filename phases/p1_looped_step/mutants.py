@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine import ops
+from engine.arithmetic import sigmoid
 from engine.model import Model
 from engine.path import Path, Rows, Sink, Step
 from engine.state import Pool, Refs, State
@@ -179,7 +180,7 @@ def _one_key_more(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, val
     ops.attend(q, k, v, gate, keys, values, lengths, counts, out)
     n = lengths[0] + 2
     out.copy_(ops.attend_one(q[0], keys.views[0][:n], values.views[0][:n])
-              * ops.sigmoid(gate[0]))
+              * sigmoid(gate[0]))
 
 
 def _bfloat16_state(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs,
@@ -293,9 +294,9 @@ MUTANTS = (
            (STREAMS, NEIGHBOURS), _step(_ordered_above_one), "B106"),
     Mutant("recurrent_state_rounded_to_bfloat16", "The recurrent state is kept in bfloat16.",
            (ORACLE,), _ops(delta_step=_bfloat16_state), "B124"),
-    Mutant("last_row_of_an_odd_batch_copied", "The last row of an odd batch repeats the one before.",
+    Mutant("last_row_of_an_odd_batch_copied", "The last row of an odd batch repeats its neighbour.",
            (STREAMS,), _step(_odd_tail), "B077"),
-    Mutant("logits_of_the_last_call", "Logits are returned in a buffer that the next step reuses.",
+    Mutant("logits_of_the_last_call", "Logits come in a buffer that the next step reuses.",
            (REPEATS,), _step(_LastCall)),
     Mutant("logits_rolled_by_one_row", "Each row gets its neighbour's logits.", (STREAMS, MEMBERS),
            _step(_rolled)),
