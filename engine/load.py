@@ -1,4 +1,4 @@
-"""Load weights with a ledger: each tensor used once or ignored by name, each parameter filled."""
+"""Load weights by a ledger: each tensor used once or ignored by name, each parameter filled."""
 
 from __future__ import annotations
 

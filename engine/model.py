@@ -131,7 +131,7 @@ class Model:
         q, gate = both.unflatten(1, (-1, 2, dim)).unbind(2)  # per head, query then gate
         k, v = (self._matrix(index, layer, name, x, report).unflatten(1, (-1, dim))
                 for name in ("attn_k", "attn_v"))
-        q, k = (self._rotate(index, name, part, layer.vectors[f"attn_{name}_norm"], position, report)
+        q, k = (self._rotate(index, name, part, layer, position, report)
                 for name, part in (("q", q), ("k", k)))
         mixed = torch.empty_like(q)
         self.ops.attend(q, k, v, gate, pool.refs("k", index, slots), pool.refs("v", index, slots),
@@ -139,9 +139,9 @@ class Model:
         report(f"{index}.attend", (q, k, v, gate), mixed)
         return self._matrix(index, layer, "attn_output", mixed.flatten(1), report)
 
-    def _rotate(self, index: int, name: str, x: Tensor, weight: Tensor, position: int,
+    def _rotate(self, index: int, name: str, x: Tensor, layer: Layer, position: int,
                 report: Report) -> Tensor:
-        x = self._norm(f"{index}.norm.{name}", x, weight, report)
+        x = self._norm(f"{index}.norm.{name}", x, layer.vectors[f"attn_{name}_norm"], report)
         out = torch.empty_like(x)
         self.ops.rotate(x, self.rope.upto(position + 1), [position], out)
         report(f"{index}.rotate.{name}", (x,), out)

@@ -65,8 +65,8 @@ def _tile(x: Tensor, groups: int) -> Tensor:
 def _delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs, counts: Counts,
            out: Tensor, *, spread: Callable[[Tensor, int], Tensor] = _tile,
            l2: Callable[[Tensor], Tensor] = lambda x: ar.l2_norm(x, 1e-6),
-           scale: float = 128 ** -0.5, decay: str = "first", delta: bool = True, read: str = "after",
-           turned: bool = False) -> None:
+           scale: float = 128 ** -0.5, decay: str = "first", delta: bool = True,
+           read: str = "after", turned: bool = False) -> None:
     """One token of the delta rule with one part of it changed."""
     groups = v.shape[1] // k.shape[1]
     q, k = spread(l2(q[0]) * scale, groups), spread(l2(k[0]), groups)
