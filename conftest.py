@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from contracts.schema import Case
     from falsifiers.subject import Subject
 
-pytest_plugins = ["falsifiers.plugin"]
+pytest_plugins = ["falsifiers.plugin", "pytester"]
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ BROKEN = {
                                 "near_tie: 0, measured: on two machines}", "reason"),
     "twin that is not bitwise": (7, "twin: bitwise", "twin: close", "twin"),
     "key twice": (4, "claim:", "title: again\nclaim:", "'title' stands twice"),
-    "not YAML": (6, "ops: [step]", "ops: [step", ""),
+    "not YAML": (7, "ops: [step]", "ops: [step", "expected ','"),
     "a list": (1, GOOD, "[1, 2]", "dictionary"),
     "empty": (1, GOOD, "", "dictionary"),
 }

@@ -26,11 +26,12 @@ def verdict(name: str, outcome: Outcome = "passed", **more: Any) -> Verdict:
     """Return a verdict with what its outcome needs."""
     made = case(name, must_claim=more.pop("must_claim", True), phase=more.pop("phase", "p1"),
                 tier=more.pop("tier", "cpu"))
-    needs: dict[str, Any] = {"passed": {"compared": 1}, "failed": {"finding": FINDING}}.get(
-        outcome, {"reason": "a made-up reason"})
-    return Verdict(case=made.id, phase=made.phase, falsifier=made.falsifier, tier=made.tier,
-                   subject="in-tree", outcome=outcome, must_claim=made.must_claim,
-                   **{**needs, **more})
+    all_needs: dict[str, dict[str, Any]] = {"passed": {"compared": 1},
+                                            "failed": {"finding": FINDING}}
+    needs = all_needs.get(outcome, {"reason": "a made-up reason"})
+    told = {"case": made.id, "phase": made.phase, "falsifier": made.falsifier, "tier": made.tier,
+            "subject": "in-tree", "outcome": outcome, "must_claim": made.must_claim}
+    return Verdict.model_validate({**told, **needs, **more})
 
 
 FINDING = Finding(rule="twin", rung="bits", sentence="out[row 0]=0x1, but should be 0x0 [p1]")
