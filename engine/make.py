@@ -27,10 +27,10 @@ EPS, ROPE_BASE, ROPE_DIM, SECTIONS = 1e-6, 1e7, 64, (11, 11, 10, 0)
 SEED = 1
 FAINT = 1e-4
 """How much smaller one GDN layer's q and k channels are, which makes the l2 epsilon count."""
-GAINS = {"attn_output": 3.0, "ssm_out": 2.0}
+GAINS = {"attn_output": 5.0, "ssm_out": 2.5}
 """Deviation of a matrix times the root of its columns, 1 where a role is not named.
 
-Mixing must weigh as much as the feed-forward part, or a damaged state would change no token.
+Mixing must outweigh the feed-forward part, or a damaged state would change no token.
 """
 QUIET = 0.03
 """Gain of an embedding with a head of its own: so small that the first norm's epsilon counts.

@@ -74,7 +74,7 @@ def plan(shape: Shape, quant: str) -> list[Planned]:
                 ending = _PLAIN.get(role, ".weight")
                 tensors.append(Planned(f"blk.{layer}.{role}{ending}", role, layer, size, "F32"))
             else:
-                tensors.append(_matrix(role, layer, *size, shape, quant))
+                tensors.append(_matrix(role, layer, size[0], size[1], shape, quant))
     return tensors
 
 

@@ -17,7 +17,7 @@ WORDS = ("the of and to in is that it was for on are as with his they at be this
          "one had not but what all were when we there can an your which their said if do will each "
          "about how up out them then she many some so these would other into has more her two like "
          "him see time could no make than first been its who now people my made over did down only "
-         "way find use may water long little very after words called just where most know").split()
+         "way find use may water long little very after words called just where most know")
 CHAT = ("{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
         "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
@@ -59,7 +59,7 @@ def vocabulary(size: int) -> Vocabulary:
 
 def _candidates(letters: dict[int, str]) -> Iterator[str]:
     """Yield beginnings of words, after a space and not, then every longer string in turn."""
-    for word in WORDS:
+    for word in WORDS.split():
         for text in (letters[ord(" ")] + word, word):
             yield from (text[:end] for end in range(2, len(text) + 1))
     order = [*b" etaoinshrdlucmfwypvbgkjqxz", *range(256)]
