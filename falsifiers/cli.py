@@ -114,6 +114,8 @@ def _print_gate(gated: Gated, contracts: dict[str, Contract]) -> None:
         print(f"{trouble}; it ended with:\n{_tail(gated.run.output)}\n")
     for result in gated.results:
         print(_line(result, contracts.get(result.phase)))
+    if len(gated.results) == 1 and (contract := contracts.get(gated.results[0].phase)):
+        print(_claim(contract))
 
 
 def _tail(text: str) -> str:
@@ -128,6 +130,17 @@ def _line(result: PhaseResult, contract: Contract | None) -> str:
     why = "".join(f"\n    {reason}" for reason in result.why)
     return (f"{result.phase:<7}{result.verdict:<13}{title}\n    {counts or 'no case ran'}; "
             f"device proof: {result.device_proof}; {result.seconds:.1f} s{why}")
+
+
+def _claim(contract: Contract) -> str:
+    """Return what a pass says, by which rules, and what it does not say."""
+    from textwrap import fill
+
+    from falsifiers.ledger import rules_of
+    told = [f"claim: {contract.claim}", *rules_of(contract),
+            f"a pass does not say: {contract.not_proven}"]
+    return "\n".join(fill(line, 100, initial_indent="    ", subsequent_indent="      ")
+                     for line in told)
 
 
 @app.command(epilog="Example: rowtwin mutants --phase 1 --json")

