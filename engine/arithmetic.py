@@ -8,6 +8,8 @@ bits change with an element's position, the layout or the thread count.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -181,5 +183,5 @@ def log_softmax_at(logits: Tensor, token: int) -> float:
     rounded to f32.
     """
     top = logits.max()
-    whole = total(exp(logits - top)).double().log()
-    return float(((logits[token] - top).double() - whole).float())
+    whole = math.log(float(total(exp(logits - top))))
+    return float(torch.tensor(float(logits[token] - top) - whole, dtype=torch.float32))

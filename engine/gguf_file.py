@@ -273,7 +273,7 @@ def _type_name(number: int) -> str:
     from gguf import GGMLQuantizationType
 
     try:
-        return GGMLQuantizationType(number).name
+        return str(GGMLQuantizationType(number).name)
     except ValueError:
         return f"number {number}"
 

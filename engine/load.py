@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -43,16 +43,15 @@ class Weights:
         if self.head is not self.embedding:
             yield self.head
 
-    def with_arithmetic(self, name: str) -> Weights:
-        """Return the same weights with their quantised products in another arithmetic."""
-        def other(weight: Weight) -> Weight:
-            return Weight(weight.name, weight.kind, weight.raw, name)
-
-        embedding = other(self.embedding)
-        head = embedding if self.head is self.embedding else other(self.head)
-        layers = tuple(Layer({k: other(w) for k, w in layer.matrices.items()}, layer.vectors)
+    def like(self, arithmetic: str | None = None, device: str | None = None) -> Weights:
+        """Return the same weights in another arithmetic or on another device."""
+        embedding = self.embedding.like(arithmetic, device)
+        head = embedding if self.head is self.embedding else self.head.like(arithmetic, device)
+        layers = tuple(Layer({k: w.like(arithmetic, device) for k, w in layer.matrices.items()},
+                             {k: v.to(device or v.device) for k, v in layer.vectors.items()})
                        for layer in self.layers)
-        return replace(self, embedding=embedding, head=head, layers=layers)
+        norm = self.output_norm.to(device or self.output_norm.device)
+        return Weights(embedding, layers, norm, head, self.ignored)
 
 
 def matrix_shapes(config: Config, recurrent: bool) -> dict[str, tuple[int, int]]:

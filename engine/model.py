@@ -44,11 +44,21 @@ class Model:
 
     def with_arithmetic(self, name: str) -> Model:
         """Return the model with its quantised products in another registered arithmetic."""
-        return replace(self, weights=self.weights.with_arithmetic(name))
+        return replace(self, weights=self.weights.like(arithmetic=name))
+
+    def to(self, device: str) -> Model:
+        """Return the model with its weights and rotary table on a device."""
+        rope = RopeTable(self.config.rope_dim, self.config.rope_base, device)
+        return replace(self, weights=self.weights.like(device=device), rope=rope)
+
+    @property
+    def device(self) -> str:
+        """Where weights and state are."""
+        return self.rope.device
 
     def new_pool(self, slots: int, capacity: int) -> Pool:
         """Return fresh state for `slots` sequences of up to `capacity` tokens."""
-        return Pool(self.config, slots, capacity)
+        return Pool(self.config, slots, capacity, self.device)
 
     def new_state(self, capacity: int) -> State:
         """Return fresh state for one sequence."""
@@ -65,7 +75,7 @@ class Model:
             raise InputError(f"position {position} is past the state's capacity of "
                              f"{state.pool.capacity}")
         report = bound(sink, state.index)
-        hidden = torch.empty(1, self.config.embd)
+        hidden = torch.empty(1, self.config.embd, device=self.device)
         self.ops.embed(self.weights.embedding, [token], hidden)
         report("embed", (), hidden)
         for index, layer in enumerate(self.weights.layers):

@@ -75,14 +75,14 @@ def rope_table(positions: int, rope_dim: int, base: float) -> Tensor:
 class RopeTable:
     """A rotary table that grows, by doubling, with the positions asked for."""
 
-    def __init__(self, rope_dim: int, base: float) -> None:
-        self.rope_dim, self.base = rope_dim, base
-        self._table = rope_table(512, rope_dim, base)
+    def __init__(self, rope_dim: int, base: float, device: str = "cpu") -> None:
+        self.rope_dim, self.base, self.device = rope_dim, base, device
+        self._table = rope_table(512, rope_dim, base).to(device)
 
     def upto(self, positions: int) -> Tensor:
         """Return f32[at least `positions`, 2, pairs]; raise `InputError` past 2^20 positions."""
         held = self._table.shape[0]
         if positions > held:
-            self._table = rope_table(min(_LIMIT, max(positions, 2 * held)), self.rope_dim,
-                                     self.base)
+            wanted = min(_LIMIT, max(positions, 2 * held))
+            self._table = rope_table(wanted, self.rope_dim, self.base).to(self.device)
         return self._table

@@ -33,17 +33,24 @@ def tensor_of(array: np.ndarray) -> Tensor:
 class Weight:
     """One matrix W[N, K] of a file, by its GGUF name, type and raw block bytes [N, bytes]."""
 
-    def __init__(self, name: str, kind: str, raw: np.ndarray, arithmetic_name: str = EXACT) -> None:
+    def __init__(self, name: str, kind: str, raw: np.ndarray, arithmetic_name: str = EXACT,
+                 device: str = "cpu") -> None:
         if arithmetic_name not in (EXACT, ORDERED):
             raise InputError(f"arithmetic {arithmetic_name!r} is unknown: {EXACT} or {ORDERED}")
         block = TYPES[kind]
         self.name, self.kind, self.raw = name, kind, raw
         self.n, self.k = raw.shape[0], raw.shape[1] // block.bytes * block.weights
         self.arithmetic = arithmetic_name if kind in EXACT_KINDS else ORDERED
+        self.device = device
+
+    def like(self, arithmetic_name: str | None = None, device: str | None = None) -> Weight:
+        """Return the same matrix in another arithmetic or on another device."""
+        return type(self)(self.name, self.kind, self.raw, arithmetic_name or self.arithmetic,
+                          device or self.device)
 
     def rows(self, tokens: list[int]) -> Tensor:
         """Return the dequantised rows f32[t, K] [9], as an embedding reads them."""
-        return torch.from_numpy(dequantize(self.kind, np.ascontiguousarray(self.raw[tokens])))
+        return self._decoded(self.raw[tokens])
 
     def product(self, x: Tensor) -> Tensor:
         """Return x f32[t, K] times the transposed matrix: f32[t, N], in the matrix's arithmetic."""
@@ -94,7 +101,10 @@ class Weight:
     def _values(self, rows: slice) -> Tensor:
         if self._dense is not None:
             return self._dense[rows]
-        return torch.from_numpy(dequantize(self.kind, np.ascontiguousarray(self.raw[rows])))
+        return self._decoded(self.raw[rows])
+
+    def _decoded(self, raw: np.ndarray) -> Tensor:
+        return torch.from_numpy(dequantize(self.kind, np.ascontiguousarray(raw))).to(self.device)
 
     def _chunks(self) -> list[slice]:
         step = self.n if self.n * self.k <= _WIDE else max(1, _CHUNK // self.k)
@@ -109,7 +119,7 @@ class Weight:
     def _dense(self) -> Tensor | None:
         if self.n * self.k > _WIDE:
             return None
-        return torch.from_numpy(dequantize(self.kind, np.ascontiguousarray(self.raw)))
+        return self._decoded(self.raw)
 
     @cached_property
     def _parts(self) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -118,7 +128,7 @@ class Weight:
         chunks = [self._part(split(self.kind, np.ascontiguousarray(self.raw[i:i + step])))
                   for i in range(0, self.n, step)]
         integers, d, minimum, dmin = ([c[i] for c in chunks] for i in range(4))
-        joined = [torch.cat(c, dim=1) if c[0] is not None else None  # type: ignore[arg-type]
+        joined = [torch.cat(c, dim=1).to(self.device) if c[0] is not None else None  # type: ignore[arg-type]
                   for c in (integers, d, minimum, dmin)]
         return joined[0], joined[1], joined[2], joined[3]  # type: ignore[return-value]
 
