@@ -1,0 +1,157 @@
+"""Text to token ids and back, by the byte-level BPE that a file holds.
+
+Text is taken as it is, without Unicode normalisation: decoding what was encoded gives the same
+text back. (The original Python tokenizer applies NFC first; other GGUF readers do not either.)
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import InputError
+from engine.vocabulary import CONTROL, USER, byte_letters
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Fast
+
+PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+           r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+"""The pre-tokenizer `qwen35`: merges never cross the pieces it finds."""
+END_OF_TEXT = "<|endoftext|>"
+"""Ends a text although the metadata do not name it."""
+
+
+class Tokenizer:
+    """The vocabulary of one file."""
+
+    def __init__(self, tokens: list[str], types: list[int], merges: list[str], eos: int,
+                 chat_template: str | None = None) -> None:
+        self._ids = _numbered(tokens)
+        if len(types) != len(tokens):
+            raise InputError(f"the vocabulary has {len(tokens)} tokens, but {len(types)} types")
+        if not 0 <= eos < len(tokens):
+            raise InputError(f"the end token {eos} is outside the vocabulary of {len(tokens)}")
+        self.tokens, self.types, self.chat_template = tokens, types, chat_template
+        self.ends = frozenset({eos, *([self._ids[END_OF_TEXT]] if END_OF_TEXT in self._ids
+                                      else [])})
+        """Ids that end a text: the file's end token and `<|endoftext|>`."""
+        self._bytes = {letter: byte for byte, letter in byte_letters().items()}
+        self._fast = self._build(_pairs(merges, self._ids))
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, object], vocab: int) -> Tokenizer:
+        """Read a file's tokenizer; `vocab` is the number of embedding rows."""
+        for key, want in (("model", "gpt2"), ("pre", "qwen35")):
+            got = metadata.get(f"tokenizer.ggml.{key}")
+            if got != want:
+                raise InputError(f"tokenizer.ggml.{key} must be {want!r}, but is {_short(got)}")
+        tokens = _list(metadata, "tokens", str)
+        if len(tokens) != vocab:
+            raise InputError(f"the file has {len(tokens)} tokens, but {vocab} embedding rows")
+        eos = metadata.get("tokenizer.ggml.eos_token_id")
+        if type(eos) is not int:
+            raise InputError(f"tokenizer.ggml.eos_token_id must be a token id, but is "
+                             f"{_short(eos)}")
+        chat = metadata.get("tokenizer.chat_template")
+        return cls(tokens, _list(metadata, "token_type", int), _list(metadata, "merges", str), eos,
+                   chat if isinstance(chat, str) else None)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text; control tokens are known by their text, none is added."""
+        try:
+            return list(self._fast.encode(text, add_special_tokens=False).ids)
+        except (UnicodeError, TypeError):
+            raise InputError("the text has half of a surrogate pair, which is no character"
+                             ) from None
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of ids, without control tokens; broken UTF-8 becomes U+FFFD."""
+        stream = Detokenizer(self)
+        return "".join(stream.push(token) for token in ids) + stream.finish()
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes that one id stands for; a control token stands for none."""
+        if not 0 <= token < len(self.tokens):
+            raise InputError(f"token {token} is outside the vocabulary of {len(self.tokens)}")
+        text, kind = self.tokens[token], self.types[token]
+        if kind == CONTROL:
+            return b""
+        if kind == USER or any(letter not in self._bytes for letter in text):
+            return text.encode()
+        return bytes(self._bytes[letter] for letter in text)
+
+    def _build(self, merges: list[tuple[str, str]]) -> Fast:
+        from tokenizers import AddedToken, Regex, pre_tokenizers
+        from tokenizers import Tokenizer as Fast
+        from tokenizers.models import BPE
+
+        for byte, letter in byte_letters().items():
+            if letter not in self._ids:
+                raise InputError(f"the vocabulary has no token for the byte 0x{byte:02x}, so not "
+                                 f"every text can be encoded")
+        fast = Fast(BPE(vocab=self._ids, merges=merges))
+        fast.pre_tokenizer = pre_tokenizers.Sequence([
+            pre_tokenizers.Split(Regex(PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        added = [AddedToken(text, special=kind == CONTROL, normalized=False)
+                 for text, kind in zip(self.tokens, self.types, strict=True)
+                 if kind in (CONTROL, USER)]
+        fast.add_tokens(added)
+        return fast
+
+
+class Detokenizer:
+    """Turns a stream of ids into text, and keeps back the first bytes of a split character."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int) -> str:
+        """Take the next id and return the text that is now complete, which may be empty."""
+        return self._decoder.decode(self._tokenizer.piece(token))
+
+    def finish(self) -> str:
+        """End the stream; return U+FFFD if a character was left incomplete."""
+        return self._decoder.decode(b"", final=True)
+
+
+def _list(metadata: Mapping[str, object], key: str, kind: type) -> list[Any]:
+    """Return a metadata list whose entries are all of one kind."""
+    value = metadata.get(f"tokenizer.ggml.{key}")
+    if not isinstance(value, list) or any(type(entry) is not kind for entry in value):
+        raise InputError(f"tokenizer.ggml.{key} must be a list of {kind.__name__}, but is "
+                         f"{_short(value)}")
+    return value
+
+
+def _numbered(tokens: list[str]) -> dict[str, int]:
+    """Return the id of each token text; refuse an empty or a repeated one."""
+    ids = {text: number for number, text in enumerate(tokens)}
+    if "" in ids:
+        raise InputError(f"token {ids['']} of the vocabulary is empty")
+    if len(ids) != len(tokens):
+        number, text = next((n, t) for n, t in enumerate(tokens) if ids[t] != n)
+        raise InputError(f"tokens {number} and {ids[text]} of the vocabulary are both "
+                         f"{_short(text)}")
+    return ids
+
+
+def _pairs(merges: list[str], ids: dict[str, int]) -> list[tuple[str, str]]:
+    """Return merges as pairs of tokens that exist, as does what they make."""
+    pairs = []
+    for number, merge in enumerate(merges):
+        left, _, right = merge.partition(" ")
+        for text in (left, right, left + right):
+            if text not in ids:
+                raise InputError(f"merge {number} ({_short(merge)}) needs the token "
+                                 f"{_short(text)}, which the vocabulary lacks")
+        pairs.append((left, right))
+    return pairs
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
