@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent
 DECODE = ("p1", "p3", "p4", "p5", "p6", "p8")
 SERVING = ("p0", "p2", "p7")
+READER_GONE = 141  # as a shell tells a death by SIGPIPE
 COMMANDS = {
     "gate": ("falsifiers.cli", "Judge phases: PASS, FAIL or UNMEASURABLE, with evidence."),
     "report": ("reports.cli", "Judge every phase and write a page to look at."),
@@ -144,6 +145,18 @@ class LazyGroup(TyperGroup):
             return None
         return LazyCommand(cmd_name, help=COMMANDS[cmd_name][1], add_help_option=False)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; a reader that went away is not a failure of what is judged."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            _drop_output()
+            raise typer.Exit(READER_GONE) from None
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
 
 app = typer.Typer(cls=LazyGroup, add_completion=False, no_args_is_help=True,
                   epilog="Example: rowtwin gate --phase 1")
@@ -158,10 +171,13 @@ def root(ctx: typer.Context) -> None:
 def main() -> None:
     """Run the command line; a user's mistake ends in one sentence and exit code 2."""
     try:
-        typer.main.get_command(app).main(prog_name="rowtwin")
+        try:
+            typer.main.get_command(app).main(prog_name="rowtwin")
+        finally:
+            sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing left to flush to
-        sys.exit(141)
+        _drop_output()
+        sys.exit(READER_GONE)
     except Exception as error:
         from contracts.schema import ContractError
         from engine.errors import InputError

@@ -1,0 +1,160 @@
+"""The command line: loads nothing it does not need, and a mistake ends in one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import rowtwin
+from contracts.schema import ContractError
+from engine.errors import InputError
+from falsifiers import session
+from falsifiers.errors import SuiteError
+from falsifiers.gate import judge_phase
+from falsifiers.meta.lies import FINDING, verdict
+from falsifiers.session import Gated, Run, Wanted
+
+LOADED = """\
+import sys
+import rowtwin
+sys.argv[1:] = {argv!r}
+try:
+    rowtwin.main()
+except SystemExit as end:
+    code = end.code
+heavy = {{"torch", "triton", "numpy", "yaml", "pytest"}} & set(sys.modules)
+print("\\nloaded", sorted(heavy), code)
+"""
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["gate", "--help"], ["mutants", "--help"]])
+def test_help_loads_nothing_heavy(argv: list[str]) -> None:
+    out = subprocess.run([sys.executable, "-c", LOADED.format(argv=argv)], cwd=rowtwin.ROOT,
+                         capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "loaded [] 0"
+    assert "Example: rowtwin" in out
+    if argv == ["--help"]:
+        assert all(name in out for name in rowtwin.COMMANDS)
+
+
+def test_reader_that_went_away_is_told_quietly() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    argv = [sys.executable, "rowtwin.py", "gate", "--phase", "8", "--json"]
+    done = subprocess.run(argv, cwd=rowtwin.ROOT, stdout=writer, stderr=subprocess.PIPE, text=True,
+                          check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (rowtwin.READER_GONE, "")
+
+
+Main = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+    """Return a function that runs the command line: exit code, stdout, stderr."""
+    def run(*argv: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rowtwin", *argv])
+        with pytest.raises(SystemExit) as end:
+            rowtwin.main()
+        return (int(end.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def gated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Put a stand-in before the gate; it takes what is in the list and adds what was wanted."""
+    plan: list[Any] = []
+
+    def stand_in(wanted: Wanted, **options: Any) -> Gated:
+        outcome = plan.pop()
+        plan.append((wanted, options))
+        if isinstance(outcome, BaseException):
+            raise outcome
+        book = [verdict("a", outcome, phase=phase, falsifier="streams_equal_solo")
+                for phase in wanted.phases]
+        return Gated([judge_phase(phase, book) for phase in wanted.phases], Run(book))
+
+    monkeypatch.setattr(session, "run_gate", stand_in)
+    return plan
+
+
+@pytest.mark.parametrize(("outcome", "code", "word"), [
+    ("passed", 0, "PASS"), ("failed", 1, "FAIL"), ("error", 2, "UNMEASURABLE")])
+def test_gate_s_exit_code_follows_its_word(main: Main, gated: list[Any], outcome: str, code: int,
+                                           word: str) -> None:
+    gated.append(outcome)
+    got, out, _ = main("gate", "--phase", "1")
+    assert got == code
+    assert f"p1     {word}" in out
+    assert "a pass does not say:" in out
+    assert (FINDING.sentence in out) == (outcome == "failed")
+
+
+def test_json_is_one_object_for_a_phase_and_a_list_for_a_ladder(main: Main,
+                                                                gated: list[Any]) -> None:
+    gated.append("passed")
+    one = json.loads(main("gate", "--phase", "p1", "--json")[1])
+    assert {"phase", "verdict", "cases", "passed", "failed", "unmeasurable", "declined",
+            "device_proof", "seconds"} <= set(one)
+    gated[:] = ["passed"]
+    ladder = json.loads(main("gate", "--through", "1", "--json")[1])
+    assert [told["phase"] for told in ladder] == ["engine", "p0", "p1"]
+    assert gated[0][1]["through"] is True
+
+
+def test_options_reach_the_gate(main: Main, gated: list[Any]) -> None:
+    gated.append("passed")
+    main("gate", "--phase", "1", "--candidate", "file:x.py", "--device", "cpu", "--thorough",
+         "--jobs", "2", "--require-device")
+    wanted, options = gated[0]
+    assert (wanted.phases, wanted.candidate, wanted.device, wanted.thorough, wanted.jobs) == (
+        ("p1",), "file:x.py", "cpu", True, 2)
+    assert options["require_device"] is True
+
+
+@pytest.mark.parametrize("mistake", [
+    SuiteError("it is broken"), ContractError("it is broken"), InputError("it is broken")])
+def test_user_s_mistake_is_one_sentence(main: Main, gated: list[Any], mistake: Exception) -> None:
+    gated.append(mistake)
+    assert main("gate", "--phase", "1") == (2, "", "rowtwin: it is broken\n")
+
+
+def test_interrupt_ends_quietly(main: Main, gated: list[Any]) -> None:
+    gated.append(KeyboardInterrupt())
+    code, _, err = main("gate", "--phase", "1")
+    assert code == 130
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("argv", "sentence"), [
+    (["gate", "--phase", "9"], "unknown phase '9'"),
+    (["gate", "--phase", "1", "--through", "3"], "give one of --phase, --through and --case"),
+    (["gate", "--case", "p1/streams_equal_solo[cpu-nano-m9]"], "did you mean p1/"),
+    (["gate", "--phase", "1", "--device", "tpu"], "unknown device 'tpu'"),
+    (["gate", "--phase", "1", "--candidate", "mine"], "unknown candidate 'mine'"),
+    (["mutants", "--phase", "8"], "phase p8 is not built"),
+    (["mutants", "--device", "tpu"], "unknown device 'tpu'")])
+def test_bad_usage_names_what_is_bad(main: Main, argv: list[str], sentence: str) -> None:
+    code, out, err = main(*argv)
+    assert (code, out) == (2, "")
+    assert err.startswith("rowtwin: ")
+    assert sentence in err
+    assert err.count("\n") == 1
+
+
+def test_unknown_command_is_bad_usage(main: Main) -> None:
+    assert main("gat")[0] == 2
+
+
+def test_phase_that_is_not_built_cannot_be_told(main: Main) -> None:
+    code, out, _ = main("gate", "--phase", "8", "--json")
+    assert code == 2
+    assert json.loads(out)["why"] == ["not built"]
