@@ -1,0 +1,139 @@
+"""The engine's commands: making and inspecting model files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from engine.errors import InputError
+
+if TYPE_CHECKING:
+    from engine.gguf_file import GgufFile
+
+app = typer.Typer(no_args_is_help=True)
+model_app = typer.Typer(no_args_is_help=True, help="Make or inspect a GGUF file.")
+app.add_typer(model_app, name="model")
+
+
+@app.callback()
+def _root() -> None:
+    """Work with models."""
+
+
+@model_app.command(epilog="Example: rowtwin model make tiny.gguf --shape tiny --quant mixed")
+def make(
+        out: Annotated[Path, typer.Argument(help="The file to write.")],
+        shape: Annotated[str, typer.Option(help="nano, tiny, 0.8b, 4b or 9b.")] = "nano",
+        quant: Annotated[str, typer.Option(help="q4_k_m, f32 or mixed.")] = "mixed",
+        seed: Annotated[int, typer.Option(help="The same seed gives the same bytes.")] = 1,
+        layers: Annotated[int | None, typer.Option(help="Layers.")] = None,
+        embd: Annotated[int | None, typer.Option(help="Width of the residual stream.")] = None,
+        ffn: Annotated[int | None, typer.Option(help="Width of the feed-forward part.")] = None,
+        heads: Annotated[int | None, typer.Option(help="Query heads.")] = None,
+        kv_heads: Annotated[int | None, typer.Option(help="Attention key-value heads.")] = None,
+        key_heads: Annotated[int | None, typer.Option(help="GDN query and key heads.")] = None,
+        value_heads: Annotated[int | None, typer.Option(help="GDN value heads.")] = None,
+        vocab: Annotated[int | None, typer.Option(help="Tokens.")] = None,
+        context: Annotated[int | None, typer.Option(help="The longest sequence.")] = None,
+        tied: Annotated[bool | None, typer.Option("--tied/--untied",
+                                                  help="Share embedding and head.")] = None,
+        force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+) -> None:
+    """Write a complete GGUF file of random weights, the same bytes on every machine.
+
+    Options left out keep the shape's own value.
+    """
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    from engine.make import make_model
+
+    with Progress("writing", BarColumn(), DownloadColumn(), TimeRemainingColumn(),
+                  console=_console(stderr=True), transient=True) as bar:
+        task = bar.add_task("writing", total=None)
+        path = make_model(
+            out, shape, quant, seed, force=force, layers=layers, embd=embd, ffn=ffn, heads=heads,
+            kv_heads=kv_heads, key_heads=key_heads, value_heads=value_heads, vocab=vocab,
+            context=context, tied=tied,
+            progress=lambda done, total: bar.update(task, completed=done, total=total))
+    typer.echo(f"{path}: {path.stat().st_size:,} bytes")
+
+
+@model_app.command(epilog="Example: rowtwin model inspect tiny.gguf --json")
+def inspect(
+        file: Annotated[Path, typer.Argument(help="A GGUF file.")],
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone.")] = False,
+) -> None:
+    """Print a file's config, tensors, weight types and bytes."""
+    from engine.gguf_file import open_gguf
+
+    found = summary(open_gguf(file))
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    typer.echo(f"{file}: {found['bytes']:,} bytes, {found['parameters']:,} parameters, "
+               f"{len(found['tensors'])} tensors")
+    _show("config", ("field", "value"), [(k, _plain(v)) for k, v in found["config"].items()])
+    _show("weight types", ("type", "tensors", "weights", "bytes"),
+          [(kind, *(f"{n:,}" for n in counts.values())) for kind, counts in found["types"].items()])
+    _show("tensors", ("name", "type", "shape", "bytes"),
+          [(t["name"], t["type"], "x".join(map(str, t["shape"])), f"{t['bytes']:,}")
+           for t in found["tensors"]])
+
+
+def summary(file: GgufFile) -> dict[str, Any]:
+    """Return what `model inspect` shows, ready for JSON; refuse a file that is no qwen35 model."""
+    import dataclasses
+    import math
+
+    from engine.config import Config
+
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise InputError(f"{file.path}: tensor token_embd.weight is missing")
+    config = Config.from_metadata(file.metadata, embedding.shape[0],
+                                  "output.weight" not in file.tensors)
+    tensors = [{"name": t.name, "type": t.kind, "shape": list(t.shape), "bytes": t.data.nbytes}
+               for t in file.tensors.values()]
+    types: dict[str, dict[str, int]] = {}
+    for tensor in file.tensors.values():
+        counts = types.setdefault(tensor.kind, {"tensors": 0, "weights": 0, "bytes": 0})
+        for key, more in zip(counts, (1, math.prod(tensor.shape), tensor.data.nbytes),
+                             strict=True):
+            counts[key] += more
+    return {"path": str(file.path), "name": file.metadata.get("general.name"), "bytes": file.size,
+            "parameters": sum(counts["weights"] for counts in types.values()),
+            "config": dataclasses.asdict(config), "types": types, "tensors": tensors}
+
+
+def _console(*, stderr: bool = False) -> Any:
+    from rich.console import Console
+
+    return Console(stderr=stderr)
+
+
+def _plain(value: object) -> str:
+    """Return a config value in short: layer kinds as one letter each."""
+    if isinstance(value, tuple | list) and value and all(isinstance(v, bool) for v in value):
+        return "".join("G" if v else "A" for v in value) + " (G = GDN, A = attention)"
+    if isinstance(value, tuple | list):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _show(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """Print a table: drawn on a terminal, tab-separated when piped."""
+    console = _console()
+    if not console.is_terminal:
+        typer.echo(f"\n{title}\n" + "\n".join("\t".join(row) for row in [columns, *rows]))
+        return
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number and column != "type" else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
