@@ -1,0 +1,73 @@
+"""What P3 changes: a projection is made by `gemv_rows`, still one row at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from engine.errors import InputError
+from engine.model import Model
+from engine.path import Path, Rows, Sink
+from engine.state import Pool
+from engine.weights import EXACT, Weight
+from phases.p1_looped_step import increment as before
+from phases.p3_row_twin import reference
+
+GemvRows = Callable[[Weight, Tensor, Tensor], None]
+
+
+def path() -> Path:
+    """Return P1's path with its projections through `gemv_rows`."""
+    return replace(before.path(), name="p3", step_rows=step_rows, project=project)
+
+
+def step_rows(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+              sink: Sink | None) -> Tensor:
+    """Run P1's step with the path's projections in place of the oracle's."""
+    mine = replace(model, ops=replace(model.ops, project=path.project))
+    return before.path().step_rows(path, mine, pool, tokens, rows, sink)
+
+
+def project(weight: Weight, x: Tensor, out: Tensor) -> None:
+    """Write W x for every row of x f32[t, K] into out f32[t, N], one row at a time."""
+    check(weight, x, out)
+    for row, into in zip(x.split(1), out.split(1), strict=True):
+        gemv_rows(weight, row, into)
+
+
+def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:
+    """Write W x for every row of x f32[m, K] into out f32[m, N]: kernels on a device, else torch.
+
+    Rows may have any stride; values of a row are neighbours. Weight bytes are read once a launch.
+    """
+    check(weight, x, out)
+    product = kernel(weight.arithmetic) if x.is_cuda else reference.gemv_rows
+    product(weight, x, out)
+
+
+def kernel(arithmetic: str) -> GemvRows:
+    """Return the Triton product of a registered arithmetic; Triton is imported now."""
+    if arithmetic == EXACT:
+        from phases.p3_row_twin import kernel_exact
+        return kernel_exact.gemv_rows
+    from phases.p3_row_twin import kernel_ordered
+    return kernel_ordered.gemv_rows
+
+
+def check(weight: Weight, x: Tensor, out: Tensor) -> None:
+    """Refuse operands that do not fit the matrix, before anything is written."""
+    for name, given, width in (("x", x, weight.k), ("out", out, weight.n)):
+        if given.dtype != torch.float32 or given.ndim != 2 or given.shape[1] != width:
+            raise InputError(f"{name} of a product with {weight.name} must be f32[m, {width}], "
+                             f"but is {str(given.dtype).removeprefix('torch.')}"
+                             f"{list(given.shape)}")
+        if width > 1 and given.stride(1) != 1:
+            raise InputError(f"values of a row of {name} must be neighbours, but stand "
+                             f"{given.stride(1)} apart")
+    if len(x) != len(out):
+        raise InputError(f"x has {len(x)} rows, but out has {len(out)}")
+    if x.device != out.device:
+        raise InputError(f"x is on {x.device}, but out is on {out.device}")
