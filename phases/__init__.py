@@ -1,1 +1,1 @@
-"""."""
+"""The phases: each package holds one increment and the attack on its claim."""

@@ -1,0 +1,28 @@
+"""P0's increment: the serving stack's scheduler, its driver thread and its serial peer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from phases.p0_scheduler import reference
+from phases.p0_scheduler.driver import Driver
+from phases.p0_scheduler.reference import Served
+from phases.p0_scheduler.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The parts of a serving stack; a later phase replaces some and adds its own."""
+
+    scheduler: type[Scheduler]
+    """Called with an engine and `Settings`."""
+    driver: type[Driver]
+    """Called with a scheduler; starts its thread."""
+    serial: Callable[..., list[Served]]
+    """Serves requests one after another: `serial(engine, requests, eos)`."""
+
+
+def stack() -> Stack:
+    """Return the stack of this phase."""
+    return Stack(scheduler=Scheduler, driver=Driver, serial=reference.serve)
