@@ -68,7 +68,7 @@ def counting(**tensors: Tensor) -> Iterator[dict[str, Reads]]:
     The tensors must be contiguous and on the CPU. Raises `Unmeasurable` when Triton is not
     running under its interpreter, since nothing could be counted then.
     """
-    builder = _builder()
+    builder = interpreter_builder()
     regions = {name: Reads(x.data_ptr(), x.numel() * x.element_size())
                for name, x in tensors.items()}
     real = builder.create_masked_load
@@ -88,7 +88,8 @@ def counting(**tensors: Tensor) -> Iterator[dict[str, Reads]]:
         builder.create_masked_load = real
 
 
-def _builder() -> Any:
+def interpreter_builder() -> Any:
+    """Return the class that Triton's interpreter runs operations by, or raise `Unmeasurable`."""
     if os.environ.get("TRITON_INTERPRET") != "1":
         raise Unmeasurable("loads can be counted under Triton's interpreter alone")
     try:
