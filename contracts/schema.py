@@ -59,6 +59,8 @@ class Parity(Record):
 
     twin: Literal["bitwise"]
     truth: Literal["bitwise"] | Budget
+    own: Budget | None = None
+    """Truth of a candidate whose arithmetic is its own; None where none is taken."""
 
 
 class Falsifier(Record):

@@ -50,6 +50,15 @@ def test_axes_are_multiplied_out_over_tiers(tmp_path: Path) -> None:
     assert [case.must_claim for case in cases] == [True, True, False, False]
 
 
+def test_own_arithmetic_has_a_budget_only_where_one_is_given(tmp_path: Path) -> None:
+    budget = ("own: {cosine: 0.999, norm: 0.01, near_tie: 0, reason: sums in another order, "
+              "measured: 1e-7 on one machine}")
+    mine = loaded(tmp_path, GOOD.replace("truth: bitwise", f"truth: bitwise, {budget}"))
+    assert mine.parity.own is not None
+    assert (mine.parity.truth, mine.parity.own.cosine) == ("bitwise", 0.999)
+    assert loaded(tmp_path).parity.own is None
+
+
 def test_folder_is_loaded_by_phase(tmp_path: Path) -> None:
     write(tmp_path, GOOD.replace("phase: p1", "phase: p4"), "p4.yaml")
     write(tmp_path, GOOD.replace("phase: p1", "phase: engine"), "engine.yaml")
@@ -75,6 +84,9 @@ BROKEN = {
     "case id with a space": (16, "nano-m{m}", "nano m{m}", "cannot stand in a test's name"),
     "budget without a reason": (7, "truth: bitwise", "truth: {cosine: 0.9, norm: 0.1, "
                                 "near_tie: 0, measured: on two machines}", "reason"),
+    "own budget without its floor": (7, "truth: bitwise", "truth: bitwise, own: {cosine: 0.9, "
+                                     "norm: 0.1, near_tie: 0, reason: sums in another order}",
+                                     "measured"),
     "twin that is not bitwise": (7, "twin: bitwise", "twin: close", "twin"),
     "key twice": (4, "claim:", "title: again\nclaim:", "'title' stands twice"),
     "not YAML": (7, "ops: [step]", "ops: [step", "expected ','"),
