@@ -158,10 +158,10 @@ class MockEngine:
         """Free a slot and poison it."""
         row = Row(slot, 0)
         self._blame(slot not in self.owner, f"slot {slot} was released, but has no owner")
-        flying = self._flying is not None or self.inside == "decode_step"
-        self._blame(flying and slot in [row.slot for row in self._step],
-                    f"slot {slot} was released before the step that names it was read")
-        self._enter(Call("recycle_slot", self._ids((row,)), (row,)), quiet=flying)
+        early = slot in [row.slot for row in self._step] and (
+            self._flying is not None or self.inside == "decode_step")
+        self._blame(early, f"slot {slot} was released before the step that names it was read")
+        self._enter(Call("recycle_slot", self._ids((row,)), (row,)), quiet=early)
         if slot in self.owner:
             self._vacate(slot)
 

@@ -1,0 +1,206 @@
+"""The scheduler where the contract's attacks do not reach: a lying engine, and its own records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from engine.errors import InputError
+from phases.p0_scheduler.harness import request
+from phases.p0_scheduler.job import Settings
+from phases.p0_scheduler.mock import MockEngine
+from phases.p0_scheduler.protocol import Emitted, Ended, Event, Request, Row, RowError, Seat, Token
+from phases.p0_scheduler.reference import serve
+from phases.p0_scheduler.scheduler import Scheduler
+
+
+def ends(events: Sequence[Event]) -> dict[str, Ended]:
+    """Return the ends among events, by request."""
+    return {event.id: event for event in events if isinstance(event, Ended)}
+
+
+def tokens(events: Sequence[Event], id: str) -> list[int]:
+    """Return a request's tokens among events."""
+    return [event.emitted.token for event in events
+            if isinstance(event, Token) and event.id == id]
+
+
+def scheduler_of(engine: Any, slots: int = 3) -> Scheduler:
+    """Return a scheduler with three requests in it, chunk 4."""
+    scheduler = Scheduler(engine, Settings(slots=slots, chunk=4))
+    for number in range(3):
+        scheduler.submit(request(f"r{number}", 3 + number, 4))
+    return scheduler
+
+
+class Lying(MockEngine):
+    """A mock whose third answer, seats at a start, or prompts after a reset are changed."""
+
+    answer: Callable[[list[Emitted]], list[Emitted]] = list
+    seats: Callable[[list[Seat]], list[Seat]] = list
+    prompt: Callable[[Request], Request] | None = None
+
+    def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
+        """Answer, and lie in the third step."""
+        told = super().decode_step(plan)
+        return self.answer(list(told)) if len(self.steps()) == 3 else told
+
+    def start_batch(self, requests: Sequence[Request]) -> list[Seat]:
+        """Give seats, and lie about them."""
+        return self.seats(super().start_batch(requests))
+
+    def _seat(self, request: Request) -> Seat:
+        lies = self.prompt is not None and any(call.name == "reset" for call in self.log)
+        return super()._seat(self.prompt(request) if lies and self.prompt else request)
+
+
+@pytest.mark.parametrize("change", [
+    lambda answer: answer[1:],
+    lambda answer: [*answer, answer[0]],
+    lambda answer: [*answer, Emitted(99, 1, 0.0)],
+    lambda answer: [Emitted(99, 1, 0.0), *answer[1:]],
+])
+def test_answer_for_other_rows_is_an_engine_error_and_is_replayed(change: Any) -> None:
+    engine = Lying(3)
+    engine.answer = change
+    events = scheduler_of(engine).drain()
+    honest = scheduler_of(MockEngine(3)).drain()
+    assert [call.name for call in engine.log].count("reset") == 1
+    for id in ("r0", "r1", "r2"):
+        assert tokens(events, id) == tokens(honest, id)
+        assert ends(events)[id].reason == "length"
+
+
+@pytest.mark.parametrize(("seats", "told"), [
+    (lambda seats: seats[1:], "2 seats to 3 requests"),
+    (lambda seats: [seats[0], seats[0], seats[2]], "to two requests"),
+    (lambda seats: [Seat(seats[0].slot, 3), *seats[1:]], "reused 3 tokens of a prompt of 3"),
+    (lambda seats: [Seat(seats[0].slot, -1), *seats[1:]], "reused -1 tokens"),
+])
+def test_seats_that_cannot_be_end_those_who_were_seated(seats: Any, told: str) -> None:
+    engine = Lying(3)
+    engine.seats = seats
+    scheduler = scheduler_of(engine)
+    ended = ends(scheduler.step())
+    assert {end.reason for end in ended.values()} == {"error"}
+    assert all(told in end.detail for end in ended.values())
+    assert scheduler.counts.admitted == scheduler.counts.released
+    assert sorted(engine.free) == [0, 1, 2]
+
+
+def test_bad_seat_of_one_who_joins_ends_that_one_alone() -> None:
+    engine = MockEngine(4)
+    scheduler = scheduler_of(engine, slots=4)
+    events = scheduler.step()
+    engine.reuse = lambda one: len(one.tokens) if one.id == "late" else 0
+    scheduler.submit(request("late", 2, 2))
+    events += scheduler.drain()
+    assert "reused 2 tokens" in ends(events)["late"].detail
+    assert [end.reason for end in ends(events).values()].count("length") == 3
+    assert not engine.violations
+
+
+def test_replay_that_parts_from_what_was_handed_out_ends_with_an_error() -> None:
+    engine = Lying(3)
+    engine.prompt = lambda one: replace(one, tokens=one.tokens[::-1]) if one.id == "r1" else one
+    engine.answer = lambda answer: answer[1:]
+    scheduler = scheduler_of(engine)
+    events = scheduler.drain()
+    assert "token 0 is" in ends(events)["r1"].detail
+    assert len(tokens(events, "r1")) in (1, 2)
+    assert ends(events)["r0"].reason == ends(events)["r2"].reason == "length"
+
+
+def test_suspects_go_alone_past_the_failure_and_then_together_again() -> None:
+    engine = MockEngine(3)
+    scheduler = scheduler_of(engine)
+    scheduler.step()
+    scheduler.step()
+    engine.trouble = lambda call: RuntimeError("no") if call.name == "decode_step" else None
+    scheduler.step()
+    engine.trouble = None
+    before = len(engine.steps())
+    scheduler.drain()
+    widths = [len(call.rows) for call in engine.steps()[before:]]
+    assert widths == [1] * 9 + [3, 1]  # each past the third step, then all
+
+
+def test_a_row_named_by_the_engine_that_was_not_in_the_step_names_nobody() -> None:
+    engine = MockEngine(3)
+    scheduler = scheduler_of(engine)
+    engine.trouble = lambda call: RowError(99, "no") if call.name == "decode_step" and \
+        len(call.rows) > 1 and len(engine.steps()) == 1 else None
+    assert {end.reason for end in ends(scheduler.drain()).values()} == {"length"}
+
+
+def test_a_dead_engine_tells_why_even_while_draining() -> None:
+    engine = MockEngine(3)
+    scheduler = scheduler_of(engine)
+    engine.trouble = lambda call: RuntimeError("gone") if call.name != "cleanup" and \
+        call.name != "start_batch" else None
+    events = scheduler.drain()
+    assert all("could not be reset (RuntimeError: gone)" in end.detail
+               for end in ends(events).values())
+    with pytest.raises(InputError, match="shutting down"):
+        scheduler.submit(request("late", 1, 1))
+    assert engine.log[-1].name == "cleanup"
+
+
+def test_stop_from_outside_is_an_ending_of_its_own() -> None:
+    scheduler = scheduler_of(MockEngine(3))
+    scheduler.step()
+    assert scheduler.cancel("r1", "stop")
+    assert ends(scheduler.step())["r1"].reason == "stop"
+
+
+def test_abort_keeps_the_endings_that_were_there_first() -> None:
+    scheduler = scheduler_of(MockEngine(3))
+    scheduler.cancel("r1", "disconnect")
+    scheduler.abort()
+    reasons = {id: end.reason for id, end in ends(scheduler.step()).items()}
+    assert reasons == {"r0": "cancel", "r1": "disconnect", "r2": "cancel"}
+    assert scheduler.counts.ended == {"cancel": 2, "disconnect": 1}
+
+
+def test_counts_follow_a_request_through() -> None:
+    scheduler = scheduler_of(MockEngine(2), slots=2)
+    counts = scheduler.counts
+    assert (counts.waiting, counts.live, counts.batch, counts.steps) == (3, 0, 0, 0)
+    scheduler.step()
+    counts = scheduler.counts
+    assert (counts.waiting, counts.live, counts.batch, counts.formed) == (1, 2, 2, 2)
+    assert (counts.admitted, counts.released, counts.prefilled) == (2, 0, 7)
+    scheduler.drain()
+    counts = scheduler.counts
+    assert (counts.waiting, counts.live, counts.batch, counts.formed) == (0, 0, 1, 2)
+    assert (counts.admitted, counts.released, counts.prefilled) == (3, 3, 3 + 4 + 5)
+    assert counts.ended == {"length": 3}
+    assert counts.steps == 4 + 5
+
+
+@pytest.mark.parametrize(("name", "value"), [("slots", 0), ("queue", -1), ("chunk", 0)])
+def test_settings_refuse_what_cannot_work(name: str, value: int) -> None:
+    with pytest.raises(InputError, match=f"{name} is {value}"):
+        Settings(**{"slots": 1, name: value})  # type: ignore[arg-type]
+
+
+def test_sampler_reaches_the_engine_untouched() -> None:
+    engine, sampler = MockEngine(1), object()
+    scheduler = Scheduler(engine, Settings(slots=1))
+    one = Request("a", (1, 2), 1, frozenset({3}), sampler)
+    scheduler.submit(one)
+    scheduler.drain()
+    assert engine.tenants[0].request is one
+
+
+def test_serial_peer_says_when_an_engine_runs_dry() -> None:
+    class Dry(MockEngine):
+        def run_single(self, request: Request) -> Iterator[Emitted]:
+            yield from islice(super().run_single(request), 2)
+
+    assert serve(Dry(1), [request("a", 2, 3)])[0].reason == "error"
+    assert serve(Dry(1), [request("a", 2, 2)])[0].reason == "length"
