@@ -80,17 +80,19 @@ def judge_phase(phase: str, verdicts: Sequence[Verdict], expected: Iterable[Case
         must |= {case.id for case in cases.values() if case.must_claim}
         counts["error"] += len(lost)
         total += len(lost)
+    odd = tuple(why)
     unproven = sorted(must - {v.case for v in mine if v.outcome == "passed"})
+    if counts["error"]:
+        why.append(f"{_cases(counts['error'])} ended in an error")
+    if unproven:
+        why.append(f"{_cases(len(unproven))} that must pass did not, the first is {unproven[0]}")
     if not counts["passed"]:
         why.append("no case passed")
-    if counts["error"]:
-        why.append(f"{counts['error']} cases ended in an error")
-    if unproven and not counts["failed"]:
-        why.append(f"{len(unproven)} cases that must pass did not, the first is {unproven[0]}")
-    word: Word = "UNMEASURABLE" if why or unproven else "PASS"
+    word: Word = "UNMEASURABLE" if why else "PASS"
     if counts["failed"]:
-        word, why = "FAIL", [f"{counts['failed']} cases failed, the first is "
-                             + next(v.case for v in mine if v.outcome == "failed"), *why]
+        first = next(v.case for v in mine if v.outcome == "failed")
+        word = "FAIL"
+        why = [f"{_cases(counts['failed'])} failed, the first is {first}", *odd]
     return PhaseResult(phase=phase, verdict=word, cases=total, why=tuple(why),
                        passed=counts["passed"], failed=counts["failed"], error=counts["error"],
                        unmeasurable=counts["unmeasurable"], declined=counts["declined"],
@@ -100,9 +102,13 @@ def judge_phase(phase: str, verdicts: Sequence[Verdict], expected: Iterable[Case
 def _accounting(mine: Sequence[Verdict], cases: set[str], lost: Sequence[str]) -> list[str]:
     """Say which cases left no verdict, two, or one that nobody expected."""
     names = Counter(verdict.case for verdict in mine)
-    why = [f"{len(lost)} cases left no verdict, the first is {lost[0]}"] if lost else []
+    why = [f"{_cases(len(lost))} left no verdict, the first is {lost[0]}"] if lost else []
     why += [f"{name} left {n} verdicts" for name, n in names.items() if n > 1]
     return why + [f"{name} was not expected" for name in names if name not in cases]
+
+
+def _cases(count: int) -> str:
+    return f"{count} case" if count == 1 else f"{count} cases"
 
 
 def not_built(phase: str) -> PhaseResult:

@@ -92,7 +92,7 @@ class Ledger:
         for tier, why in self.tiers.left_out.items():
             count = sum(case.tier == tier for case in cases)
             if count:
-                out.append(f"  not run: {count} cases of tier {tier} ({why})")
+                out.append(f"  not run: {count} of tier {tier} ({why})")
         return out + [f"  {line}" for line in rules_of(contract)]
 
 

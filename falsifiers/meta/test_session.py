@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import falsifiers
 from falsifiers.errors import SuiteError
 from falsifiers.meta.lies import case, verdict
 from falsifiers.meta.made_up import checkout, row
@@ -48,7 +49,7 @@ def test_verdicts_and_exit_code_that_agree_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("outcomes", "code", "word", "why"), [
-    (("passed", "failed"), 1, "FAIL", "1 cases failed"),
+    (("passed", "failed"), 1, "FAIL", "1 case failed, the first is p1/rows_hold[cpu-b]"),
     (("passed", "passed"), 1, "UNMEASURABLE", "pytest exited 1, but its 2 verdicts call for 0"),
     (("passed", "passed"), 3, "UNMEASURABLE", "pytest exited 3"),
     (("passed", "passed"), "killed", "UNMEASURABLE", "pytest was killed by signal 9"),
@@ -84,17 +85,20 @@ def test_device_asked_for_without_a_case_there_is_unmeasurable(tmp_path: Path) -
     assert (result.verdict, result.cases) == ("UNMEASURABLE", 0)
 
 
-def test_real_pytest_judges_a_ladder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_pytest_and_its_workers_judge_a_ladder(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     root = checkout(tmp_path, engine=[row("a")], p0=[row("a")], p1=[row("a"), row("b", "break")],
                     p3=[row("a")])
     told: list[str] = []
-    done = run_gate(Wanted(("engine", "p0", "p1", "p3"), root=root), through=True,
+    done = run_gate(Wanted(("engine", "p0", "p1", "p3"), root=root, jobs=2), through=True,
                     on_verdict=lambda one: told.append(one.case))
     assert [r.verdict for r in done.results] == ["PASS", "PASS", "FAIL", "BLOCKED"]
     assert done.results[3].why == ("p1 did not pass",)
     assert len(told) == 5
     assert done.run.trouble == []
+    assert "bringing up nodes" in done.run.output
+    assert "row 1 is not what it is alone" in done.run.output
 
 
 def test_one_case_is_judged_alone_whether_quick_or_not(tmp_path: Path) -> None:
@@ -130,3 +134,9 @@ def test_unknown_case_and_phase_are_named(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match="unknown phase '9'"):
         phase_name("9")
     assert [phase_name(p) for p in ("3", "p3", "engine")] == ["p3", "p3", "engine"]
+
+
+def test_whole_suite_is_one_call() -> None:
+    assert falsifiers.run(phase=8).why == ("not built",)
+    with pytest.raises(SuiteError, match="unknown phase 'p12'"):
+        falsifiers.run(phase="p12")
