@@ -97,13 +97,20 @@ class Ledger:
 
 
 def rules_of(contract: Contract) -> list[str]:
-    """Return the parity rules in force, a budget with its reason and the floor measured."""
-    truth = contract.parity.truth
-    if not isinstance(truth, Budget):
-        return [f"twin: {contract.parity.twin}; truth: {truth}"]
-    return [f"twin: {contract.parity.twin}; truth: cosine >= {truth.cosine}, norm ratio within "
-            f"{truth.norm} of 1, argmax equal save within {truth.near_tie} standard deviations",
-            f"budget in force because: {truth.reason}", f"floor measured: {truth.measured}"]
+    """Return the parity rules in force, each budget with its reason and the floor measured."""
+    parity = contract.parity
+    lines = [f"twin: {parity.twin}", *_rule("truth", parity.truth)]
+    if parity.own is not None:
+        lines += _rule("truth of a candidate with its own arithmetic", parity.own)
+    return lines
+
+
+def _rule(name: str, rule: str | Budget) -> list[str]:
+    if not isinstance(rule, Budget):
+        return [f"{name}: {rule}"]
+    return [f"{name}: cosine >= {rule.cosine}, norm ratio within {rule.norm} of 1, argmax equal "
+            f"save within {rule.near_tie} standard deviations",
+            f"because: {rule.reason.strip()}", f"floor measured: {rule.measured.strip()}"]
 
 
 def _positive(expression: str) -> str:
