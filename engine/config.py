@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.errors import InputError
+from engine.metadata import Keys, recurrent_layers, whole
 
-ARCHITECTURE = "qwen35"
 HEAD = 256
 """Width of an attention head, the one width that is supported."""
 STATE = 128
@@ -63,7 +63,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for name, most in LARGEST.items():
-            _whole(name.replace("_", " "), getattr(self, name), most)
+            whole(name.replace("_", " "), getattr(self, name), most)
         if len(self.recurrent) != self.layers:
             raise InputError(f"the model has {self.layers} layers, but its list of layer kinds "
                              f"has {len(self.recurrent)} entries")
@@ -147,115 +147,31 @@ class Config:
 
         `vocab` is the number of embedding rows, `tied` whether the file has no output head.
         """
-        architecture = metadata.get("general.architecture")
-        if architecture != ARCHITECTURE:
-            raise InputError(f"the architecture must be {ARCHITECTURE}, but is {architecture!r}"
-                             if architecture is not None else
-                             "the metadata key general.architecture is missing")
-        keys = _Keys(metadata)
+        keys = Keys(metadata)
         blocks = keys.whole("block_count", LARGEST["layers"])
         extra = keys.whole("nextn_predict_layers", LARGEST["layers"], default=0)
         if extra >= blocks:
             raise InputError(f"block_count is {blocks}, but {extra} of them are prediction blocks, "
                              f"which leaves no layer")
-        recurrent = _recurrent(keys, blocks, extra)
+        recurrent = recurrent_layers(keys, blocks, extra)
         state, value_heads = keys.whole("ssm.state_size"), keys.whole("ssm.time_step_rank")
-        _agree(keys, "ssm.inner_size", value_heads * state,
-               f"ssm.time_step_rank x ssm.state_size = {value_heads} x {state}")
+        keys.agree("ssm.inner_size", value_heads * state,
+                   f"ssm.time_step_rank x ssm.state_size = {value_heads} x {state}")
         width = keys.whole("attention.key_length")
-        _agree(keys, "attention.value_length", width, "attention.key_length")
+        keys.agree("attention.value_length", width, "attention.key_length")
+        attention = [i for i, r in enumerate(recurrent) if not r]
         return cls(
             layers=blocks - extra, recurrent=recurrent, vocab=vocab, tied=tied,
             embd=keys.whole("embedding_length"), context=keys.whole("context_length"),
             ffn=keys.per_layer("feed_forward_length", range(blocks - extra)),
-            heads=keys.per_layer("attention.head_count", _attention(recurrent)),
-            kv_heads=keys.per_layer("attention.head_count_kv", _attention(recurrent)),
+            heads=keys.per_layer("attention.head_count", attention),
+            kv_heads=keys.per_layer("attention.head_count_kv", attention),
             head_dim=width, rope_dim=keys.whole("rope.dimension_count"),
             rope_base=keys.real("rope.freq_base"),
             eps=keys.real("attention.layer_norm_rms_epsilon"),
             rope_sections=keys.wholes("rope.dimension_sections"),
             conv_kernel=keys.whole("ssm.conv_kernel"), key_heads=keys.whole("ssm.group_count"),
             value_heads=value_heads, state_size=state)
-
-
-class _Keys:
-    """The metadata of one architecture, each value held to its kind."""
-
-    def __init__(self, metadata: Mapping[str, object]) -> None:
-        self.metadata = metadata
-
-    def get(self, key: str) -> object:
-        """Return a required value."""
-        value = self.metadata.get(f"{ARCHITECTURE}.{key}")
-        if value is None:
-            raise InputError(f"the metadata key {ARCHITECTURE}.{key} is missing")
-        return value
-
-    def has(self, key: str) -> bool:
-        """Tell whether an optional key is there."""
-        return self.metadata.get(f"{ARCHITECTURE}.{key}") is not None
-
-    def whole(self, key: str, most: int = 1 << 31, default: int | None = None) -> int:
-        """Return a whole number from 1 (0 when it has a default) to `most`."""
-        if default is not None and not self.has(key):
-            return default
-        return _whole(f"{ARCHITECTURE}.{key}", self.get(key), most, 1 if default is None else 0)
-
-    def real(self, key: str) -> float:
-        """Return a number."""
-        value = self.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InputError(f"{ARCHITECTURE}.{key} must be a number, but is {_short(value)}")
-        return float(value)
-
-    def wholes(self, key: str) -> tuple[int, ...]:
-        """Return a list of whole numbers from 0."""
-        value = self.get(key)
-        if not isinstance(value, list):
-            raise InputError(f"{ARCHITECTURE}.{key} must be a list, but is {_short(value)}")
-        return tuple(_whole(f"each entry of {ARCHITECTURE}.{key}", v, 1 << 31, 0) for v in value)
-
-    def per_layer(self, key: str, layers: range | list[int]) -> int:
-        """Return a number given once, or as a list whose entries agree at `layers`."""
-        if not isinstance(self.get(key), list):
-            return self.whole(key)
-        values = self.wholes(key)
-        if len(values) <= max(layers, default=-1):
-            raise InputError(f"{ARCHITECTURE}.{key} has {len(values)} entries, too few for the "
-                             f"model's layers")
-        seen = sorted({values[i] for i in layers}) or sorted({v for v in values if v})
-        if len(seen) != 1:
-            raise InputError(f"{ARCHITECTURE}.{key} differs between layers ({_short(seen)}), which "
-                             f"is not supported")
-        return _whole(f"{ARCHITECTURE}.{key}", seen[0], 1 << 31)
-
-
-def _recurrent(keys: _Keys, blocks: int, extra: int) -> tuple[bool, ...]:
-    """Return which trunk layers are GDN: by the per-layer list, else by the interval."""
-    key = f"{ARCHITECTURE}.attention.recurrent_layers"
-    if not keys.has("attention.recurrent_layers"):
-        every = keys.whole("full_attention_interval", default=4)
-        if not every:
-            raise InputError(f"{ARCHITECTURE}.full_attention_interval must be at least 1, but is 0")
-        return tuple((i + 1) % every != 0 for i in range(blocks - extra))
-    flags = keys.get("attention.recurrent_layers")
-    if not isinstance(flags, list) or any(f not in (0, 1) for f in flags):
-        raise InputError(f"{key} must be a list of true and false, but is {_short(flags)}")
-    if len(flags) != blocks:
-        raise InputError(f"{key} has {len(flags)} entries, but block_count is {blocks}")
-    if any(flags[blocks - extra:]):
-        raise InputError(f"{key} calls a prediction block recurrent, which it cannot be")
-    return tuple(bool(f) for f in flags[:blocks - extra])
-
-
-def _attention(recurrent: tuple[bool, ...]) -> list[int]:
-    return [i for i, r in enumerate(recurrent) if not r]
-
-
-def _agree(keys: _Keys, key: str, want: int, source: str) -> None:
-    value = keys.whole(key)
-    if value != want:
-        raise InputError(f"{ARCHITECTURE}.{key} is {value}, which contradicts {source}")
 
 
 def _plain(sections: list[int], pairs: int) -> bool:
@@ -265,17 +181,3 @@ def _plain(sections: list[int], pairs: int) -> bool:
     models; a pair that no section takes would get the fourth position, which is zero in a text.
     """
     return sum(sections) == pairs and all(i < 3 * sections[i % 3] for i in range(pairs))
-
-
-def _whole(name: str, value: object, most: int, least: int = 1) -> int:
-    """Return a whole number between two bounds, or refuse it by name."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{name} must be a whole number, but is {_short(value)}")
-    if not least <= value <= most:
-        raise InputError(f"{name} must lie between {least} and {most}, but is {value}")
-    return value
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

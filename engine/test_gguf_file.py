@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine import gguf_file
+from engine import gguf_header
 from engine.blocks import TYPES
 from engine.errors import InputError
 from engine.gguf_file import open_gguf
@@ -180,7 +180,7 @@ def test_a_header_longer_than_any_real_one_is_refused(tmp_path: Path,
     path = tmp_path / "long.gguf"
     path.write_bytes(header((FLAG,), ONE))
     assert open_gguf(path).metadata == {"flag": True}
-    monkeypatch.setattr(gguf_file, "HEADER", 40)
+    monkeypatch.setattr(gguf_header, "HEADER", 40)
     with pytest.raises(InputError, match="40 bytes are over"):
         open_gguf(path)
 

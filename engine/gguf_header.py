@@ -1,0 +1,145 @@
+"""The header of a GGUF file, walked without trusting it: counts and lengths are checked first."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+HEADER = 1 << 28
+"""A header of more bytes is refused; a vocabulary of 248,320 tokens takes 10 million."""
+ENTRIES = 1 << 23
+"""The most list entries all metadata may have together."""
+COUNT = 1 << 16
+"""The most metadata keys, and the most tensors."""
+DIMENSIONS = 4
+
+_SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "|b1",
+            10: "<u8", 11: "<i8", 12: "<f8"}
+_BOOL, _STRING, _LIST = 7, 8, 9
+
+
+class HeaderError(Exception):
+    """What is wrong with the file, without its name."""
+
+
+class Cursor:
+    """Reads forward through the header and refuses to leave the file."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self.data = data
+        self.end = min(len(data), HEADER)
+        self.at = 0
+        self.entries = 0
+
+    def take(self, size: int, what: str) -> int:
+        """Step over `size` bytes and return where they start."""
+        start = self.at
+        if size > self.end - start:
+            limit = "the file ends" if self.end == len(self.data) else f"{HEADER} bytes are over"
+            raise HeaderError(f"{what} needs {size} bytes at offset {start}, but {limit} "
+                              f"after {self.end - start}")
+        self.at = start + size
+        return start
+
+    def number(self, form: str, what: str) -> int:
+        """Return an unsigned integer of a `struct` form."""
+        start = self.take(struct.calcsize(form), what)
+        return int(struct.unpack_from(form, self.data, start)[0])
+
+    def text(self, what: str) -> str:
+        """Return a string: its length, then UTF-8."""
+        start = self.take(self.number("<Q", what), what)
+        try:
+            return str(self.data[start:self.at], "utf-8")
+        except UnicodeDecodeError:
+            raise HeaderError(f"{what} at offset {start} is not UTF-8") from None
+
+    def values(self, kind: int, count: int, what: str) -> list[object]:
+        """Return `count` values of one kind."""
+        self.entries += count
+        if self.entries > ENTRIES:
+            raise HeaderError(f"{what} brings the list entries to {self.entries}, over {ENTRIES}")
+        if kind == _STRING:
+            return [self.text(what) for _ in range(count)]
+        form = np.dtype(_SCALARS[kind])
+        start = self.take(count * form.itemsize, what)
+        if kind == _BOOL and any(b > 1 for b in self.data[start:self.at]):
+            raise HeaderError(f"{what} is neither true nor false")
+        return list(np.frombuffer(self.data, form, count, start).tolist())
+
+
+def read_opening(cursor: Cursor) -> tuple[int, int]:
+    """Check magic and version, and return the number of tensors and of metadata keys."""
+    start = cursor.take(4, "the magic number")
+    magic = cursor.data[start:start + 4]
+    if magic != b"GGUF":
+        raise HeaderError(f"it starts with {magic!r}, not with b'GGUF'")
+    version = cursor.number("<I", "the version")
+    if version & 0xFFFF == 0:
+        raise HeaderError("it is big-endian, which is not supported")
+    if version not in (2, 3):
+        raise HeaderError(f"its version is {version}, and only 2 and 3 are supported")
+    tensors = cursor.number("<Q", "the number of tensors")
+    keys = cursor.number("<Q", "the number of metadata keys")
+    for count, what in ((tensors, "tensors"), (keys, "metadata keys")):
+        if count > COUNT:
+            raise HeaderError(f"it claims {count} {what}, over {COUNT}")
+    return tensors, keys
+
+
+def read_metadata(cursor: Cursor, count: int) -> dict[str, object]:
+    """Read the metadata as plain values; a list stays a list."""
+    metadata: dict[str, object] = {}
+    for number in range(count):
+        key = cursor.text(f"the name of metadata key {number}")
+        what = f"metadata key {short(key)}"
+        if key in metadata:
+            raise HeaderError(f"{what} occurs twice")
+        kind, many = cursor.number("<I", what), False
+        if kind == _LIST:
+            kind, many = cursor.number("<I", what), True
+            if kind == _LIST:
+                raise HeaderError(f"{what} is a list of lists, which is not supported")
+        if kind != _STRING and kind not in _SCALARS:
+            raise HeaderError(f"{what} has the unknown value type {kind}")
+        values = cursor.values(kind, cursor.number("<Q", what) if many else 1, what)
+        metadata[key] = values if many else values[0]
+    return metadata
+
+
+@dataclass(frozen=True)
+class Info:
+    """What the header says of one tensor, not yet held against the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    """In numpy order."""
+    kind: int
+    """The number of its type."""
+    offset: int
+    """Where its bytes begin, counted from the end of the header."""
+
+
+def read_infos(cursor: Cursor, count: int) -> dict[str, Info]:
+    """Read what the header says of each tensor."""
+    infos: dict[str, Info] = {}
+    for number in range(count):
+        name = cursor.text(f"the name of tensor {number}")
+        what = f"tensor {short(name)}"
+        if name in infos:
+            raise HeaderError(f"{what} occurs twice")
+        dimensions = cursor.number("<I", what)
+        if not 1 <= dimensions <= DIMENSIONS:
+            raise HeaderError(f"{what} has {dimensions} dimensions, not 1 to {DIMENSIONS}")
+        shape = tuple(cursor.number("<Q", what) for _ in range(dimensions))[::-1]
+        infos[name] = Info(name, shape, cursor.number("<I", what), cursor.number("<Q", what))
+    return infos
+
+
+def short(value: object) -> str:
+    """Return a value as one short line of a sentence."""
+    text = value if isinstance(value, str) and value.isprintable() else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
