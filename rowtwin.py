@@ -17,9 +17,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from contracts.golden import Makers
     from contracts.schema import Case, Contract
     from falsifiers.mutants import Bank
     from falsifiers.subject import Subject
+    from reports.own_model import Opened
 
 ROOT = Path(__file__).parent
 DECODE = ("p1", "p3", "p4", "p5", "p6", "p8")
@@ -32,7 +36,7 @@ COMMANDS = {
     "model": ("engine.cli", "Make or inspect a GGUF file."),
     "generate": ("engine.cli", "Continue a text, token by token."),
     "logits": ("engine.cli", "Write teacher-forced logits of a model."),
-    "golden": ("engine.cli", "Make or check the golden logits."),
+    "golden": ("contracts.cli", "Make or check the golden logits."),
 }
 
 
@@ -120,6 +124,50 @@ def bank(phase: str) -> Bank:
                 wrong.MUTANTS, subject_for)
 
 
+def open_model(file: str, candidate: str | None = None) -> Opened:
+    """Open a user's own GGUF file for a report: the newest path, or a candidate, over it."""
+    from engine.candidate import engine_of
+    from engine.model import Model
+    from engine.path import Rows
+    from reports.own_model import Opened
+    model, subject = Model.load(file), assemble("newest", None, candidate)
+
+    def oracle(tokens: Sequence[int]) -> Iterator[Any]:
+        state = model.new_state(len(tokens))
+        for position, token in enumerate(tokens):
+            yield model.forward_single(token, state, position)
+
+    c = model.config
+    return Opened(
+        name=os.fsencode(file).decode("utf-8", "backslashreplace"), size=Path(file).stat().st_size,
+        shape=f"{c.layers} layers ({sum(c.recurrent)} recurrent), width {c.embd}, "
+              f"feed-forward {c.ffn}, vocabulary {c.vocab:,}",
+        vocab=c.vocab, path=subject.path.name, rows=Rows, oracle=oracle,
+        engine=engine_of(subject.path, subject.candidate, model), project=subject.path.project,
+        matrices=list(model.weights.matrices()))
+
+
+def golden_makers() -> Makers:
+    """Return what makes the goldens: test models, transformers on their weights, and the engine."""
+    from contracts.golden import Makers
+    from engine import testmodels
+
+    def independent(path: Path, prompts: Sequence[Sequence[int]]) -> Any:
+        return importlib.import_module("engine.independent").logits_of(path, prompts)
+
+    def own(name: str, prompt: Sequence[int]) -> list[Any]:
+        model = load_model(name)
+        state = model.new_state(len(prompt))
+        return [model.forward_single(token, state, i) for i, token in enumerate(prompt)]
+
+    def provenance() -> dict[str, str]:
+        return {name: importlib.import_module(name).__version__
+                for name in ("transformers", "torch")}
+
+    return Makers(testmodels.path_of, lambda name: load_model(name).config.vocab, independent, own,
+                  provenance)
+
+
 class LazyCommand(TyperCommand):
     """Stands for a command until it is run; its module is imported then."""
 
@@ -166,6 +214,8 @@ app = typer.Typer(cls=LazyGroup, add_completion=False, no_args_is_help=True,
 def root(ctx: typer.Context) -> None:
     """Does row i of a batch get exactly what it would have got alone?"""
     ctx.obj = bank
+    ctx.meta["open_model"] = open_model
+    ctx.meta["golden"] = golden_makers
 
 
 def main() -> None:

@@ -24,6 +24,8 @@ from contracts.schema import ContractError
 FOLDER = Path(__file__).parent / "golden"
 MODELS = ("nano", "nano-tied", "tiny", "tiny-f32")
 PROMPTS, TOKENS = 3, 70
+REMADE = 1e-6
+"""How far remade independent logits may be from stored ones: another library version's order."""
 
 
 @dataclass(frozen=True)
@@ -63,20 +65,61 @@ def load_golden(model: str, folder: Path = FOLDER) -> Golden:
     return Golden(model, known["file_sha256"], tokens.tolist(), logits, known["steps"], provenance)
 
 
-def make_golden(model: str, path: Path, vocab: int, independent: Callable[..., Tensor],
-                own: Callable[[Sequence[int]], list[Tensor]], provenance: dict[str, str],
-                folder: Path = FOLDER) -> None:
-    """Write one model's goldens: `independent(path, prompts)` and `own(prompt)` make the logits."""
-    tokens = [prompt_tokens(number, vocab) for number in range(PROMPTS)]
-    logits = independent(path, tokens)
+@dataclass(frozen=True)
+class Makers:
+    """What makes goldens: the engine's parts, handed in."""
+
+    path: Callable[[str], Path]
+    """The GGUF file of a test model."""
+    vocab: Callable[[str], int]
+    independent: Callable[[Path, Sequence[Sequence[int]]], Tensor]
+    """Logits f32[prompts, tokens, vocab] of the independent implementation."""
+    own: Callable[[str, Sequence[int]], list[Tensor]]
+    """Our own logits f32[vocab] after each token."""
+    provenance: Callable[[], dict[str, str]]
+
+
+def make_golden(model: str, makers: Makers, folder: Path = FOLDER) -> Path:
+    """Write one model's goldens and return where they are."""
+    tokens, path = prompts_of(makers.vocab(model)), makers.path(model)
+    logits = makers.independent(path, tokens)
+    out = folder / f"{model}.safetensors"
     save_file({"tokens": torch.tensor(tokens, dtype=torch.int32), "logits": logits.contiguous()},
-              folder / f"{model}.safetensors",
-              metadata={**provenance, "command": "rowtwin golden make"})
+              out, metadata={**makers.provenance(), "command": f"rowtwin golden make {model}"})
+    out.chmod(0o644)
     known_file = folder / "known.json"
     known: dict[str, Any] = json.loads(known_file.read_text()) if known_file.exists() else {}
     known[model] = {"file_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-                    "steps": [[digest(step) for step in own(prompt)] for prompt in tokens]}
+                    "steps": [[digest(step) for step in makers.own(model, prompt)]
+                              for prompt in tokens]}
     known_file.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+    return out
+
+
+def compare(model: str, makers: Makers, prompts: int = PROMPTS) -> list[str]:
+    """Return how remade goldens of the first prompts differ from the stored ones, if they do."""
+    golden, path, faults = load_golden(model), makers.path(model), []
+    if hashlib.sha256(path.read_bytes()).hexdigest() != golden.file_sha256:
+        faults.append("the model file is not the one that the goldens were made from")
+    if golden.tokens != prompts_of(makers.vocab(model)):
+        faults.append("the prompts are not those that are made now")
+    remade = makers.independent(path, golden.tokens[:prompts]).double()
+    stored = golden.logits[:prompts].double()
+    apart = float((remade - stored).norm() / stored.norm())
+    if not apart < REMADE:
+        faults.append(f"the independent logits differ by {apart:.2g} of their norm")
+    for number, prompt in enumerate(golden.tokens[:prompts]):
+        now = [digest(step) for step in makers.own(model, prompt)]
+        if now != golden.known[number]:
+            first = next(i for i, pair in enumerate(zip(now, golden.known[number], strict=True))
+                         if pair[0] != pair[1])
+            faults.append(f"our own bits of prompt {number} differ from step {first} on")
+    return faults
+
+
+def prompts_of(vocab: int) -> list[list[int]]:
+    """Return the prompts of a vocabulary's goldens."""
+    return [prompt_tokens(number, vocab) for number in range(PROMPTS)]
 
 
 def prompt_tokens(number: int, vocab: int) -> list[int]:

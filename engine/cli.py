@@ -1,4 +1,4 @@
-"""The engine's commands: making and inspecting model files."""
+"""The engine's commands: making and inspecting model files, and running one sequence."""
 
 from __future__ import annotations
 
@@ -81,6 +81,66 @@ def inspect(
     _show("tensors", ("name", "type", "shape", "bytes"),
           [(t["name"], t["type"], "x".join(map(str, t["shape"])), f"{t['bytes']:,}")
            for t in found["tensors"]])
+
+
+@app.command(epilog='Example: rowtwin generate tiny.gguf "the time of" --limit 32')
+def generate(
+        file: Annotated[Path, typer.Argument(help="A GGUF file.")],
+        text: Annotated[str, typer.Argument(help="The text to continue.")],
+        limit: Annotated[int, typer.Option(help="The most new tokens.")] = 64,
+        ignore_end: Annotated[bool, typer.Option(
+            "--ignore-end", help="Go on past an end token.")] = False,
+) -> None:
+    """Continue a text greedily, printing it as it grows and the rate at the end."""
+    import time
+
+    from engine.generate import check_prompt, greedy
+    from engine.gguf_file import open_gguf
+    from engine.model import Model
+    from engine.tokenizer import Detokenizer, Tokenizer
+
+    one_thread_for(file)
+    model = Model.load(file)
+    tokenizer = Tokenizer.from_metadata(open_gguf(file).metadata, model.config.vocab)
+    tokens = tokenizer.encode(text)
+    check_prompt(model, tokens, limit)
+    words, count, started = Detokenizer(tokenizer), 0, time.perf_counter()
+    for token in greedy(model, tokens, limit, () if ignore_end else tokenizer.ends):
+        if token.id not in tokenizer.ends:
+            typer.echo(words.push(token.id), nl=False)
+        count += 1
+    typer.echo(words.finish())
+    seconds = time.perf_counter() - started
+    typer.echo(f"{len(tokens)} prompt tokens and {count} new ones in {seconds:.2f} s: "
+               f"{(len(tokens) + count) / seconds:.1f} tokens/s", err=True)
+
+
+@app.command(epilog="Example: rowtwin logits tiny.gguf --tokens 1,2,3 --out logits.safetensors")
+def logits(
+        file: Annotated[Path, typer.Argument(help="A GGUF file.")],
+        tokens: Annotated[str, typer.Option(help="Token ids, separated by commas.")],
+        out: Annotated[Path, typer.Option(help="The safetensors file to write; it must be new.")],
+) -> None:
+    """Write the logits after each of the given tokens (teacher-forced)."""
+    from engine.generate import write_logits
+    from engine.model import Model
+
+    try:
+        ids = [int(part) for part in tokens.split(",")]
+    except ValueError:
+        raise InputError(f"--tokens {tokens!r} is not a list of numbers separated by commas") \
+            from None
+    one_thread_for(file)
+    write_logits(Model.load(file), ids, out)
+    typer.echo(f"{out}: logits of {len(ids)} tokens")
+
+
+def one_thread_for(file: Path) -> None:
+    """Run a small model on one thread, which is faster than two that wait for each other."""
+    import torch
+
+    if file.is_file() and file.stat().st_size < 1 << 27:
+        torch.set_num_threads(1)
 
 
 def summary(file: GgufFile) -> dict[str, Any]:

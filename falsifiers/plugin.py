@@ -153,8 +153,8 @@ def _is_away(item: pytest.Item, chosen: Tiers) -> bool:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Give each xdist worker one torch thread: two workers with two each fight for the cores."""
-    if hasattr(session.config, "workerinput") and session.items:
+    """Give torch one thread: the models are small, and two processes of two threads each fight."""
+    if session.items:
         import torch
         torch.set_num_threads(1)
 

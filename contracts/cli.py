@@ -1,0 +1,51 @@
+"""Commands of the goldens; the engine's parts come from whoever mounts them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from contracts.golden import Makers
+
+app = typer.Typer(no_args_is_help=True)
+golden_app = typer.Typer(no_args_is_help=True, help="Make or check the golden logits.")
+app.add_typer(golden_app, name="golden")
+
+Models = Annotated[list[str] | None, typer.Argument(
+    help="Test models (default: all that have goldens).")]
+
+
+@app.callback()
+def _root() -> None:
+    """Work with goldens."""
+
+
+@golden_app.command(epilog="Example: rowtwin golden make nano")
+def make(ctx: typer.Context, models: Models = None) -> None:
+    """Remake goldens from transformers (extra `golden`) and from the engine; overwrites them."""
+    from contracts.golden import MODELS, make_golden
+
+    makers = _makers(ctx)
+    for name in models or MODELS:
+        typer.echo(f"{name}: {make_golden(name, makers)}")
+
+
+@golden_app.command(epilog="Example: rowtwin golden check nano")
+def check(ctx: typer.Context, models: Models = None) -> None:
+    """Remake the goldens' logits and compare: exit 1 when stored and remade ones differ."""
+    from contracts.golden import MODELS, compare
+
+    makers, bad = _makers(ctx), False
+    for name in models or MODELS:
+        faults = compare(name, makers)
+        bad = bad or bool(faults)
+        typer.echo(f"{name}: {'; '.join(faults) or 'as stored'}")
+    raise typer.Exit(int(bad))
+
+
+def _makers(ctx: typer.Context) -> Makers:
+    makers: Any = ctx.meta["golden"]
+    found: Makers = makers()
+    return found

@@ -1,0 +1,54 @@
+"""The goldens: stored ones are whole, remade ones are the same, and a flipped bit is noticed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import rowtwin
+from contracts.golden import FOLDER, MODELS, PROMPTS, TOKENS, compare, load_golden
+from contracts.schema import ContractError
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_stored_goldens_are_whole(model: str) -> None:
+    golden = load_golden(model)
+    assert golden.logits.shape[:2] == (PROMPTS, TOKENS)
+    assert bool(torch.isfinite(golden.logits).all())
+    assert [len(steps) for steps in golden.known] == [TOKENS] * PROMPTS
+    assert golden.provenance["transformers"]
+
+
+def test_goldens_remade_by_transformers_are_those_stored() -> None:
+    assert compare("nano", rowtwin.golden_makers(), prompts=1) == []
+
+
+def test_other_weights_bits_and_logits_are_noticed() -> None:
+    makers = rowtwin.golden_makers()
+    other = replace(makers, path=lambda name: makers.path("nano-tied"),
+                    independent=lambda path, prompts: load_golden("nano").logits[:1] + 1e-3,
+                    own=lambda name, prompt: [torch.zeros(4)] * len(prompt))
+    faults = " ".join(compare("nano", other, prompts=1))
+    assert "model file" in faults
+    assert "independent logits" in faults
+    assert "from step 0 on" in faults
+
+
+def test_goldens_that_are_missing_or_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match="golden make"):
+        load_golden("nano", tmp_path)
+    held = load_file(FOLDER / "nano.safetensors")
+    save_file({"tokens": held["tokens"][:1], "logits": held["logits"]},
+              tmp_path / "nano.safetensors")
+    shutil.copy(FOLDER / "known.json", tmp_path)
+    with pytest.raises(ContractError, match="do not fit"):
+        load_golden("nano", tmp_path)
+    (tmp_path / "known.json").write_text(json.dumps({}))
+    with pytest.raises(ContractError, match="no goldens of nano"):
+        load_golden("nano", tmp_path)
