@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from engine import draw, make
-from engine.blocks import TYPES, dequantize, finite_scales
+from engine.blocks import TYPES, dequantize, finite_scales, split
 from engine.config import Config
 from engine.errors import InputError
 from engine.gguf_file import GgufFile, open_gguf
@@ -148,6 +148,17 @@ def test_blocks_drawn_directly_have_the_mean_and_deviation_asked_for(kind: str) 
     assert np.abs(rows.mean(1)).max() < 0.02 * 5 / np.sqrt(2048)
 
 
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K"])
+def test_minima_drawn_directly_cancel_the_mean_of_every_sub_block(kind: str) -> None:
+    parts = split(kind, draw.direct(kind, "a stream", 16, 2048, 0.02))
+    assert parts.scale is not None
+    assert parts.minimum is not None
+    assert parts.dmin is not None
+    assert np.array_equal(parts.scale, parts.minimum)
+    assert (parts.scale.min(), parts.scale.max()) == (32, 63)
+    assert np.array_equal(parts.dmin, parts.d * {"Q4_K": 7.5, "Q5_K": 15.5}[kind])
+
+
 def test_a_tensor_of_several_chunks_is_not_the_same_chunk_again(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draw, "CHUNK", 256 * 100)
@@ -212,6 +223,15 @@ def test_a_file_that_exists_is_replaced_only_by_force(tmp_path: Path) -> None:
         make_model(tmp_path, "nano", "mixed", force=True)
     with pytest.raises(InputError, match=r"cannot write .*: No such file"):
         make_model(tmp_path / "no" / "made.gguf", "nano", "mixed")
+
+
+def test_a_file_in_use_keeps_its_bytes_when_its_name_is_given_to_another(tmp_path: Path) -> None:
+    path = make_model(tmp_path / "mine.gguf", "nano", "mixed")
+    entry = open_gguf(path).tensors["output.weight"]
+    before = entry.data.tobytes()
+    make_model(path, "nano", "mixed", 2, force=True)
+    assert entry.data.tobytes() == before
+    assert open_gguf(path).tensors["output.weight"].data.tobytes() != before
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path,

@@ -50,7 +50,7 @@ def vocabulary(size: int) -> Vocabulary:
     for text in _candidates(letters):
         if len(merges) == wanted:
             break
-        if text not in known and text[:-1] in known:
+        if text not in known:
             known[text] = None
             merges.append(f"{text[:-1]} {text[-1]}")
     types = [NORMAL] * len(known) + list(SPECIAL.values())
@@ -58,7 +58,7 @@ def vocabulary(size: int) -> Vocabulary:
 
 
 def _candidates(letters: dict[int, str]) -> Iterator[str]:
-    """Yield beginnings of words, after a space and not, then every longer string in turn."""
+    """Yield beginnings of words, then all strings, each after what it is without its last."""
     for word in WORDS.split():
         for text in (letters[ord(" ")] + word, word):
             yield from (text[:end] for end in range(2, len(text) + 1))
