@@ -1,0 +1,199 @@
+"""What P4's falsifiers attack with: awkward splits, bad steps, tied rows and kernel inputs."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine import arithmetic, ops
+from engine.model import Model
+from engine.path import Path, Rows
+from engine.weights import Weight
+from falsifiers.judge import Judge
+from falsifiers.poison import guarded
+
+FUNCTIONS = ("exp", "log1p", "sigmoid", "silu", "softplus")
+
+
+def splits(which: str, length: int) -> list[tuple[int, ...]]:
+    """Return ways to cut a prompt: `all` into one or two chunks, or a `few`, some in three."""
+    if which == "all":
+        return [(length,), *((a, length - a) for a in range(1, length))]
+    draw = random.Random(length)
+    a, b = sorted(draw.sample(range(2, length - 1), 2))
+    return [(length,), (length - 1, 1), (length - 6, 6), (a, b - a, length - b)]
+
+
+def bad_steps(vocab: int) -> list[tuple[str, str, list[int], Rows]]:
+    """Return steps to refuse on a pool of 3 slots of 8 tokens: name, value to name, tokens, rows.
+
+    The bad value stands behind a row that could have run.
+    """
+    return [
+        ("a slot outside the pool", "3", [1, 2], Rows((0, 3), (1, 0), (1, 1))),
+        ("a negative slot", "-1", [1, 2], Rows((0, -1), (1, 0), (1, 1))),
+        ("one slot in two rows", "slot 0", [1, 2], Rows((0, 0), (1, 1), (1, 1))),
+        ("a token past the vocabulary", str(vocab), [1, 2, vocab], Rows((0, 1), (1, 1), (2, 1))),
+        ("a negative token", "-1", [1, -1], Rows((0, 1), (1, 1), (1, 1))),
+        ("a position past the state", "9", [1, 2], Rows((0, 1), (1, 8), (1, 1))),
+        ("a chunk past the state", "9", [1, 2, 3, 4], Rows((0, 1), (1, 6), (1, 3))),
+        ("a negative position", "-1", [1, 2], Rows((0, 1), (1, -1), (1, 1))),
+        ("too few positions", "1 positions", [1, 2], Rows((0, 1), (1,), (1, 1))),
+        ("too few tokens", "3", [1, 2], Rows((0, 1), (1, 1), (1, 2))),
+        ("a count of none", "0", [1], Rows((0, 1), (1, 1), (1, 0))),
+        ("no rows", "no rows", [], Rows((), (), ())),
+    ]
+
+
+def calls_due(model: Model) -> dict[str, int]:
+    """Return how often a step runs each op without state, whatever its rows and tokens."""
+    config = model.config
+    gdn, attention = len(config.gdn_layers), len(config.attention_layers)
+    return {"embed": 1, "norm": 2 * config.layers + 2 * attention + 1, "gated_norm": gdn,
+            "rotate": 2 * attention, "silu_mul": config.layers}
+
+
+def counted(path: Path, met: dict[str, list[int]], calls: Counter[str]) -> Path:
+    """Return the path with every product noted by its matrix, and every op's calls counted."""
+    def project(weight: Weight, x: Tensor, out: Tensor) -> None:
+        met.setdefault(weight.name, []).append(len(x))
+        path.project(weight, x, out)
+
+    def counting(name: str) -> Callable[..., None]:
+        def run(*args: Any) -> None:
+            calls[name] += 1
+            getattr(path, name)(*args)
+        return run
+
+    names = ("embed", "norm", "gated_norm", "rotate", "silu_mul")
+    others: dict[str, Any] = {name: counting(name) for name in names}
+    return replace(path, project=project, **others)
+
+
+def on_kernels(path: Path, kinds: Collection[str]) -> Path:
+    """Return the path with the kernels that a device would run, for Triton's interpreter.
+
+    Products with matrices of other types than `kinds` stay as they are: the interpreter needs a
+    tenth of a second for sixteen rows of a super-block.
+    """
+    def project(weight: Weight, x: Tensor, out: Tensor) -> None:
+        own = path.project
+        (getattr(own, "kernel", own) if weight.kind in kinds else own)(weight, x, out)
+
+    names = ("norm", "gated_norm", "silu_mul", "argmax")
+    return replace(path, project=project,
+                   **{n: getattr(getattr(path, n), "kernel", getattr(path, n)) for n in names})
+
+
+def decode_rates(path: Path, model: Model, steps: int = 20) -> dict[str, float]:
+    """Return steps a second at one and at four rows: per-request decode, as evidence alone."""
+    rates = {}
+    for m in (1, 4):
+        pool = model.new_pool(m, steps + 2)
+        for step in range(steps + 1):
+            if step == 1:  # the first compiles
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+            path.forward_batch_greedy(model, pool, [5] * m, Rows.decode(range(m), (step,) * m))
+        torch.cuda.synchronize()
+        rates[f"steps_a_second_m{m}"] = round(steps / (time.perf_counter() - began), 2)
+    return {**rates, "per_request_m4_over_m1": round(rates["steps_a_second_m4"]
+                                                     / rates["steps_a_second_m1"], 3)}
+
+
+def tied_rows(vocab: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield logits f32[rows, vocab] by name, each row with a maximum that is easy to get wrong."""
+    base = _values(vocab, 1)
+    edges = [e for e in (1, 5, 31, 32, 127, 128, 255, 256, 511, 512, 1023, 1024, 4095, 4096,
+                         vocab - 1) if e < vocab]
+    tied = base.repeat(len(edges) + 1, 1)
+    for row, pair in enumerate(itertools.pairwise([0, *edges])):
+        tied[row, list(pair)] = 9.0
+    tied[len(edges), [edges[1], edges[-1]]] = 9.0
+    yield "tied at block edges", tied
+    yield "all negative", -tied.abs() - 1.0
+    zeros = (-base.abs() - 1.0).repeat(2, 1)
+    zeros[0, [2, vocab // 2]] = torch.tensor([-0.0, 0.0])
+    zeros[1, [2, vocab // 2]] = torch.tensor([0.0, -0.0])
+    yield "zeros of both signs", zeros
+    infinite = base.repeat(3, 1)
+    infinite[0, vocab // 3:] = torch.inf
+    infinite[1] = -torch.inf
+    infinite[2] = torch.finfo(torch.float32).tiny / 8
+    yield "infinite, and all one value", infinite
+
+
+def spaced(logits: Tensor, stride: int, device: str) -> Tensor:
+    """Return the same rows, each `stride` values after the last, with infinity behind each."""
+    m, vocab = logits.shape
+    room = torch.empty((m - 1) * stride + vocab + 64, device=device)
+    rows = room.as_strided((m, vocab + 64), (stride, 1)).fill_(torch.inf)[:, :vocab]
+    return rows.copy_(logits)
+
+
+def hold_functions(judge: Judge, kernel: Callable[..., None], device: str) -> None:
+    """Hold each pinned function to the engine's on 180,001 values, 4,096 patterns and the edges."""
+    draw = torch.Generator().manual_seed(7)
+    patterns = torch.randint(-2**31, 2**31 - 1, (4096,), generator=draw).to(torch.int32)
+    edges = [torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-45, -1e-45, 87.0, -87.0, 88.0, 88.5]
+    x = torch.cat([torch.tensor(edges), patterns.view(torch.float32),
+                   (torch.arange(-90000, 90001).double() / 1000).float()])
+    for name in FUNCTIONS:
+        given = torch.linspace(0, 1, 4096) if name == "log1p" else x
+        out = guarded(len(given), device=device)
+        kernel(name, given.to(device), out.inside, 65536)
+        judge.equal(name, out.inside, getattr(arithmetic, name)(given), rule="truth", finite=False)
+        out.hold(judge, name)
+
+
+def hold_norm(judge: Judge, norm: Callable[..., None], device: str, n: int) -> None:
+    """Hold a norm to the engine's on rows and on heads with a stride, NaN in one row and behind."""
+    x = torch.full((3, 2, n + 50), torch.nan)
+    x[:, :, :n] = _values(6 * n, 2).view(3, 2, n) * torch.tensor([1e-3, 1.0, 1e4])[:, None, None]
+    x[1, 1, 3] = torch.nan
+    weight = _values(n, 3)
+    for name, rows in (("rows", x[:, 0, :n]), ("heads", x[:, :, :n])):
+        want, out = torch.empty(rows.shape), guarded(*rows.shape, device=device)
+        ops.norm(rows, weight, 1e-6, want)
+        given = x.to(device)[:, 0, :n] if name == "rows" else x.to(device)[:, :, :n]
+        norm(given, weight.to(device), 1e-6, out.inside)
+        judge.equal("norm", out.inside, want, rule="truth", finite=False, inputs=name)
+        out.hold(judge, "norm")
+
+
+def hold_gated_norm(judge: Judge, gated_norm: Callable[..., None], device: str, n: int) -> None:
+    """Hold the gated norm of n heads to the engine's in three rows; one head has NaN, one zeros."""
+    x, z = (_values(3 * n * 128, seed).view(3, n, 128) * 20.0 for seed in (5, 6))
+    x[1, 0, 5], x[2, n - 1] = torch.nan, 0.0
+    weight, want, out = _values(128, 7), torch.empty(3, n, 128), guarded(3, n, 128, device=device)
+    ops.gated_norm(x, z, weight, 1e-6, want)
+    gated_norm(x.to(device), z.to(device), weight.to(device), 1e-6, out.inside)
+    judge.equal("gated_norm", out.inside, want, rule="truth", finite=False)
+    out.hold(judge, "gated_norm")
+
+
+def hold_silu_mul(judge: Judge, silu_mul: Callable[..., None], device: str, n: int) -> None:
+    """Hold SILU(gate) * up to the engine's at several rows with poison behind each, and NaN."""
+    wide = torch.full((2, 3, n + 9), torch.nan)
+    wide[:, :, :n] = _values(6 * n, 4).view(2, 3, n) * 30.0
+    wide[0, 1, n // 2] = torch.nan
+    want, out = torch.empty(3, n), guarded(3, n, device=device)
+    ops.silu_mul(wide[0, :, :n], wide[1, :, :n], want)
+    gate, up = wide.to(device)[:, :, :n]
+    silu_mul(gate, up, out.inside)
+    judge.equal("silu_mul", out.inside, want, rule="truth", finite=False)
+    out.hold(judge, "silu_mul")
+
+
+def _values(count: int, seed: int) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(seed))
+
+

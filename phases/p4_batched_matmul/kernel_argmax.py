@@ -1,0 +1,58 @@
+"""Argmax of m rows as one integer maximum: value and index packed, so no order can matter.
+
+A value becomes an integer of the same order (-0 and +0 the same one), the index counts down below
+it, and the largest pair holds the lowest index of the largest value. NaN is above everything.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.errors import InputError
+from engine.kernels import launch
+
+
+@triton.jit
+def _largest_of_part(logits, best, n, stride, parts, BLOCK: tl.constexpr):
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = part * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(logits + row * stride + column, mask=column < n, other=0.0)
+    bits = value.to(tl.int32, bitcast=True)
+    size = bits & 0x7FFFFFFF
+    key = tl.where(bits < 0, -size, size)
+    key = tl.where(size > 0x7F800000, 0x7FFFFFFF, key)
+    pair = (key.to(tl.int64) << 32) | (0x7FFFFFFF - column).to(tl.int64)
+    pair = tl.where(column < n, pair, -0x7FFFFFFFFFFFFFFF)
+    tl.store(best + row * parts + part, tl.max(pair, axis=0))
+
+
+@triton.jit
+def _largest(best, out, parts, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    part = tl.arange(0, BLOCK)
+    pair = tl.load(best + row * parts + part, mask=part < parts, other=-0x7FFFFFFFFFFFFFFF)
+    pair = tl.max(pair, axis=0)
+    index = 0x7FFFFFFF - (pair & 0x7FFFFFFF)
+    tl.store(out + row, tl.where((pair >> 32) == 0x7FFFFFFF, -1, index))
+
+
+def argmax(logits: Tensor, out: Tensor, block: int = 4096) -> None:
+    """Write each row's largest index of logits f32[m, vocab] into out i64[m], the lowest on ties.
+
+    Rows may be strided, columns not. A row that holds NaN is marked -1 and refused by name
+    (`InputError`), which is the one thing the host waits for. `block` changes no result.
+    """
+    m, n = logits.shape
+    parts = triton.cdiv(n, block)
+    best = torch.empty(m, parts, dtype=torch.int64, device=logits.device)
+    launch(_largest_of_part, (m, parts), logits, best, n, logits.stride(0), parts, BLOCK=block)
+    launch(_largest, (m,), best, out, parts, BLOCK=triton.next_power_of_2(parts))
+    chosen = out.tolist()
+    if -1 in chosen:
+        raise InputError(f"logits of row {chosen.index(-1)} hold NaN, so they have no largest "
+                         f"value")

@@ -1,0 +1,200 @@
+"""The batched step: layer by layer over all tokens at once, so each matrix is met once a step.
+
+Letters: t tokens of all rows, m rows, C = conv_dim, V value heads, H query heads, G KV heads. A
+row's tokens stand next to each other. Ops with state (`conv_step`, `delta_step`, `attend`) get the
+state of every row as `Refs` and go one row after another; all other ops take t rows, the output
+norm and the head m rows: the last token of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from engine.load import Layer
+from engine.model import Model
+from engine.ops import argmax, gated_norm, norm, silu_mul  # the kernel_*.py are their twins
+from engine.path import Path, Rows, Sink
+from engine.state import Pool
+from engine.weights import Weight
+
+__all__ = ["BatchedStep", "argmax", "gated_norm", "norm", "silu_mul", "step_rows"]
+
+
+def step_rows(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+              sink: Sink | None) -> Tensor:
+    """Advance every row by its tokens; return logits f32[m, vocab] of each row's last token."""
+    return BatchedStep(path, model, pool, rows, sink).run(tokens)
+
+
+@dataclass(frozen=True)
+class BatchedStep:
+    """One step under way; its methods are its parts, in the order of the model's blocks."""
+
+    path: Path
+    model: Model
+    pool: Pool
+    rows: Rows
+    sink: Sink | None = None
+
+    def run(self, tokens: Sequence[int]) -> Tensor:
+        """Return logits f32[m, vocab]."""
+        weights = self.model.weights
+        hidden = torch.empty(len(tokens), self.model.config.embd, device=self.pool.device)
+        self.path.embed(weights.embedding, list(tokens), hidden)
+        self.report("embed", (), hidden)
+        positions = self.to_device(self.positions())
+        for index, layer in enumerate(weights.layers):
+            hidden = self.block(index, layer, hidden, positions)
+        return self.logits(self.last_tokens(hidden))
+
+    def logits(self, last: Tensor) -> Tensor:
+        """Return logits f32[m, vocab] of the rows' last tokens [m, embd]."""
+        weights, single = self.model.weights, [slice(i, i + 1) for i in range(len(last))]
+        x = self.norm(last, weights.output_norm)
+        self.report("output_norm", (last,), x, single)
+        out = self.product(weights.head, x)
+        self.report("head", (x,), out, single)
+        return out
+
+    def spans(self) -> list[slice]:
+        """Return where each row's tokens stand among t."""
+        ends = list(accumulate(self.rows.counts))
+        return [slice(end - count, end) for end, count in zip(ends, self.rows.counts, strict=True)]
+
+    def positions(self) -> list[int]:
+        """Return each token's position in its own sequence, in the order of t."""
+        return [position + i for position, count
+                in zip(self.rows.positions, self.rows.counts, strict=True) for i in range(count)]
+
+    def last_tokens(self, hidden: Tensor) -> Tensor:
+        """Return the last token of each row, f32[m, embd] of hidden[t, embd]."""
+        if len(hidden) == len(self.rows.counts):
+            return hidden
+        return hidden[self.to_device([span.stop - 1 for span in self.spans()])]
+
+    def block(self, index: int, layer: Layer, hidden: Tensor, positions: Tensor) -> Tensor:
+        """Return hidden[t, embd] after one block."""
+        x = self.normed(f"{index}.attn_norm", hidden, layer.vectors["attn_norm"])
+        if self.model.config.recurrent[index]:
+            mixed = self.gdn(index, layer, x)
+        else:
+            mixed = self.attention(index, layer, x, positions)
+        hidden = hidden + mixed
+        weight = layer.vectors["post_attention_norm"]
+        return self.feed_forward(
+            index, layer, hidden, self.normed(f"{index}.post_attention_norm", hidden, weight))
+
+    def feed_forward(self, index: int, layer: Layer, hidden: Tensor, x: Tensor) -> Tensor:
+        """Return hidden plus the gated FFN of x, both [t, embd]."""
+        gate, up = (self.project(index, layer, name, x) for name in ("ffn_gate", "ffn_up"))
+        product = torch.empty_like(gate)
+        self.path.silu_mul(gate, up, product)
+        self.report(f"{index}.silu_mul", (gate, up), product)
+        return hidden + self.project(index, layer, "ffn_down", product)
+
+    def gdn(self, index: int, layer: Layer, x: Tensor) -> Tensor:
+        """Return a GDN layer's mixing of x[t, embd]; conv windows and recurrent states move on."""
+        config, vectors = self.model.config, layer.vectors
+        qkv, z, a, b = (self.project(index, layer, name, x)
+                        for name in ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta"))
+        mixed = self.convolve(index, qkv, vectors["ssm_conv1d"])
+        widths = (config.key_dim, config.key_dim, config.value_dim)
+        q, k, v = (part.unflatten(1, (-1, config.state_size)) for part in mixed.split(widths, 1))
+        g, beta = torch.empty_like(a), torch.empty_like(b)
+        self.path.gates(a, b, vectors["ssm_a"], vectors["ssm_dt"], g, beta)
+        self.report(f"{index}.gates", (a, b), torch.stack([g, beta]), axis=1)
+        read = self.delta(index, q, k, v, g, beta)
+        y = torch.empty_like(read)
+        self.path.gated_norm(read, z.view_as(read), vectors["ssm_norm"], config.eps, y)
+        self.report(f"{index}.gated_norm", (read, z), y)
+        return self.project(index, layer, "ssm_out", y.flatten(1))
+
+    def convolve(self, index: int, qkv: Tensor, taps: Tensor) -> Tensor:
+        """Return the causal convolution of qkv[t, C], each row over its own window."""
+        mixed = torch.empty_like(qkv)
+        windows = self.pool.refs("conv", index, self.rows.slots)
+        self.path.conv_step(qkv, taps, windows, self.rows.counts, mixed)
+        self.report(f"{index}.conv_step", (qkv,), mixed)
+        return mixed
+
+    def delta(self, index: int, q: Tensor, k: Tensor, v: Tensor, g: Tensor,
+              beta: Tensor) -> Tensor:
+        """Return the delta rule's reads [t, V, 128], each row's state advanced by its tokens."""
+        read = torch.empty_like(v, memory_format=torch.contiguous_format)
+        states = self.pool.refs("delta", index, self.rows.slots)
+        self.path.delta_step(q, k, v, g, beta, states, self.rows.counts, read)
+        self.report(f"{index}.delta_step", (q, k, v, g, beta), read)
+        return read
+
+    def attention(self, index: int, layer: Layer, x: Tensor, positions: Tensor) -> Tensor:
+        """Return an attention layer's mixing of x[t, embd]; each row's keys and values join."""
+        dim, rows = self.model.config.head_dim, self.rows
+        both = self.project(index, layer, "attn_q", x)
+        q, gate = both.unflatten(1, (-1, 2, dim)).unbind(2)  # per head, query then gate
+        k, v = (self.project(index, layer, name, x).unflatten(1, (-1, dim))
+                for name in ("attn_k", "attn_v"))
+        q, k = (self.rotated(index, name, part, layer, positions)
+                for name, part in (("q", q), ("k", k)))
+        mixed = torch.empty_like(q)
+        keys, values = (self.pool.refs(kind, index, rows.slots) for kind in ("k", "v"))
+        self.path.attend(q, k, v, gate, keys, values, rows.positions, rows.counts, mixed)
+        self.report(f"{index}.attend", (q, k, v, gate), mixed)
+        return self.project(index, layer, "attn_output", mixed.flatten(1))
+
+    def rotated(self, index: int, name: str, x: Tensor, layer: Layer,
+                positions: Tensor) -> Tensor:
+        """Return x[t, heads, dim] normed and turned at each token's own position."""
+        x = self.normed(f"{index}.norm.{name}", x, layer.vectors[f"attn_{name}_norm"])
+        out = torch.empty_like(x)
+        reach = max(p + c for p, c in zip(self.rows.positions, self.rows.counts, strict=True))
+        self.path.rotate(x, self.model.rope.upto(reach), positions, out)
+        self.report(f"{index}.rotate.{name}", (x,), out)
+        return out
+
+    def normed(self, op: str, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the norm of x's last axis, reported as `op`."""
+        out = self.norm(x, weight)
+        self.report(op, (x,), out)
+        return out
+
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the norm of x's last axis."""
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        self.path.norm(x, weight, self.model.config.eps, out)
+        return out
+
+    def project(self, index: int, layer: Layer, name: str, x: Tensor) -> Tensor:
+        """Return one of a block's matrices times every row of x[t, K], reported."""
+        out = self.product(layer.matrices[name], x)
+        self.report(f"{index}.project.{name}", (x,), out)
+        return out
+
+    def product(self, weight: Weight, x: Tensor) -> Tensor:
+        """Return W x for every row of x, [rows, N]."""
+        out = x.new_empty(x.shape[0], weight.n)
+        self.path.project(weight, x, out)
+        return out
+
+    def to_device(self, values: list[int]) -> Tensor:
+        """Return i64 values on the state's device, without making the host wait for it."""
+        held = torch.tensor(values)
+        if self.pool.device == "cpu":
+            return held
+        return held.pin_memory().to(self.pool.device, non_blocking=True)
+
+    def report(self, op: str, inputs: tuple[Tensor, ...], output: Tensor,
+               spans: list[slice] | None = None, axis: int = 0) -> None:
+        """Tell the sink of an op once a row, with that row's tokens of its inputs and output.
+
+        `axis` is where the output's tokens lie.
+        """
+        if self.sink is None:
+            return
+        for slot, span in zip(self.rows.slots, spans or self.spans(), strict=True):
+            own = output[:, span] if axis else output[span]
+            self.sink(op, slot, tuple(x[span] for x in inputs), own)

@@ -1,0 +1,288 @@
+"""The attack on P4: the batched step against one row, one token and the looped step."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from contracts.schema import Case
+from engine.candidate import Engine, engine_of
+from engine.path import Path, Rows, traced
+from falsifiers.errors import Declined
+from falsifiers.judge import Judge
+from falsifiers.streams import Batch, Stream, alone, prompt_of, state_digest
+from falsifiers.subject import Subject
+from phases.p4_batched_matmul import attacks
+from phases.p4_batched_matmul.looped import Trace, hold_traces, looped
+
+CAPACITY = 96
+
+
+def test_rows_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
+    engine, model = _engine(case, subject)
+    draw = random.Random(case["m"])
+    batch = Batch(engine, Rows, judge, slots=case["m"] + 1, capacity=CAPACITY)
+    order = draw.sample(range(case["m"] + 1), case["m"])
+    lengths = [1 + (5 * i + 2) % 7 for i in range(case["m"])]
+    for slot, length in zip(order, lengths, strict=True):
+        batch.join(slot, _solo(engine, model, slot, length, case["decode"]))
+    batch.step(order, lengths)  # from here on no two rows stand at one position
+    for _ in range(case["decode"]):
+        batch.step(draw.sample(order, case["m"]))
+    judge.engaged(rows_a_step=batch.widest, steps=batch.step_number)
+
+
+def test_ops_equal_looped_step(case: Case, subject: Subject, judge: Judge) -> None:
+    _must_be_bitwise(subject)
+    path, oracle = _own_step(subject), subject.models(case["model"])
+    model = oracle.to(subject.device) if subject.device != "cpu" else oracle
+    m, draw = case["m"], random.Random(100 + case["m"])
+    pools = model.new_pool(m + 1, CAPACITY), oracle.new_pool(m + 1, CAPACITY)
+    slots, held = draw.sample(range(m + 1), m), dict.fromkeys(range(m + 1), 0)
+    for step in range(case["steps"]):
+        counts = tuple(1 + (3 * i + step) % 5 if step % 2 == 0 else 1 for i in range(m))
+        rows = Rows(tuple(slots), tuple(held[s] for s in slots), counts)
+        tokens = prompt_of(step, sum(counts), model.config.vocab)
+        got, want = Trace(), Trace()
+        logits = traced(path, got).step(model, pools[0], tokens, rows)
+        right = looped(oracle, pools[1], tokens, rows, want)
+        hold_traces(judge, got, want, step=step)
+        judge.equal("logits", logits, right, rule="truth", step=step)
+        held.update({s: held[s] + count for s, count in zip(slots, counts, strict=True)})
+        for slot, length in held.items():
+            for name, view in pools[0].slot(slot).named(length).items():
+                judge.equal(name, view, pools[1].slot(slot).named(length)[name], rule="truth",
+                            slot=slot, step=step)
+        draw.shuffle(slots)
+
+
+def test_membership_may_change_every_step(case: Case, subject: Subject, judge: Judge) -> None:
+    engine, model = _engine(case, subject)
+    draw = random.Random(case["seed"])
+    slots, waiting = 6, list(range(case["sequences"]))
+    batch = Batch(engine, Rows, judge, slots=slots, capacity=CAPACITY)
+    while waiting or batch.live:
+        free = [s for s in range(slots) if s not in batch.live]
+        while waiting and free and (not batch.live or draw.random() < 0.7):
+            number = waiting.pop()
+            batch.join(free.pop(draw.randrange(len(free))),
+                       _solo(engine, model, 40 + number, 1 + number % 4, 3))
+        order = draw.sample(sorted(batch.live), k=draw.randint(1, len(batch.live)))
+        left = [len(batch.live[s].logits) - batch.fed[s] for s in order]
+        batch.step(order, [draw.randint(1, n) for n in left])
+        for slot in [s for s in order if batch.fed[s] == len(batch.live[s].logits)]:
+            batch.leave(slot)
+    judge.engaged(rows_a_step=batch.widest, steps=batch.step_number)
+
+
+def test_prefill_equals_steps(case: Case, subject: Subject, judge: Judge) -> None:
+    engine, model = _engine(case, subject)
+    length = case["length"]
+    stream = _solo(engine, model, 70, length, 2)
+    for split in attacks.splits(case["splits"], length):
+        batch = Batch(engine, Rows, judge, slots=2, capacity=CAPACITY)
+        batch.join(1, stream)
+        for count in (*split, 1, 1):
+            batch.step([1], [count])
+    if subject.candidate is None:
+        pool = model.new_pool(2, CAPACITY)
+        for first, count in ((0, length // 3), (length // 3, length - length // 3)):
+            logits = subject.path.prefill(model, pool, stream.tokens[first:first + count], 1, first)
+        judge.equal("logits of prefill", logits, stream.logits[length - 1], slot=1)
+    judge.engaged(tokens_a_step=length)
+
+
+def test_chunks_stand_beside_decoding_rows(case: Case, subject: Subject, judge: Judge) -> None:
+    engine, model = _engine(case, subject)
+    chunks, steps = case["chunks"], len(case["chunks"][0])
+    batch = Batch(engine, Rows, judge, slots=len(chunks) + 2, capacity=CAPACITY)
+    for slot in (0, len(chunks) + 1):
+        batch.join(slot, _solo(engine, model, 60 + slot, 2, steps))
+    for slot, counts in enumerate(chunks, 1):
+        batch.join(slot, _solo(engine, model, 60 + slot, sum(counts), 1))
+    for step in range(steps):
+        given = {0: 1, len(chunks) + 1: 1, **{s: c[step] for s, c in enumerate(chunks, 1)}}
+        order = sorted(given, reverse=step % 2 == 0)
+        batch.step(order, [given[slot] for slot in order])
+    batch.step(range(1, len(chunks) + 1))
+
+
+def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judge) -> None:
+    engine, model = _engine(case, subject)
+    if not hasattr(engine, "write_state"):
+        raise Declined("the candidate's engine has no write_state(), so no slot can be poisoned")
+    victim = _solo(engine, model, 80, 2, 2)
+    for order in ((2, 0), (0, 2), (1, 0, 2)):
+        pool = engine.new_pool(3, CAPACITY)
+        for slot in (1, 2):
+            held = engine.read_state(pool, slot)
+            engine.write_state(pool, slot, {name: torch.full_like(x, case["tenant"])
+                                            for name, x in held.items()})
+        row = order.index(0)
+        for step, token in enumerate(victim.tokens[:len(victim.logits)]):
+            tokens = [token if slot == 0 else 100 + step for slot in order]
+            rows = Rows(order, tuple(step if slot == 0 else step + 9 for slot in order),
+                        (1,) * len(order))
+            logits = engine.step(tokens, rows, pool)
+            judge.equal("logits", logits[row], victim.logits[step], row=row, slot=0, step=step)
+            after = state_digest(engine.read_state(pool, 0), step + 1)
+            judge.law(after == victim.digests[step], f"state[slot 0, step {step}] beside poison is "
+                      f"not the state it has alone", rung="bits", slot=0, step=step)
+
+
+def test_refusals_change_nothing(case: Case, subject: Subject, judge: Judge) -> None:
+    engine, model = _engine(case, subject)
+    batch = Batch(engine, Rows, judge, slots=3, capacity=8)
+    for slot in range(2):
+        batch.join(slot, _solo(engine, model, 90 + slot, 2, 2, 8))
+    batch.step([0, 1])
+    before = [state_digest(engine.read_state(batch.pool, s)) for s in range(3)]
+    for name, value, tokens, rows in attacks.bad_steps(model.config.vocab):
+        try:
+            engine.step(tokens, rows, batch.pool)
+        except ValueError as error:
+            judge.law(value in str(error), f"the refusal of {name} says {str(error)!r}, which does "
+                      f"not name the value {value}")
+        except Exception as error:
+            judge.law(False, f"a step with {name} ended in {error!r} instead of a refusal")
+        else:
+            judge.law(False, f"a step with {name} was not refused")
+        for slot, digest in enumerate(before):
+            judge.unchanged(f"state after {name}", digest,
+                            state_digest(engine.read_state(batch.pool, slot)), slot=slot)
+    batch.step([1, 0])
+
+
+def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
+    engine, model = _engine(case, subject)
+    prompts = [prompt_of(100 + i, 4, model.config.vocab) for i in range(3)]
+    logits: list[list[torch.Tensor]] = []
+    for _ in range(2):
+        pool = engine.new_pool(3, CAPACITY)
+        logits.append([engine.step([p[step] for p in prompts],
+                                   Rows.decode(range(3), (step,) * 3), pool) for step in range(4)])
+    for step, (first, second) in enumerate(zip(*logits, strict=True)):
+        judge.law(first.data_ptr() != second.data_ptr(), "two steps returned one buffer")
+        judge.equal("logits", second, first, step=step)
+
+
+def test_each_weight_is_met_once_a_step(case: Case, subject: Subject, judge: Judge) -> None:
+    path, model = _own_step(subject), subject.models(case["model"])
+    model = model.to(subject.device) if subject.device != "cpu" else model
+    m, longest = case["m"], case["longest"]
+    counts = tuple(longest - 3 * i % longest for i in range(m))
+    met: dict[str, list[int]] = {}
+    calls: Counter[str] = Counter()
+    logits = attacks.counted(path, met, calls).step(
+        model, model.new_pool(m, CAPACITY), [7] * sum(counts),
+        Rows(tuple(range(m)), (0,) * m, counts))
+    judge.law(logits.shape[0] == m, f"a step of {m} rows returned {logits.shape[0]}")
+    weights = model.weights
+    for weight in [w for layer in weights.layers for w in layer.matrices.values()]:
+        judge.law(met.get(weight.name) == [sum(counts)], f"{weight.name} was met with "
+                  f"{met.get(weight.name, [])} rows in a step of {sum(counts)} tokens, but should "
+                  f"be met once, with all")
+    judge.law(met.get(weights.head.name) == [m], f"the head was met with "
+              f"{met.get(weights.head.name, [])} rows, but should be met once, with {m}")
+    due = attacks.calls_due(model)
+    for op, number in due.items():
+        judge.law(calls[op] == number, f"{op} ran {calls[op]} times in a step, but should run "
+                  f"{number} times whatever its rows")
+    judge.engaged(matrices=len(met), times_met=1, tokens=sum(counts), head_rows=m)
+    if subject.device != "cpu" and m == 4:
+        judge.engaged(**attacks.decode_rates(path, model))
+
+
+def test_argmax_takes_the_lowest_index(case: Case, subject: Subject, judge: Judge) -> None:
+    argmax = _kernel(case, subject.path.argmax)
+    for name, logits in attacks.tied_rows(case["vocab"]):
+        out = torch.full((len(logits),), -7, device=subject.device)
+        argmax(attacks.spaced(logits, case["stride"], subject.device), out)
+        for row, values in enumerate(logits.tolist()):
+            want = values.index(max(values))
+            judge.law(int(out[row]) == want, f"argmax[row {row}, {name}]={int(out[row])}, but "
+                      f"should be {want}", row=row)
+
+
+def test_argmax_refuses_nan(case: Case, subject: Subject, judge: Judge) -> None:
+    argmax = _kernel(case, subject.path.argmax)
+    for row, column in ((0, 0), (2, case["vocab"] - 1), (1, case["vocab"] // 2)):
+        for bits in (0x7FC00000, 0x7F800001, -1):
+            logits = torch.linspace(-3, 3, 3 * case["vocab"]).reshape(3, -1)
+            logits[row, column] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+            try:
+                argmax(logits.to(subject.device), torch.zeros(3, dtype=torch.int64,
+                                                              device=subject.device))
+            except ValueError as error:
+                judge.law(f"row {row} " in str(error), f"the refusal of NaN in row {row} says "
+                          f"{str(error)!r}, which does not name the row")
+            else:
+                judge.law(False, f"argmax took NaN at column {column} of row {row}", row=row)
+
+
+def test_kernels_give_the_reference_bits(case: Case, subject: Subject, judge: Judge) -> None:
+    _must_be_bitwise(subject)
+    if case["op"] == "function":
+        attacks.hold_functions(judge, subject.engine.kernel("pointwise"), subject.device)
+    else:
+        hold = {"norm": attacks.hold_norm, "gated_norm": attacks.hold_gated_norm,
+                "silu_mul": attacks.hold_silu_mul}[case["op"]]
+        hold(judge, _kernel(case, getattr(subject.path, case["op"])), subject.device, case["n"])
+
+
+def test_kernels_run_the_step(case: Case, subject: Subject, judge: Judge) -> None:
+    model, m = subject.models(case["model"]), case["m"]
+    rows = Rows(tuple(range(m))[::-1], (0,) * m, tuple(1 + i % 2 for i in range(m)))
+    tokens = prompt_of(7, sum(rows.counts), model.config.vocab)
+    results = []
+    for path in (attacks.on_kernels(_own_step(subject), case["kinds"]), subject.path):
+        pool = model.new_pool(m, 4)
+        logits, chosen = path.step(model, pool, tokens, rows), torch.zeros(m, dtype=torch.int64)
+        path.argmax(logits, chosen)
+        results.append({"logits": logits, "argmax": chosen,
+                        **{f"slot {s}, {name}": view for s in range(m)
+                           for name, view in pool.slot(s).named().items()}})
+    for name, got in results[0].items():
+        judge.equal(name, got, results[1][name], rule="truth")
+
+
+def _kernel(case: Case, op: Callable[..., None]) -> Callable[..., None]:
+    """Return what an op runs on a device, under the interpreter too; a candidate's op is its own.
+
+    On the CPU it is the op as it is.
+    """
+    return getattr(op, "kernel", op) if case.tier == "interpret" else op
+
+
+def _engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
+    model = subject.models(case["model"])
+    if subject.device != "cpu":
+        model = model.to(subject.device)
+    candidate = subject.candidate if _is_engine(subject.candidate) else None
+    return engine_of(subject.path, candidate, model), model
+
+
+def _is_engine(candidate: Any) -> bool:
+    return hasattr(candidate, "engine") or hasattr(candidate, "step")
+
+
+def _own_step(subject: Subject) -> Path:
+    """Return the path when its step is the tree's, so that its ops can be seen."""
+    if _is_engine(subject.candidate):
+        raise Declined("the ops of a foreign step cannot be traced")
+    path: Path = subject.path
+    return path
+
+
+def _must_be_bitwise(subject: Subject) -> None:
+    if subject.candidate is not None and not subject.candidate.bitwise:
+        raise Declined("a candidate of its own arithmetic is held to itself, not to the engine")
+
+
+def _solo(engine: Engine, model: Any, seed: int, length: int, decode: int,
+          capacity: int = CAPACITY) -> Stream:
+    return alone(engine, Rows, prompt_of(seed, length, model.config.vocab), decode, capacity)

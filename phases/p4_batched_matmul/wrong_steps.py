@@ -1,0 +1,159 @@
+"""Wrong batched steps: rows, tokens and slots taken for one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from engine.load import Layer
+from engine.model import Model
+from engine.path import Path, Rows, Sink, Step
+from engine.state import Pool
+from falsifiers.subject import Subject
+from phases.p4_batched_matmul.looped import looped
+from phases.p4_batched_matmul.reference import BatchedStep, step_rows
+
+Build = Callable[[Subject], Subject]
+
+
+def step(wrong: Step | type) -> Build:
+    """Return a builder that gives the subject's path another step, made anew if it keeps state."""
+    def build(subject: Subject) -> Subject:
+        made = wrong() if isinstance(wrong, type) else wrong
+        return replace(subject, path=replace(subject.path, step_rows=made))
+
+    return build
+
+
+def layers(wrong: type[BatchedStep]) -> Build:
+    """Return a builder whose step is a variant of the batched one."""
+    def run(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+            sink: Sink | None) -> Tensor:
+        return wrong(path, model, pool, rows, sink).run(tokens)
+
+    return step(run)
+
+
+def row_by_row(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+               sink: Sink | None) -> Tensor:
+    logits, at = [], 0
+    for slot, position, count in zip(rows.slots, rows.positions, rows.counts, strict=True):
+        one = Rows((slot,), (position,), (count,))
+        logits.append(step_rows(path, model, pool, tokens[at:at + count], one, sink)[0])
+        at += count
+    return torch.stack(logits)
+
+
+def token_by_token(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+                   sink: Sink | None) -> Tensor:
+    return looped(model, pool, tokens, rows, sink)
+
+
+class HeadAtEveryToken(BatchedStep):
+    def last_tokens(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def logits(self, last: Tensor) -> Tensor:
+        x = self.norm(last, self.model.weights.output_norm)
+        whole = self.product(self.model.weights.head, x)
+        return whole[[span.stop - 1 for span in self.spans()]]
+
+
+class TokenOfTheRowNumber(BatchedStep):
+    def last_tokens(self, hidden: Tensor) -> Tensor:
+        return hidden[:len(self.rows.counts)]
+
+
+class HeadOnTheFirstToken(BatchedStep):
+    def last_tokens(self, hidden: Tensor) -> Tensor:
+        return hidden[[span.start for span in self.spans()]]
+
+
+class ResidualFromTheNorm(BatchedStep):
+    def feed_forward(self, index: int, layer: Layer, hidden: Tensor, x: Tensor) -> Tensor:
+        return super().feed_forward(index, layer, x, x)
+
+
+class PositionsOfTheFirstRow(BatchedStep):
+    def positions(self) -> list[int]:
+        return [self.rows.positions[0] + i for count in self.rows.counts for i in range(count)]
+
+
+class OnePositionAChunk(BatchedStep):
+    def positions(self) -> list[int]:
+        return [p for p, count in zip(self.rows.positions, self.rows.counts, strict=True)
+                for _ in range(count)]
+
+
+class WindowByRow(BatchedStep):
+    def convolve(self, index: int, qkv: Tensor, taps: Tensor) -> Tensor:
+        mixed = torch.empty_like(qkv)
+        windows = self.pool.refs("conv", index, range(len(self.rows.slots)))
+        self.path.conv_step(qkv, taps, windows, self.rows.counts, mixed)
+        self.report(f"{index}.conv_step", (qkv,), mixed)
+        return mixed
+
+
+def slots_by_row(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+                 sink: Sink | None) -> Tensor:
+    counted = replace(rows, slots=tuple(range(len(rows.slots))))
+    return step_rows(path, model, pool, tokens, counted, sink)
+
+
+def slot_order(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+               sink: Sink | None) -> Tensor:
+    starts = [sum(rows.counts[:i]) for i in range(len(rows.counts))]
+    order = sorted(range(len(rows.slots)), key=lambda i: rows.slots[i])
+    arranged = [t for i in order for t in tokens[starts[i]:starts[i] + rows.counts[i]]]
+    pick = [tuple(column[i] for i in order) for column in (rows.slots, rows.positions, rows.counts)]
+    return step_rows(path, model, pool, arranged, Rows(*pick), sink)
+
+
+class StateByLastCall:
+    """Copies the first row's states back into the slot that stood first in the last step."""
+
+    def __init__(self) -> None:
+        self.first: int | None = None
+
+    def __call__(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+                 sink: Sink | None) -> Tensor:
+        logits = step_rows(path, model, pool, tokens, rows, sink)
+        if self.first is not None and self.first < pool.slots:
+            pool.slot(rows.slots[0]).copy_to(pool.slot(self.first))
+        self.first = rows.slots[0]
+        return logits
+
+
+class KeptBuffer:
+    """Returns logits in one buffer a width, as a captured graph might."""
+
+    def __init__(self) -> None:
+        self.buffer: dict[int, Tensor] = {}
+
+    def __call__(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+                 sink: Sink | None) -> Tensor:
+        logits = step_rows(path, model, pool, tokens, rows, sink)
+        return self.buffer.setdefault(len(rows.slots), logits).copy_(logits)
+
+
+class _Unchecked(Path):
+    def step(self, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+             sink: Sink | None = None) -> Tensor:
+        return self.step_rows(self, model, pool, tokens, rows, sink)
+
+
+def unchecked(subject: Subject) -> Subject:
+    """Give the subject a path that looks at nothing before it works."""
+    parts = {name: getattr(subject.path, name) for name in Path.__dataclass_fields__}
+    return replace(subject, path=_Unchecked(**parts))
+
+
+def chunks_from_zero(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+                     sink: Sink | None) -> Tensor:
+    for slot, count in zip(rows.slots, rows.counts, strict=True):
+        if count > 1:
+            pool.slot(slot).clear()
+    return step_rows(path, model, pool, tokens, rows, sink)
