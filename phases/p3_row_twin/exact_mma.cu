@@ -1,0 +1,418 @@
+// exact-23 on int8 tensor cores. A block keeps the activations of up to 12 groups of 256 columns in
+// shared memory, a warp a group, and walks down tiles of 16 weight rows: it reads each packed weight
+// word once and multiplies it with every activation row while it is in a register. Compiled by NVRTC
+// with -DKIND, -DWARPS, -DBLOCKS (a multiprocessor), -DPACK (one or two activation rows, their limbs side by side as columns) and
+// -DDIRECT (so many rows that their limbs are read through L1 instead).
+// The text of the arithmetic is contracts/arithmetic.md; its items are in brackets.
+//
+// Fragments are those of mma.m16n8k16/k32 for 8-bit integers: lane = 4 * g + t holds of A the rows
+// g and g + 8, columns 4t..4t+3 (and 16 more), of B column g, of C columns 2t and 2t + 1.
+
+typedef unsigned int u32;
+typedef long long i64;
+
+#define GROUP 256
+
+__device__ __forceinline__ void mma32(int c[4], const u32 a[4], u32 b0, u32 b1) {
+#if KIND == 8
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
+      "{%10,%10,%10,%10};" : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
+#else
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
+      "{%10,%10,%10,%10};" : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
+#endif
+}
+
+__device__ __forceinline__ void mma16(int c[4], u32 a0, u32 a1, u32 b0) {
+  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5},{%6},"
+      "{%7,%7,%7,%7};" : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+      : "r"(a0), "r"(a1), "r"(b0), "r"(0));
+}
+
+// Activations to integers [1-4], stored as B fragments; with PACK a column is row * 4 + limb:
+//   limbs   word[((group * NT + nt) * 8 + j) * 3 + limb][lane][2]   PACK: [group * 8 + j][lane][2]
+//   sums    word[((group * NT + nt) * 4 + limb)][8 columns][2]      PACK: [group][8 columns][2]
+//           of sums over 32 columns, in limbs
+//   scales  f32 [group][NT * 8]
+// One block of 64 threads a (group, activation row); a thread takes four neighbouring columns.
+extern "C" __global__ void quantize(const float* x, i64 stride, int k, int nts, int pack, u32* limbs,
+                                    u32* sums, float* scales) {
+  const int group = blockIdx.x, row = blockIdx.y, c = threadIdx.x * 4;
+  const float* at = x + row * stride + (i64)group * GROUP + c;
+  float value[4];
+  int size = 0;
+  for (int i = 0; i < 4; i++) {
+    value[i] = group * GROUP + c + i < k ? at[i] : 0.0f;
+    size = max(size, __float_as_int(value[i]) & 0x7fffffff);
+  }
+  for (int step = 16; step; step >>= 1) size = max(size, __shfl_xor_sync(~0u, size, step));
+  __shared__ int both[2];
+  if (threadIdx.x % 32 == 0) both[threadIdx.x / 32] = size;
+  __syncthreads();
+  size = max(both[0], both[1]);
+  const bool broken = size >= 0x7f800000;
+  const int e = broken ? 0 : max(((size + 0x010101) >> 23) - 126, -77);
+  const float r = __int_as_float((150 - e) << 23);
+  u32 word[3] = {0, 0, 0};
+  int total = 0;
+  for (int i = 0; i < 4; i++) {
+    const float y = __fmul_rn(value[i], r);
+    int a = __float_as_int(__fadd_rn(fabsf(y), 8388608.0f)) & 0x7fffff;
+    a = broken ? 0 : (__float_as_int(value[i]) < 0 ? -a : a);
+    total += a;
+    for (int limb = 0; limb < 3; limb++) {
+      const int low = ((a + 128) & 255) - 128;
+      word[limb] |= (u32)(low & 255) << (8 * i);
+      a = (a - low) >> 8;
+    }
+  }
+  const int nt = row / 8, n = row % 8, j = c / 32, half = c % 32 / 16, t = c % 16 / 4;
+  const i64 at_tile = (i64)group * nts + nt;
+  for (int limb = 0; limb < 3; limb++)
+    if (pack) limbs[((i64)group * 8 + j) * 64 + ((row * 4 + limb) * 4 + t) * 2 + half] = word[limb];
+    else limbs[((at_tile * 8 + j) * 3 + limb) * 64 + (n * 4 + t) * 2 + half] = word[limb];
+  for (int step = 4; step; step >>= 1) total += __shfl_xor_sync(~0u, total, step);
+  if (threadIdx.x % 8 == 0) {  // one thread a sub-block of 32 columns
+    unsigned char* bytes = (unsigned char*)sums;
+    for (int limb = 0; limb < 4; limb++) {
+      const int low = ((total + 128) & 255) - 128;
+      const i64 column = pack ? (i64)group * 8 + row * 4 + limb : (at_tile * 4 + limb) * 8 + n;
+      bytes[column * 8 + j] = low & 255;
+      total = (total - low) >> 8;
+    }
+  }
+  if (threadIdx.x == 0)
+    scales[at_tile * 8 + n] = broken ? __int_as_float(0x7fc00000) : __int_as_float((e + 104) << 23);
+}
+
+#ifdef KIND
+
+#if KIND == 4
+#define QUADS 4   // 16-byte loads of quants a lane, a row tile and a group
+#elif KIND == 5
+#define QUADS 5
+#elif KIND == 6
+#define QUADS 6
+#else
+#define QUADS 8
+#endif
+#if KIND == 8
+#define HEADER 0
+#else
+#define HEADER 1  // packed scales of 16 bytes a row; Q8_0 has eight f16 there instead
+#endif
+
+struct Tile {  // everything a lane holds of 16 rows and one group
+  uint4 q[QUADS];
+  uint4 scale[2];  // rows g and g + 8
+  u32 d[2];        // d and dmin as two f16
+};
+
+__device__ __forceinline__ float half_of(u32 bits) {
+  float f;
+  asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h;}" : "=f"(f) : "r"(bits));
+  return f;
+}
+
+// A packed tile is QUADS * 32 quads of quants, 16 quads of scales and (not for Q8_0) 4 quads of d.
+#define TILE_QUADS (QUADS * 32 + 16 + 4 * HEADER)
+
+__device__ __forceinline__ uint4 stream(const uint4* at) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];"
+      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+  return v;
+}
+
+__device__ __forceinline__ void fetch(Tile& tile, const uint4* at, int lane) {
+#pragma unroll
+  for (int i = 0; i < QUADS; i++) tile.q[i] = stream(at + i * 32 + lane);
+  const int g = lane / 4;
+  tile.scale[0] = stream(at + QUADS * 32 + g);
+  tile.scale[1] = stream(at + QUADS * 32 + g + 8);
+#if HEADER
+  const u32* d = (const u32*)(at + QUADS * 32 + 16);
+  tile.d[0] = __ldg(d + g);
+  tile.d[1] = __ldg(d + g + 8);
+#endif
+}
+
+__device__ __forceinline__ u32 word_of(const uint4& v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+__device__ __forceinline__ u32 byte_of(const uint4& v, int i) {
+  return (word_of(v, i / 4) >> (8 * (i % 4))) & 255;
+}
+
+__device__ __forceinline__ int signed_byte_of(const uint4& v, int i) {
+  return (int)(word_of(v, i / 4) << (24 - 8 * (i % 4))) >> 24;
+}
+
+// An integer below 2^51 to f32 with one rounding: exact in f64 first, without a slow conversion.
+__device__ __forceinline__ float rounded(i64 p) {
+  return __double2float_rn(__longlong_as_double(p + 0x4338000000000000LL) - 6755399441055744.0);
+}
+
+__device__ __forceinline__ i64 joined(int p0, int p1, int p2) {
+  return (i64)p1 * 256 + p0 + ((i64)p2 << 16);
+}
+
+// The A fragment of sub-block j.
+__device__ __forceinline__ void fragment(u32 a[4], const Tile& tile, int j) {
+#if KIND == 8
+  for (int i = 0; i < 4; i++) a[i] = word_of(tile.q[j], i);
+#elif KIND == 6
+  const int n = j / 4, turn = j % 4;
+  for (int i = 0; i < 4; i++) {
+    const u32 low = (word_of(tile.q[n * 2 + turn % 2], i) >> (4 * (turn / 2))) & 0x0f0f0f0f;
+    const u32 high = (word_of(tile.q[4 + n], i) >> (2 * turn)) & 0x03030303;
+    a[i] = (low << 2) | (high << 6);  // four times the quant, its top bit turned when packed
+  }
+#else
+  for (int i = 0; i < 4; i++) {
+    a[i] = (word_of(tile.q[j / 2], i) >> (4 * (j % 2))) & 0x0f0f0f0f;
+#if KIND == 5
+    a[i] |= ((word_of(tile.q[4], i) >> j) & 0x01010101) << 4;
+#endif
+  }
+#endif
+}
+
+#define LIMBS (PACK ? 1 : 3)           // n-tiles of B a sub-block
+#define SUMS (PACK ? 1 : 4)
+#define B_PAIRS (8 * LIMBS * 32)       // of two words, a group and eight activation rows
+
+// Integer parts of one group, one tile and one n-tile: scaled sums p and minimum sums q. [5]
+// `b` is shared memory that each lane filled for itself.
+__device__ __forceinline__ void sums_of(int p[LIMBS][4], int q[SUMS][4], const Tile& tile,
+                                        const uint2* b, const u32 minimum[SUMS], int lane) {
+#pragma unroll
+  for (int l = 0; l < LIMBS; l++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) p[l][i] = 0;
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    u32 a[4];
+    fragment(a, tile, j);
+#pragma unroll
+    for (int l = 0; l < LIMBS; l++) {
+      const uint2 w = b[(j * LIMBS + l) * 32 + lane];
+      int c[4];
+#if KIND == 6
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        mma16(c, a[2 * h], a[2 * h + 1], h ? w.y : w.x);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+          p[l][i] += signed_byte_of(tile.scale[i / 2], 2 * j + h) * c[i];
+      }
+#else
+      mma32(c, a, w.x, w.y);
+#pragma unroll
+      for (int i = 0; i < 4; i++) p[l][i] += (int)byte_of(tile.scale[i / 2], j) * c[i];
+#endif
+    }
+  }
+#if KIND == 4 || KIND == 5
+  const int t = lane % 4;
+  const u32 m0 = t == 0 ? tile.scale[0].z : t == 1 ? tile.scale[0].w : 0;
+  const u32 m1 = t == 0 ? tile.scale[1].z : t == 1 ? tile.scale[1].w : 0;
+#pragma unroll
+  for (int l = 0; l < SUMS; l++) mma16(q[l], m0, m1, minimum[l]);
+#endif
+}
+
+__device__ __forceinline__ float value_of(i64 p, i64 q, u32 d, float s) {
+#if KIND == 6
+  return __fmul_rn(__fmul_rn(half_of(d), __fmul_rn(rounded(p), 0.25f)), s);
+#else
+  return __fmul_rn(__fsub_rn(__fmul_rn(half_of(d), rounded(p)),
+                             __fmul_rn(half_of(d >> 16), rounded(q))), s);
+#endif
+}
+
+__device__ __forceinline__ i64 with_neighbour(i64 mine, int lane) {
+  const i64 shifted = lane % 2 ? mine << 16 : mine;  // odd lanes hold limbs 2 and 3
+  return shifted + __shfl_xor_sync(~0u, shifted, 1);
+}
+
+// Values of one group and tile for the eight activation rows of an n-tile, in a lane's places:
+// v[i] is row g + 8 * (i / 2) and column 2t + i % 2; with PACK v[0], v[2] are column t / 2.
+__device__ __forceinline__ void values(float v[4], const Tile& tile, const uint2* b,
+                                       const u32 minimum[SUMS], float s0, float s1, int lane) {
+#if KIND == 8
+  float even[4], pair[4], four[4];
+#pragma unroll
+  for (int j = 0; j < 8; j++) {
+    u32 a[4];
+    fragment(a, tile, j);
+    int c[LIMBS][4];
+#pragma unroll
+    for (int l = 0; l < LIMBS; l++) {
+      const uint2 w = b[(j * LIMBS + l) * 32 + lane];
+      mma32(c[l], a, w.x, w.y);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i += PACK ? 2 : 1) {
+#if PACK
+      const i64 p = with_neighbour((i64)c[0][i + 1] * 256 + c[0][i], lane);
+#else
+      const i64 p = joined(c[0][i], c[1][i], c[2][i]);
+#endif
+      const float d = half_of(word_of(tile.scale[i / 2], j / 2) >> (16 * (j % 2)));
+      const float x = __fmul_rn(d, rounded(p));
+      if (j % 2 == 0) even[i] = x;
+      else if (j % 4 == 1) pair[i] = __fadd_rn(even[i], x);
+      else if (j == 3) four[i] = __fadd_rn(pair[i], __fadd_rn(even[i], x));
+      else v[i] = __fadd_rn(four[i], __fadd_rn(pair[i], __fadd_rn(even[i], x)));
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i += PACK ? 2 : 1) v[i] = __fmul_rn(v[i], i % 2 ? s1 : s0);
+#else
+  int p[LIMBS][4], q[SUMS][4];
+  sums_of(p, q, tile, b, minimum, lane);
+#pragma unroll
+  for (int i = 0; i < 4; i += PACK ? 2 : 1) {
+#if PACK
+    const i64 whole = with_neighbour((i64)p[0][i + 1] * 256 + p[0][i], lane);
+#if KIND == 6
+    const i64 low = 0;
+#else
+    const i64 low = with_neighbour((i64)q[0][i + 1] * 256 + q[0][i], lane);
+#endif
+#else
+    const i64 whole = joined(p[0][i], p[1][i], p[2][i]);
+#if KIND == 6
+    const i64 low = 0;
+#else
+    const i64 low = joined(q[0][i], q[1][i], q[2][i]) + ((i64)q[3][i] << 24);
+#endif
+#endif
+    v[i] = value_of(whole, low, tile.d[i / 2], i % 2 ? s1 : s0);
+  }
+#endif
+}
+
+struct Rest {  // of B: what a lane needs of one group and eight activation rows beside the limbs
+  u32 minimum[SUMS];
+  float s0, s1;  // scales of columns 2t and 2t + 1; with PACK s0 of column t / 2
+};
+
+__device__ __forceinline__ void rest_of(Rest& rest, const u32* sums, const float* scales, i64 which,
+                                        int lane, int live) {
+  const int g = lane / 4, t = lane % 4, first = PACK ? t / 2 : 2 * t;
+#pragma unroll
+  for (int l = 0; l < SUMS; l++)
+    rest.minimum[l] = (PACK ? g / 4 : g) < live && t < 2
+        ? __ldg(sums + which * SUMS * 16 + (l * 8 + g) * 2 + t) : 0;
+  rest.s0 = first < live ? __ldg(scales + which * 8 + first) : 0.0f;
+  rest.s1 = !PACK && first + 1 < live ? __ldg(scales + which * 8 + first + 1) : 0.0f;
+}
+
+// out[row][n], row < m. Block x walks tiles x, x + gridDim.x, ...; block y takes WARPS groups, whole
+// segments of four unless it is alone. Values meet in shared memory and are added in order [6];
+// with several slices the block that comes last for its tiles adds the slices' segments in order.
+extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
+gemv(const uint4* weights, const u32* limbs, const u32* sums, const float* scales, float* out,
+     i64 out_stride, int n, int groups, int tiles, int m, int nts, float* partial, int* arrived) {
+  extern __shared__ uint2 shared[];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int group = blockIdx.y * WARPS + warp, columns = PACK ? 2 : nts * 8;
+  const int mine = min(WARPS, groups - (int)blockIdx.y * WARPS);  // groups of this slice
+  const bool busy = group < groups, alone = gridDim.y == 1;
+#if DIRECT
+  const uint2* b = (const uint2*)limbs + (i64)group * nts * B_PAIRS;
+  float* value = (float*)shared;  // [2][WARPS][16][columns]
+#else
+  uint2* b = shared + warp * nts * B_PAIRS;
+  float* value = (float*)(shared + WARPS * nts * B_PAIRS);
+#endif
+  const i64 stride = (i64)gridDim.x * groups * TILE_QUADS;
+  const uint4* at = weights + ((i64)blockIdx.x * groups + group) * TILE_QUADS;
+  Tile even, odd;
+  if (busy) {
+    fetch(even, at, lane);
+    at += stride;
+    if (blockIdx.x + gridDim.x < tiles) fetch(odd, at, lane);
+  }
+  Rest rest;
+  if (busy) rest_of(rest, sums, scales, (i64)group * nts, lane, m);
+#if !DIRECT
+  if (busy)
+    for (int nt = 0; nt < nts; nt++) {
+      const uint2* from = (const uint2*)limbs + ((i64)group * nts + nt) * B_PAIRS + lane;
+      const bool live = PACK ? g / 4 < m && g % 4 < 3 : g < m - nt * 8;
+#pragma unroll 8
+      for (int i = 0; i < 8 * LIMBS; i++)
+        b[nt * B_PAIRS + i * 32 + lane] = live ? __ldg(from + i * 32) : make_uint2(0, 0);
+    }
+#endif
+  auto step = [&](Tile& now, int tile, float* here) {
+    if (busy) {
+      for (int nt = 0; nt < nts; nt++) {
+        if (nts > 1) rest_of(rest, sums, scales, (i64)group * nts + nt, lane, m - nt * 8);
+        float v[4];
+        values(v, now, b + nt * B_PAIRS, rest.minimum, rest.s0, rest.s1, lane);
+        float* place = here + (warp * 16 + g) * columns + (PACK ? t / 2 : nt * 8 + 2 * t);
+#if PACK
+        if (t % 2 == 0) {
+          place[0] = v[0];
+          place[8 * columns] = v[2];
+        }
+#else
+        *(float2*)place = make_float2(v[0], v[1]);
+        *(float2*)(place + 8 * columns) = make_float2(v[2], v[3]);
+#endif
+      }
+      at += stride;
+      if (tile + 2 * (int)gridDim.x < tiles) fetch(now, at, lane);
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < 16 * m; i += WARPS * 32) {
+      const int row = i % 16, column = i / 16;
+      const float* from = here + row * columns + column;
+      float v[WARPS], y = 0.0f;
+#pragma unroll
+      for (int k = 0; k < WARPS; k++) v[k] = k < mine ? from[k * 16 * columns] : 0.0f;
+#pragma unroll
+      for (int k = 0; k < WARPS; k += 4) {
+        float s = 0.0f;
+#pragma unroll
+        for (int j = k; j < k + 4 && j < WARPS; j++) s = __fadd_rn(s, v[j]);
+        y = __fadd_rn(y, s);
+        if (!alone && k < mine)
+          __stcg(partial + (((i64)blockIdx.y * WARPS + k) / 4 * tiles + tile) * m * 16 + i, s);
+      }
+      if (alone && tile * 16 + row < n) out[column * out_stride + tile * 16 + row] = y;
+    }
+  };
+  int tile = blockIdx.x;
+  for (; tile + (int)gridDim.x < tiles; tile += 2 * gridDim.x) {
+    step(even, tile, value);
+    step(odd, tile + gridDim.x, value + WARPS * 16 * columns);
+  }
+  if (tile < tiles) step(even, tile, value);
+  if (alone) return;
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicAdd(arrived + blockIdx.x, 1) == (int)gridDim.y - 1;
+  __syncthreads();
+  if (!last) return;
+  __threadfence();
+  for (tile = blockIdx.x; tile < tiles; tile += gridDim.x)
+    for (int i = threadIdx.x; i < 16 * m; i += WARPS * 32) {
+      const int row = i % 16, column = i / 16;
+      float y = 0.0f;
+#pragma unroll 4
+      for (int s = 0; s < (groups + 3) / 4; s++)
+        y = __fadd_rn(y, __ldcg(partial + ((i64)s * tiles + tile) * m * 16 + i));
+      if (tile * 16 + row < n) out[column * out_stride + tile * 16 + row] = y;
+    }
+  if (threadIdx.x == 0) arrived[blockIdx.x] = 0;
+}
+#endif
