@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
@@ -107,6 +108,18 @@ def decode_rates(path: Path, model: Model, steps: int = 20) -> dict[str, float]:
         rates[f"steps_a_second_m{m}"] = round(steps / (time.perf_counter() - began), 2)
     return {**rates, "per_request_m4_over_m1": round(rates["steps_a_second_m4"]
                                                      / rates["steps_a_second_m1"], 3)}
+
+
+def host_waits(path: Path, model: Model, m: int = 4) -> int:
+    """Return how often torch saw the host wait for the device in one step of m rows."""
+    pool = model.new_pool(m, 4)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for step, mode in enumerate(("default", "warn")):  # the first compiles
+            torch.cuda.set_sync_debug_mode(mode)
+            path.step(model, pool, [5] * m, Rows.decode(range(m), (step,) * m))
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("called a synchronizing" in str(one.message) for one in seen)
 
 
 def tied_rows(vocab: int) -> Iterator[tuple[str, Tensor]]:

@@ -51,6 +51,8 @@ OPS_OF_A_STEP = (
            (ROWS, OPS), wo.op(project=wo.first_row_for_all), "B084"),
     Mutant("tail_kernel_takes_four", "The last 5 to 7 rows of eight go to a kernel made for 4.",
            (ROWS, PREFILL), wo.op(project=wo.tail_of_four), "B086"),
+    Mutant("cap_of_another_device", "The row cap lets a launch through that this device refuses.",
+           (ROWS, PREFILL), wo.op(project=wo.launch_fails_above_eight), "B087"),
     Mutant("scale_over_all_rows", "Activations are scaled by the largest of all rows.",
            (ROWS, NEIGHBOURS), wo.op(project=wo.scale_over_all_rows), "B088"),
     Mutant("library_product_above_one_row", "More than one row goes to the library's product.",

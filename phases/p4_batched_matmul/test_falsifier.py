@@ -88,7 +88,7 @@ def test_prefill_equals_steps(case: Case, subject: Subject, judge: Judge) -> Non
         batch.join(1, stream)
         for count in (*split, 1, 1):
             batch.step([1], [count])
-    if subject.candidate is None:
+    if not _is_engine(subject.candidate):
         pool = model.new_pool(2, CAPACITY)
         for first, count in ((0, length // 3), (length // 3, length - length // 3)):
             logits = subject.path.prefill(model, pool, stream.tokens[first:first + count], 1, first)
@@ -194,7 +194,8 @@ def test_each_weight_is_met_once_a_step(case: Case, subject: Subject, judge: Jud
                   f"{number} times whatever its rows")
     judge.engaged(matrices=len(met), times_met=1, tokens=sum(counts), head_rows=m)
     if subject.device != "cpu" and m == 4:
-        judge.engaged(**attacks.decode_rates(path, model))
+        judge.engaged(host_waits_a_step=attacks.host_waits(path, model),
+                      **attacks.decode_rates(path, model))
 
 
 def test_argmax_takes_the_lowest_index(case: Case, subject: Subject, judge: Judge) -> None:
