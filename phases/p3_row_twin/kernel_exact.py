@@ -117,7 +117,7 @@ def _gemv_rows(weight, x, out, n, k, m, x_stride, out_stride, row_bytes,
     groups = (k + 255) // 256
     whole = tl.zeros([N, M], tl.float32)
     segment = tl.zeros([N, M], tl.float32)
-    for g in range(0, groups):
+    for g in range(groups):
         broken, s, r = _group_scale(x, row, x_stride, g * 256, k, m)
         p = tl.zeros([N, M], tl.int64)
         minima = tl.zeros([N, M], tl.int64)
@@ -173,7 +173,7 @@ def supports(kind: str) -> bool:
 
 
 def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:
-    """Write W x for every row of x f32[m, K] into out f32[m, N], m up to 64; rows may be strided."""
+    """Write W x for every row of x f32[m, K] into out f32[m, N], m up to 64, any row strides."""
     m, k = x.shape
     code, nbytes = KINDS[weight.kind]
     raw = device_bytes(weight, x.device)

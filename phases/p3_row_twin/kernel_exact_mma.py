@@ -8,6 +8,7 @@ from __future__ import annotations
 from ctypes import c_longlong
 from dataclasses import dataclass
 from functools import cache
+from math import ceil
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -40,7 +41,7 @@ class Integers:
     @property
     def tiles(self) -> int:
         """How many tiles of eight rows there are."""
-        return (self.m + 7) // 8
+        return ceil(self.m / 8)
 
 
 def supports(kind: str) -> bool:
@@ -74,7 +75,7 @@ class Plan:
 def plan_for(groups: int, m: int) -> Plan:
     """Return the layout of a launch for m rows, by the sizes alone."""
     slices, warps = slices_of(groups)
-    tiles, pack = (m + 7) // 8, m <= 2
+    tiles, pack = ceil(m / 8), m <= 2
     limbs = warps * tiles * (2048 if pack else 6144)
     values = 2 * warps * 16 * (2 if pack else tiles * 8) * 4
     direct = limbs + values > SHARED
@@ -87,12 +88,13 @@ def _function(name: str, options: tuple[str, ...]) -> Kernel:
 
 
 def slices_of(groups: int) -> tuple[int, int]:
-    """Return the slices of K and the groups, a warp each, of a slice: whole segments, at most 12."""
-    if groups <= 12:
+    """Return the slices of K and the groups, a warp each, of a slice: segments, at most three."""
+    segments = ceil(groups / 4)
+    slices = ceil(segments / 3)
+    if slices == 1:
         return 1, groups
-    slices = -(-groups // 12)
-    warps = -(-(-(-groups // slices)) // 4) * 4
-    return -(-groups // warps), warps
+    warps = 4 * ceil(segments / slices)
+    return ceil(groups / warps), warps
 
 
 def prepare(weight: Weight, device: torch.device) -> Tensor:
@@ -106,7 +108,7 @@ def prepare(weight: Weight, device: torch.device) -> Tensor:
 def quantize(x: Tensor) -> Integers:
     """Return the integers of x f32[m, K]; rows may be strided, K is any length."""
     m, k = x.shape
-    groups, tiles = -(-k // 256), (m + 7) // 8
+    groups, tiles = ceil(k / 256), ceil(m / 8)
     limbs = torch.empty(groups * tiles * 1536, dtype=torch.int32, device=x.device)
     sums = torch.empty(groups * tiles * 64, dtype=torch.int32, device=x.device)
     scales = torch.empty(groups * tiles * 8, device=x.device)
@@ -131,15 +133,15 @@ def multiply(weight: Weight, a: Integers, out: Tensor) -> None:
     packed = prepare(weight, out.device)
     tiles, groups, _ = packed.shape
     plan = plan_for(groups, a.m)
-    segments = -(-groups // 4)
+    segments = ceil(groups / 4)
     partial = out.new_empty(segments * tiles * 16 * a.m if plan.slices > 1 else 0)
     kernel = _function("gemv", plan.options(weight.kind))
     room = max(1, _blocks(out.device) * plan.blocks // plan.slices)
-    kernel((min(-(-weight.n // 16), room), plan.slices), plan.warps * 32, plan.shared, packed,
+    kernel((min(ceil(weight.n / 16), room), plan.slices), plan.warps * 32, plan.shared, packed,
            a.limbs, a.sums, a.scales, out, c_longlong(out.stride(0)), weight.n, groups, tiles, a.m,
            a.tiles, partial, _arrived(out.device))
 
 
 def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:
-    """Write W x for every row of x f32[m, K] into out f32[m, N], m up to 64; rows may be strided."""
+    """Write W x for every row of x f32[m, K] into out f32[m, N], m up to 64, any row strides."""
     multiply(weight, quantize(x), out)

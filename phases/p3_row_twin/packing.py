@@ -47,7 +47,8 @@ def pack(kind: str, raw: Tensor, size: int) -> Tensor:
 def _fragments(x: Tensor) -> Tensor:
     """Return bytes [N, G, 32 c] as [T, G, c quads of 32 lanes of 4 words]."""
     n, groups, width = x.shape
-    parts = x.reshape(n // 16, 2, 8, groups, width // 32, 2, 4, 4)  # tile, +8, g, G, c, half, t, byte
+    # tile, +8, g, group, c, half, t, byte
+    parts = x.reshape(n // 16, 2, 8, groups, width // 32, 2, 4, 4)
     return parts.permute(0, 3, 4, 2, 6, 5, 1, 7).reshape(n // 16, groups, -1)
 
 
