@@ -1,8 +1,9 @@
-// exact-23 on int8 tensor cores. A block keeps the activations of up to 12 groups of 256 columns in
+// exact-23 on int8 tensor cores. A block keeps the activations of up to 16 groups of 256 columns in
 // shared memory, a warp a group, and walks down tiles of 16 weight rows: it reads each packed weight
 // word once and multiplies it with every activation row while it is in a register. Compiled by NVRTC
-// with -DKIND, -DWARPS, -DBLOCKS (a multiprocessor), -DPACK (one or two activation rows, their limbs side by side as columns) and
-// -DDIRECT (so many rows that their limbs are read through L1 instead).
+// with -DKIND, -DWARPS, -DBLOCKS (a multiprocessor), -DALONE (one block has all of K), -DPACK (one or
+// two activation rows, their limbs side by side as columns) and -DDIRECT (so many rows that their
+// limbs are read through L1 instead).
 // The text of the arithmetic is contracts/arithmetic.md; its items are in brackets.
 //
 // Fragments are those of mma.m16n8k16/k32 for 8-bit integers: lane = 4 * g + t holds of A the rows
@@ -151,11 +152,6 @@ __device__ __forceinline__ int signed_byte_of(const uint4& v, int i) {
   return (int)(word_of(v, i / 4) << (24 - 8 * (i % 4))) >> 24;
 }
 
-// An integer below 2^51 to f32 with one rounding: exact in f64 first, without a slow conversion.
-__device__ __forceinline__ float rounded(i64 p) {
-  return __double2float_rn(__longlong_as_double(p + 0x4338000000000000LL) - 6755399441055744.0);
-}
-
 __device__ __forceinline__ i64 joined(int p0, int p1, int p2) {
   return (i64)p1 * 256 + p0 + ((i64)p2 << 16);
 }
@@ -227,10 +223,10 @@ __device__ __forceinline__ void sums_of(int p[LIMBS][4], int q[SUMS][4], const T
 
 __device__ __forceinline__ float value_of(i64 p, i64 q, u32 d, float s) {
 #if KIND == 6
-  return __fmul_rn(__fmul_rn(half_of(d), __fmul_rn(rounded(p), 0.25f)), s);
+  return __fmul_rn(__fmul_rn(half_of(d), __fmul_rn(__ll2float_rn(p), 0.25f)), s);
 #else
-  return __fmul_rn(__fsub_rn(__fmul_rn(half_of(d), rounded(p)),
-                             __fmul_rn(half_of(d >> 16), rounded(q))), s);
+  return __fmul_rn(__fsub_rn(__fmul_rn(half_of(d), __ll2float_rn(p)),
+                             __fmul_rn(half_of(d >> 16), __ll2float_rn(q))), s);
 #endif
 }
 
@@ -263,7 +259,7 @@ __device__ __forceinline__ void values(float v[4], const Tile& tile, const uint2
       const i64 p = joined(c[0][i], c[1][i], c[2][i]);
 #endif
       const float d = half_of(word_of(tile.scale[i / 2], j / 2) >> (16 * (j % 2)));
-      const float x = __fmul_rn(d, rounded(p));
+      const float x = __fmul_rn(d, __ll2float_rn(p));
       if (j % 2 == 0) even[i] = x;
       else if (j % 4 == 1) pair[i] = __fadd_rn(even[i], x);
       else if (j == 3) four[i] = __fadd_rn(pair[i], __fadd_rn(even[i], x));
@@ -322,11 +318,16 @@ gemv(const uint4* weights, const u32* limbs, const u32* sums, const float* scale
   extern __shared__ uint2 shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int group = blockIdx.y * WARPS + warp, columns = PACK ? 2 : nts * 8;
-  const int mine = min(WARPS, groups - (int)blockIdx.y * WARPS);  // groups of this slice
-  const bool busy = group < groups, alone = gridDim.y == 1;
+#if ALONE
+  const int mine = WARPS;  // groups of this slice
+  const bool busy = true;
+#else
+  const int mine = min(WARPS, groups - (int)blockIdx.y * WARPS);
+  const bool busy = group < groups;
+#endif
 #if DIRECT
   const uint2* b = (const uint2*)limbs + (i64)group * nts * B_PAIRS;
-  float* value = (float*)shared;  // [2][WARPS][16][columns]
+  float* value = (float*)shared;  // [4][WARPS][16][columns]
 #else
   uint2* b = shared + warp * nts * B_PAIRS;
   float* value = (float*)(shared + WARPS * nts * B_PAIRS);
@@ -351,30 +352,37 @@ gemv(const uint4* weights, const u32* limbs, const u32* sums, const float* scale
         b[nt * B_PAIRS + i * 32 + lane] = live ? __ldg(from + i * 32) : make_uint2(0, 0);
     }
 #endif
-  auto step = [&](Tile& now, int tile, float* here) {
-    if (busy) {
-      for (int nt = 0; nt < nts; nt++) {
-        if (nts > 1) rest_of(rest, sums, scales, (i64)group * nts + nt, lane, m - nt * 8);
-        float v[4];
-        values(v, now, b + nt * B_PAIRS, rest.minimum, rest.s0, rest.s1, lane);
-        float* place = here + (warp * 16 + g) * columns + (PACK ? t / 2 : nt * 8 + 2 * t);
+  auto work = [&](Tile& now, int tile, float* here) {
+    for (int nt = 0; nt < nts; nt++) {
+      if (nts > 1) rest_of(rest, sums, scales, (i64)group * nts + nt, lane, m - nt * 8);
+      float v[4];
+      values(v, now, b + nt * B_PAIRS, rest.minimum, rest.s0, rest.s1, lane);
+      float* place = here + (warp * 16 + g) * columns + (PACK ? t / 2 : nt * 8 + 2 * t);
 #if PACK
-        if (t % 2 == 0) {
-          place[0] = v[0];
-          place[8 * columns] = v[2];
-        }
-#else
-        *(float2*)place = make_float2(v[0], v[1]);
-        *(float2*)(place + 8 * columns) = make_float2(v[2], v[3]);
-#endif
+      if (t % 2 == 0) {
+        place[0] = v[0];
+        place[8 * columns] = v[2];
       }
-      at += stride;
-      if (tile + 2 * (int)gridDim.x < tiles) fetch(now, at, lane);
+#else
+      *(float2*)place = make_float2(v[0], v[1]);
+      *(float2*)(place + 8 * columns) = make_float2(v[2], v[3]);
+#endif
+    }
+    at += stride;
+    if (tile + 2 * (int)gridDim.x < tiles) fetch(now, at, lane);
+  };
+  const int page = WARPS * 16 * columns;  // values of one tile
+  for (int tile = blockIdx.x, turn = 0; tile < tiles; tile += 2 * gridDim.x, turn ^= 2) {
+    const bool both = tile + (int)gridDim.x < tiles;
+    if (busy) {
+      work(even, tile, value + turn * page);
+      if (both) work(odd, tile + gridDim.x, value + (turn + 1) * page);
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < 16 * m; i += WARPS * 32) {
-      const int row = i % 16, column = i / 16;
-      const float* from = here + row * columns + column;
+    for (int i = threadIdx.x; i < (both ? 32 : 16) * m; i += WARPS * 32) {
+      const int second = i >= 16 * m, j = second ? i - 16 * m : i, row = j % 16, column = j / 16;
+      const float* from = value + (turn + second) * page + row * columns + column;
+      const int place = tile + (second ? gridDim.x : 0);
       float v[WARPS], y = 0.0f;
 #pragma unroll
       for (int k = 0; k < WARPS; k++) v[k] = k < mine ? from[k * 16 * columns] : 0.0f;
@@ -382,21 +390,19 @@ gemv(const uint4* weights, const u32* limbs, const u32* sums, const float* scale
       for (int k = 0; k < WARPS; k += 4) {
         float s = 0.0f;
 #pragma unroll
-        for (int j = k; j < k + 4 && j < WARPS; j++) s = __fadd_rn(s, v[j]);
+        for (int l = k; l < k + 4 && l < WARPS; l++) s = __fadd_rn(s, v[l]);
         y = __fadd_rn(y, s);
-        if (!alone && k < mine)
-          __stcg(partial + (((i64)blockIdx.y * WARPS + k) / 4 * tiles + tile) * m * 16 + i, s);
+#if !ALONE
+        if (k < mine)
+          __stcg(partial + (((i64)blockIdx.y * WARPS + k) / 4 * tiles + place) * m * 16 + j, s);
+#endif
       }
-      if (alone && tile * 16 + row < n) out[column * out_stride + tile * 16 + row] = y;
+#if ALONE
+      if (place * 16 + row < n) out[column * out_stride + place * 16 + row] = y;
+#endif
     }
-  };
-  int tile = blockIdx.x;
-  for (; tile + (int)gridDim.x < tiles; tile += 2 * gridDim.x) {
-    step(even, tile, value);
-    step(odd, tile + gridDim.x, value + WARPS * 16 * columns);
   }
-  if (tile < tiles) step(even, tile, value);
-  if (alone) return;
+#if !ALONE
   __shared__ bool last;
   __threadfence();
   __syncthreads();
@@ -404,7 +410,7 @@ gemv(const uint4* weights, const u32* limbs, const u32* sums, const float* scale
   __syncthreads();
   if (!last) return;
   __threadfence();
-  for (tile = blockIdx.x; tile < tiles; tile += gridDim.x)
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x)
     for (int i = threadIdx.x; i < 16 * m; i += WARPS * 32) {
       const int row = i % 16, column = i / 16;
       float y = 0.0f;
@@ -414,5 +420,6 @@ gemv(const uint4* weights, const u32* limbs, const u32* sums, const float* scale
       if (tile * 16 + row < n) out[column * out_stride + tile * 16 + row] = y;
     }
   if (threadIdx.x == 0) arrived[blockIdx.x] = 0;
+#endif
 }
 #endif

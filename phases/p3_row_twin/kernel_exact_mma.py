@@ -69,7 +69,8 @@ class Plan:
     def options(self, kind: str) -> tuple[str, ...]:
         """Return the compiler options of the variant."""
         return (f"-DKIND={CODE[kind]}", f"-DWARPS={self.warps}", f"-DBLOCKS={self.blocks}",
-                f"-DPACK={int(self.pack)}", f"-DDIRECT={int(self.direct)}")
+                f"-DALONE={int(self.slices == 1)}", f"-DPACK={int(self.pack)}",
+                f"-DDIRECT={int(self.direct)}")
 
 
 def plan_for(groups: int, m: int) -> Plan:
@@ -77,7 +78,7 @@ def plan_for(groups: int, m: int) -> Plan:
     slices, warps = slices_of(groups)
     tiles, pack = ceil(m / 8), m <= 2
     limbs = warps * tiles * (2048 if pack else 6144)
-    values = 2 * warps * 16 * (2 if pack else tiles * 8) * 4
+    values = 4 * warps * 16 * (2 if pack else tiles * 8) * 4
     direct = limbs + values > SHARED
     return Plan(slices, warps, 2 if pack else 1, pack, direct, values + (0 if direct else limbs))
 
@@ -88,12 +89,11 @@ def _function(name: str, options: tuple[str, ...]) -> Kernel:
 
 
 def slices_of(groups: int) -> tuple[int, int]:
-    """Return the slices of K and the groups, a warp each, of a slice: segments, at most three."""
-    segments = ceil(groups / 4)
-    slices = ceil(segments / 3)
-    if slices == 1:
+    """Return the slices of K and a slice's groups, a warp each: up to 16 alone, else 12 at most."""
+    if groups <= 16:
         return 1, groups
-    warps = 4 * ceil(segments / slices)
+    segments = ceil(groups / 4)
+    warps = 4 * ceil(segments / ceil(segments / 3))
     return ceil(groups / warps), warps
 
 
