@@ -37,7 +37,8 @@ def gate(
         "--thorough", help="Run every case, not the quick ones.")] = False,
     require_device: Annotated[bool, typer.Option(
         "--require-device", help="Pass only what a device has shown to pass.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, metavar="N", help="Worker processes.")] = 1,
+    jobs: Annotated[int, typer.Option(
+        min=1, metavar="N", help="Worker processes; one is enough for --case.")] = 2,
     as_json: AsJson = False,
 ) -> None:
     """Judge phases: PASS, FAIL or UNMEASURABLE, with evidence."""
@@ -45,7 +46,8 @@ def gate(
 
     from falsifiers import session
     wanted, ladder = _wanted(phase, through, case)
-    wanted = replace(wanted, candidate=candidate, device=device, thorough=thorough, jobs=jobs)
+    wanted = replace(wanted, candidate=candidate, device=device, thorough=thorough,
+                     jobs=1 if case else jobs)
     with Progress(as_json) as tell:
         gated = session.run_gate(wanted, through=ladder, require_device=require_device,
                                  on_verdict=lambda verdict: tell(verdict.case))
@@ -113,9 +115,10 @@ def _print_gate(gated: Gated, contracts: dict[str, Contract]) -> None:
     for trouble in gated.run.trouble:
         print(f"{trouble}; it ended with:\n{_tail(gated.run.output)}\n")
     for result in gated.results:
-        print(_line(result, contracts.get(result.phase)))
-    if len(gated.results) == 1 and (contract := contracts.get(gated.results[0].phase)):
-        print(_claim(contract))
+        contract = contracts.get(result.phase)
+        print(_line(result, contract))
+        if contract is not None:
+            print(_small_print(contract, whole=len(gated.results) == 1), end="")
 
 
 def _tail(text: str) -> str:
@@ -132,15 +135,16 @@ def _line(result: PhaseResult, contract: Contract | None) -> str:
             f"device proof: {result.device_proof}; {result.seconds:.1f} s{why}")
 
 
-def _claim(contract: Contract) -> str:
-    """Return what a pass says, by which rules, and what it does not say."""
+def _small_print(contract: Contract, whole: bool) -> str:
+    """Return the budgets in force; with `whole` the claim too, and what a pass does not say."""
     from textwrap import fill
 
     from falsifiers.ledger import rules_of
-    told = [f"claim: {contract.claim}", *rules_of(contract),
-            f"a pass does not say: {contract.not_proven}"]
-    return "\n".join(fill(line, 100, initial_indent="    ", subsequent_indent="      ")
-                     for line in told)
+    told = [rule for rule in rules_of(contract) if whole or not rule.endswith(": bitwise")]
+    if whole:
+        told = [f"claim: {contract.claim}", *told, f"a pass does not say: {contract.not_proven}"]
+    return "".join(fill(line, 100, initial_indent="    ", subsequent_indent="      ") + "\n"
+                   for line in told)
 
 
 @app.command(epilog="Example: rowtwin mutants --phase 1 --json")
@@ -177,6 +181,7 @@ def _banks(bank_of: Callable[[str], Bank], phase: str | None, device: str) -> li
     for tier, why in chosen.absent.items():
         raise SuiteError(f"the {tier} tier was asked for, but {why}")
     tiers.fix_triton_mode(chosen)
+    tiers.one_thread()
     ready = [p for p, contract in contracts_of().items() if built(contract, ROOT)]
     if phase is not None and (name := phase_name(phase)) not in ready:
         raise SuiteError(f"phase {name} is not built")

@@ -7,6 +7,7 @@ that run after the tier is fixed, and inside tests.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -153,10 +154,9 @@ def _is_away(item: pytest.Item, chosen: Tiers) -> bool:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Give torch one thread: the models are small, and two processes of two threads each fight."""
-    if session.items:
-        import torch
-        torch.set_num_threads(1)
+    """Give the process one torch thread, wherever torch takes part."""
+    if "torch" in sys.modules or any(_case_of(item) for item in session.items):
+        tiers.one_thread()
 
 
 @pytest.fixture

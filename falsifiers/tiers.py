@@ -86,6 +86,16 @@ def fix_triton_mode(tiers: Tiers) -> None:
         os.environ["TRITON_INTERPRET"] = "1"
 
 
+def one_thread() -> None:
+    """Give this process one torch thread.
+
+    On tensors of test size two threads wait for each other longer than they work, and beside
+    other processes far longer; processes are what runs side by side here.
+    """
+    import torch
+    torch.set_num_threads(1)
+
+
 def passes(device: str) -> tuple[str, ...]:
     """Return the `--device` values of the processes that together cover what was asked for."""
     if device == "auto" and "cuda" in choose(device).run and interpret_missing() is None:

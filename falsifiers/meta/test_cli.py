@@ -113,10 +113,10 @@ def test_json_is_one_object_for_a_phase_and_a_list_for_a_ladder(main: Main,
 def test_options_reach_the_gate(main: Main, gated: list[Any]) -> None:
     gated.append("passed")
     main("gate", "--phase", "1", "--candidate", "file:x.py", "--device", "cpu", "--thorough",
-         "--jobs", "2", "--require-device")
+         "--jobs", "3", "--require-device")
     wanted, options = gated[0]
     assert (wanted.phases, wanted.candidate, wanted.device, wanted.thorough, wanted.jobs) == (
-        ("p1",), "file:x.py", "cpu", True, 2)
+        ("p1",), "file:x.py", "cpu", True, 3)
     assert options["require_device"] is True
 
 
