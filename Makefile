@@ -7,7 +7,7 @@ BIN := .venv/bin
 READY := .venv/ready
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: report test lint bench clean
+.PHONY: report test lint bench receipts clean
 
 report: $(READY)
 	$(BIN)/rowtwin report $(if $(MODEL),--model "$(MODEL)")
@@ -22,6 +22,9 @@ lint: $(READY)
 bench: $(READY)
 	$(PYTEST) -o addopts="--strict-markers --strict-config -ra" -o python_files="bench_*.py" \
 		--benchmark-only engine phases
+
+receipts: $(READY)
+	$(BIN)/rowtwin receipt
 
 clean:
 	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks \

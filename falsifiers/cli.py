@@ -172,6 +172,28 @@ def mutants(
     raise typer.Exit(matrix_exit_code(matrix, device))
 
 
+@app.command(epilog="Example: rowtwin receipt --phase 3")
+def receipt(
+    ctx: typer.Context,
+    phase: Annotated[str | None, typer.Option(
+        metavar="N|engine", help="One phase (default: every phase with device cases).")] = None,
+) -> None:
+    """Judge every device case here and write what passed to reports/receipts/."""
+    from falsifiers import issue
+    from falsifiers.session import contracts_of, phase_name
+    wanted = [c for c in contracts_of().values()
+              if (phase is None or c.phase == phase_name(phase)) and issue.wants_device(c)]
+    banks = {c.phase: bank for c in wanted
+             for bank in _banks(ctx.obj, c.phase.removeprefix("p"), "cuda")}
+    with Progress(False) as tell:
+        written, refused = issue.receipts(wanted, banks, tell)
+    for path in written:
+        print(path)
+    for why in refused:
+        print(why, file=sys.stderr)
+    raise typer.Exit(1 if refused else 0 if written else 2)
+
+
 def _banks(bank_of: Callable[[str], Bank], phase: str | None, device: str) -> list[Bank]:
     """Return the banks of the phases wanted, wired by whoever assembled the command line."""
     from falsifiers import tiers

@@ -74,14 +74,21 @@ def digest_of(contract: Contract, root: Path) -> str:
 
 
 def digest(modules: Iterable[Path], contract: Path, root: Path) -> str:
-    """Return a sha256 over modules' syntax trees and a contract's data: layout does not count."""
+    """Return a sha256 over sources without layout or comments, and over a contract's data."""
     total = hashlib.sha256()
     for path in sorted(modules):
         total.update(f"{path.relative_to(root).as_posix()}\n".encode())
-        total.update(canonical(ast.parse(path.read_bytes())).encode())
+        source = path.read_text(encoding="utf-8")
+        total.update((canonical(ast.parse(source)) if path.suffix == ".py" else
+                      without_comments(source)).encode())
     data = yaml.safe_load(contract.read_bytes())
     total.update(json.dumps(data, sort_keys=True, default=str).encode())
     return total.hexdigest()
+
+
+def without_comments(source: str) -> str:
+    """Return CUDA C++ without its line comments and with white space folded."""
+    return " ".join(" ".join(line.split("//")[0] for line in source.splitlines()).split())
 
 
 def canonical(node: Any) -> str:
@@ -112,7 +119,8 @@ def kernel_files(package: str, root: Path) -> set[Path]:
     arithmetic = root / "engine/arithmetic.py"
     kernels = {path for path in seen if path.name.startswith("kernel_")
                or (path.parent == root / "engine/kernels" and path.name != "__init__.py")}
-    return kernels | ({arithmetic} if arithmetic.is_file() else set())
+    sources = {cuda for path in kernels for cuda in path.parent.glob("*.cu")}
+    return kernels | sources | ({arithmetic} if arithmetic.is_file() else set())
 
 
 def imported_files(path: Path, root: Path) -> Iterator[Path]:

@@ -88,3 +88,13 @@ def test_broken_receipt_is_named(root: Path) -> None:
     path.write_text(path.read_text()[:-9])
     with pytest.raises(SuiteError, match=r"p3\.json: is not a receipt"):
         proof(root)
+
+
+def test_cuda_source_beside_a_kernel_counts_and_its_comments_do_not(root: Path) -> None:
+    source = root / "phases/p3_made_up/rows.cu"
+    source.write_text("int a;  // one\n")
+    leave(root)
+    source.write_text("// another\nint   a;\n")
+    assert proof(root) == "fresh"
+    source.write_text("int b;\n")
+    assert proof(root) == "stale"

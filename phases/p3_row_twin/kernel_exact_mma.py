@@ -80,7 +80,7 @@ def plan_for(groups: int, m: int) -> Plan:
     limbs = warps * tiles * (2048 if pack else 6144)
     values = 4 * warps * 16 * (2 if pack else tiles * 8) * 4
     direct = limbs + values > SHARED
-    return Plan(slices, warps, 2 if pack else 1, pack, direct, values + (0 if direct else limbs))
+    return Plan(slices, warps, 2 if pack and warps <= 10 else 1, pack, direct, values + (0 if direct else limbs))
 
 
 @cache

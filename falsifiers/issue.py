@@ -1,0 +1,64 @@
+"""Issuing receipts: every device case judged here and now, written only when they prove a phase."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from contracts.schema import Contract
+from falsifiers import mutants as runner
+from falsifiers import tiers
+from falsifiers.mutants import Bank
+from falsifiers.receipts import FOLDER, Receipt, digest_of, proves
+from falsifiers.session import ROOT, Wanted, built, run_gate
+
+
+def wants_device(contract: Contract) -> bool:
+    """Tell whether a phase is built and has cases that only a device can judge."""
+    return built(contract, ROOT) and any(case.tier == "cuda" for case in contract.expand())
+
+
+def receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank],
+             tell: Callable[[str], None]) -> tuple[list[Path], list[str]]:
+    """Judge the phases' device cases, all of them; return receipts written and reasons for none."""
+    gated = run_gate(Wanted(tuple(c.phase for c in contracts), device="cuda", thorough=True),
+                     on_verdict=lambda verdict: tell(verdict.case))
+    written: list[Path] = []
+    refused = list(gated.run.trouble)
+    if not contracts:
+        return written, ["no phase that was asked for has device cases"]
+    name, versions = machine()
+    folder = ROOT / FOLDER / re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    for contract in contracts:
+        mine = tuple(v for v in gated.run.verdicts if v.phase == contract.phase)
+        if not proves(contract, mine):
+            bad = [v.case for v in mine if v.outcome in ("failed", "error")]
+            refused.append(f"{contract.phase}: no receipt, since its device cases did not all pass"
+                           + (f"; the first is {bad[0]}" if bad else ""))
+            continue
+        bank = banks[contract.phase]
+        bank.mutants = tuple(m for m in bank.mutants if m.device == "cuda")
+        rows = runner.run_matrix([bank]).mutants if bank.mutants else ()
+        receipt = Receipt(phase=contract.phase, device=name, versions=versions, verdicts=mine,
+                          measured=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+                          digest=digest_of(contract, ROOT), mutants=rows)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{contract.phase}.json"
+        path.write_text(receipt.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        written.append(path.relative_to(ROOT))
+    return written, refused
+
+
+def machine() -> tuple[str, dict[str, str]]:
+    """Return the device's own name and the versions that were measured with."""
+    import torch
+    driver = Path("/proc/driver/nvidia/version")
+    text = driver.read_text(encoding="utf-8") if driver.exists() else ""
+    found = re.search(r"\d+\.\d+\.\d+", text)
+    versions = {"python": platform.python_version(), "torch": torch.__version__,
+                "cuda": str(torch.version.cuda), "triton": tiers.version_of("triton") or "none",
+                "driver": found[0] if found else "unknown"}
+    return torch.cuda.get_device_name(), versions
