@@ -34,6 +34,7 @@ COMMANDS = {
     "report": ("reports.cli", "Judge every phase and write a page to look at."),
     "mutants": ("falsifiers.cli", "Attack every mutant and print the kill matrix."),
     "receipt": ("falsifiers.cli", "Judge the device cases here and keep the receipts."),
+    "bench": ("phases.cli", "Measure kernels on a device, beside the memory floor."),
     "model": ("engine.cli", "Make or inspect a GGUF file."),
     "generate": ("engine.cli", "Continue a text, token by token."),
     "logits": ("engine.cli", "Write teacher-forced logits of a model."),

@@ -80,7 +80,9 @@ def plan_for(groups: int, m: int) -> Plan:
     limbs = warps * tiles * (2048 if pack else 6144)
     values = 4 * warps * 16 * (2 if pack else tiles * 8) * 4
     direct = limbs + values > SHARED
-    return Plan(slices, warps, 2 if pack and warps <= 10 else 1, pack, direct, values + (0 if direct else limbs))
+    blocks = 2 if pack and warps <= 10 else 1
+    shared = values + (0 if direct else limbs)
+    return Plan(slices, warps, blocks, pack, direct, shared)
 
 
 @cache
@@ -123,14 +125,18 @@ def _blocks(device: torch.device) -> int:
 
 
 @cache
-def _arrived(device: torch.device) -> Tensor:
-    """Counters of a tile's slices that have come; the last to come sets its own back to 0."""
-    return torch.zeros(1 << 16, dtype=torch.int32, device=device)
+def _arrived(device: torch.device, stream: int) -> Tensor:
+    """Counters of slices that have come, one set a stream; the last sets its own back to 0."""
+    return torch.zeros(1 << 12, dtype=torch.int32, device=device)
 
 
 def multiply(weight: Weight, a: Integers, out: Tensor) -> None:
     """Write W x for quantised rows into out f32[m, N]."""
-    packed = prepare(weight, out.device)
+    launch(weight, prepare(weight, out.device), a, out)
+
+
+def launch(weight: Weight, packed: Tensor, a: Integers, out: Tensor) -> None:
+    """Write the product of packed tiles and quantised rows into out f32[m, N]."""
     tiles, groups, _ = packed.shape
     plan = plan_for(groups, a.m)
     segments = ceil(groups / 4)
@@ -139,7 +145,8 @@ def multiply(weight: Weight, a: Integers, out: Tensor) -> None:
     room = max(1, _blocks(out.device) * plan.blocks // plan.slices)
     kernel((min(ceil(weight.n / 16), room), plan.slices), plan.warps * 32, plan.shared, packed,
            a.limbs, a.sums, a.scales, out, c_longlong(out.stride(0)), weight.n, groups, tiles, a.m,
-           a.tiles, partial, _arrived(out.device))
+           a.tiles, partial,
+           _arrived(out.device, torch.cuda.current_stream(out.device).cuda_stream))
 
 
 def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:
