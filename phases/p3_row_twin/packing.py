@@ -30,8 +30,8 @@ def pack(kind: str, raw: Tensor, size: int) -> Tensor:
     blocks = raw.view(len(raw), -1, size)
     if kind == "Q8_0":
         blocks = torch.nn.functional.pad(blocks, (0, 0, 0, -blocks.shape[1] % 8))
-        quants = _fragments(blocks[..., 2:].reshape(len(raw), -1, 8 * 32))
-        return torch.cat([quants, _by_row(blocks[..., :2].reshape(len(raw), -1, 16))], dim=2)
+        quants = [_fragments(blocks[..., 2:].reshape(len(raw), -1, 8 * 32))]
+        return torch.cat([*quants, _by_row(blocks[..., :2].reshape(len(raw), -1, 16))], dim=2)
     if kind == "Q6_K":
         quants = [_fragments(blocks[..., :128]), _fragments(blocks[..., 128:192] ^ 0xAA)]
         d = torch.nn.functional.pad(blocks[..., 208:], (0, 2))

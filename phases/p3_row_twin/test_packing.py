@@ -1,0 +1,49 @@
+"""Packed tiles lose nothing."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from engine.blocks import TYPES
+from phases.p3_row_twin.kernel_exact_mma import plan_for, slices_of
+from phases.p3_row_twin.packing import CODE, pack, tile_bytes, unpack
+
+
+@pytest.mark.parametrize("kind", CODE)
+@pytest.mark.parametrize(("n", "k"), [(1, 256), (33, 768), (64, 4096)])
+def test_unpacking_gives_the_packed_bytes_back(kind: str, n: int, k: int) -> None:
+    block = TYPES[kind]
+    raw = torch.randint(0, 256, (n, k // block.weights * block.bytes), dtype=torch.uint8,
+                        generator=torch.Generator().manual_seed(n))
+    tiles = pack(kind, raw, block.bytes)
+    assert tiles.shape[2] == tile_bytes(kind)
+    assert torch.equal(unpack(kind, tiles, n, k), raw)
+
+
+def test_a_short_group_is_filled_with_zero_blocks() -> None:
+    raw = torch.randint(1, 256, (5, 11 * 34), dtype=torch.uint8)
+    tiles = pack("Q8_0", raw, 34)
+    assert tiles.shape[:2] == (2, 2)
+    assert torch.equal(unpack("Q8_0", tiles, 5, 352), raw)
+    whole = unpack("Q8_0", tiles, 5, 512)
+    assert not bool(whole[:, 11 * 34:].any())
+
+
+@pytest.mark.parametrize("groups", range(1, 80))
+def test_slices_cover_all_groups_and_cut_between_segments(groups: int) -> None:
+    slices, warps = slices_of(groups)
+    assert slices * warps >= groups > (slices - 1) * warps
+    assert slices == 1 or warps % 4 == 0
+    assert warps <= 16
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 8, 16, 17, 33, 64])
+@pytest.mark.parametrize("groups", [1, 10, 16, 36, 48])
+def test_a_plan_fits_a_multiprocessor(groups: int, m: int) -> None:
+    plan = plan_for(groups, m)
+    assert plan.shared * plan.blocks <= 232_448
+    assert plan.warps * 32 * plan.blocks <= 1024
+    assert re.fullmatch(r"(-D[A-Z]+=\d+ ?)+", " ".join(plan.options("Q4_K")))
