@@ -75,7 +75,7 @@ class Plan:
 
 def plan_for(groups: int, m: int) -> Plan:
     """Return the layout of a launch for m rows, by the sizes alone."""
-    slices, warps = slices_of(groups)
+    slices, warps = slices_of(groups, m)
     tiles, pack = ceil(m / 8), m <= 2
     limbs = warps * tiles * (2048 if pack else 6144)
     values = 4 * warps * 16 * (2 if pack else tiles * 8) * 4
@@ -90,9 +90,12 @@ def _function(name: str, options: tuple[str, ...]) -> Kernel:
     return Kernel(compile_source(SOURCE.read_text(), options), name)
 
 
-def slices_of(groups: int) -> tuple[int, int]:
-    """Return the slices of K and a slice's groups, a warp each: up to 16 alone, else 12 at most."""
-    if groups <= 16:
+def slices_of(groups: int, m: int) -> tuple[int, int]:
+    """Return the slices of K and a slice's groups, a warp each: all of a short K, else 12 at most.
+
+    More than 32 rows leave no shared memory for more than 12 groups.
+    """
+    if groups <= (16 if m <= 32 else 12):
         return 1, groups
     segments = ceil(groups / 4)
     warps = 4 * ceil(segments / ceil(segments / 3))

@@ -32,9 +32,10 @@ def test_a_short_group_is_filled_with_zero_blocks() -> None:
     assert not bool(whole[:, 11 * 34:].any())
 
 
+@pytest.mark.parametrize("m", [1, 64])
 @pytest.mark.parametrize("groups", range(1, 80))
-def test_slices_cover_all_groups_and_cut_between_segments(groups: int) -> None:
-    slices, warps = slices_of(groups)
+def test_slices_cover_all_groups_and_cut_between_segments(groups: int, m: int) -> None:
+    slices, warps = slices_of(groups, m)
     assert slices * warps >= groups > (slices - 1) * warps
     assert slices == 1 or warps % 4 == 0
     assert warps <= 16
