@@ -6,6 +6,7 @@ under the interpreter and on a device, or a candidate's `gemv_rows` everywhere.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from falsifiers.errors import Declined, SuiteError
 from falsifiers.fences import Fence, fenced
 from falsifiers.judge import Judge, as_bits
 from falsifiers.poison import poison
+from falsifiers.steady import steady_dots
 from falsifiers.subject import Subject
 from phases.p3_row_twin.data import blocks
 from phases.p3_row_twin.device import device_bytes
@@ -65,18 +67,19 @@ class Product:
     def __init__(self, case: Case, subject: Subject, judge: Judge) -> None:
         self.judge, self.device, self.candidate = judge, subject.device, subject.candidate
         self.arithmetic, self.bitwise, self.dtype = case["arithmetic"], True, torch.float32
-        self.run: Any = gemv_rows
+        self.slow = case.tier != "cuda" and (self.candidate is not None or case.tier != "cpu")
+        self._function: Any = gemv_rows
         if self.candidate is not None:
             self._offered(case, self.candidate)
         elif case.tier != "cpu":
-            self.run = kernel(self.arithmetic)
+            self._function = kernel(self.arithmetic)
 
     def _offered(self, case: Case, candidate: Candidate) -> None:
         candidate.refuse(case)
         run = candidate.op("gemv_rows")
         if run is None:
             raise Declined("it offers no gemv_rows(weight, x, out)")
-        self.run, self.bitwise = run, candidate.bitwise
+        self._function, self.bitwise = run, candidate.bitwise
         self.dtype = candidate.io_dtype or torch.float32
         self.arithmetic = candidate.arithmetic if candidate.bitwise else EXACT
         if self.arithmetic not in (EXACT, ORDERED):
@@ -105,7 +108,7 @@ class Product:
         out = layout.room(m, matrix.weight.n, gap and gap + 3, self.dtype, self.device)
         poison(_buffer(out), sentinel=True)
         held = [as_bits(_buffer(t)) for t in (rows, out)]
-        self.run(matrix.prepared, rows, poison(out))
+        self.run(matrix, rows, poison(out))
         result = out.clone().cpu()
         poison(out, sentinel=True)
         for name, before, after in zip(("x", "out"), held, (rows, out), strict=True):
@@ -115,8 +118,14 @@ class Product:
     def made(self, matrix: Matrix, x: Tensor) -> Tensor:
         """Return the product of rows that lie on the device, in a new tensor there."""
         out = poison(torch.empty(len(x), matrix.weight.n, dtype=self.dtype, device=x.device))
-        self.run(matrix.prepared, x, out)
+        self.run(matrix, x, out)
         return out
+
+    def run(self, matrix: Matrix, x: Tensor, out: Tensor) -> None:
+        """Write the product into `out`; what a candidate or numpy warns of is no parity fault."""
+        with warnings.catch_warnings(), np.errstate(all="ignore"), steady_dots():
+            warnings.simplefilter("ignore")
+            self._function(matrix.prepared, x, out)
 
     def _unchanged(self, name: str, before: Tensor, after: Tensor) -> None:
         bad = (before != after).nonzero().flatten()

@@ -1,0 +1,103 @@
+"""What the increment refuses and where it sends work, and how weights come to a kernel."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.errors import InputError
+from engine.weights import ORDERED, Weight
+from phases.p3_row_twin import device
+from phases.p3_row_twin.data import blocks
+from phases.p3_row_twin.device import device_bytes
+from phases.p3_row_twin.increment import gemv_rows, project
+
+
+def weight(kind: str = "Q4_K", n: int = 5, k: int = 256, arithmetic: str = "exact-23") -> Weight:
+    return Weight("blk.0.made", kind, blocks(kind, n, k), arithmetic)
+
+
+BAD: dict[str, tuple[Tensor, Tensor, str]] = {
+    "another K": (torch.zeros(2, 255), torch.zeros(2, 5), r"x .* f32\[m, 256\], but is float32"),
+    "another N": (torch.zeros(2, 256), torch.zeros(2, 4), r"out .* f32\[m, 5\], but is float32"),
+    "f64": (torch.zeros(2, 256).double(), torch.zeros(2, 5), r"x .* but is float64\[2, 256\]"),
+    "one row without its axis": (torch.zeros(256), torch.zeros(1, 5), r"float32\[256\]"),
+    "turned": (torch.zeros(256, 2).T, torch.zeros(2, 5), "neighbours, but stand 2 apart"),
+    "rows that do not match": (torch.zeros(2, 256), torch.zeros(3, 5), "2 rows, but out has 3"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+@pytest.mark.parametrize("function", [gemv_rows, project])
+def test_operands_that_do_not_fit_are_refused_before_anything_is_written(
+        fault: str, function: object) -> None:
+    x, out, sentence = BAD[fault]
+    with pytest.raises(InputError, match=sentence):
+        function(weight(), x, out.fill_(7.0))  # type: ignore[operator]
+    assert bool((out == 7.0).all())
+
+
+def test_no_rows_are_no_work() -> None:
+    gemv_rows(weight(), torch.zeros(0, 256), torch.zeros(0, 5))
+
+
+def test_matrix_decides_its_arithmetic() -> None:
+    x = torch.randn(2, 256, generator=torch.Generator().manual_seed(4))
+    exact, ordered = torch.empty(2, 5), torch.empty(2, 5)
+    gemv_rows(weight(), x, exact)
+    gemv_rows(weight(arithmetic=ORDERED), x, ordered)
+    assert not torch.equal(exact, ordered)
+    assert torch.allclose(exact, ordered, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.tier("interpret")
+def test_kernels_take_the_types_of_their_arithmetic() -> None:
+    from phases.p3_row_twin import kernel_exact, kernel_ordered
+    quantised, floats = ["Q4_K", "Q5_K", "Q6_K", "Q8_0"], ["F32", "F16", "BF16"]
+    assert [kernel_exact.supports(kind) for kind in quantised + floats] == [True] * 4 + [False] * 3
+    assert all(kernel_ordered.supports(kind) for kind in quantised + floats)
+    assert not kernel_ordered.supports("Q4_0")
+
+
+@pytest.mark.tier("interpret")
+def test_more_rows_than_a_launch_takes_are_worked_all_the_same() -> None:
+    from phases.p3_row_twin import kernel_ordered
+    matrix = weight("F16", 3, 32)
+    x, out = torch.randn(70, 32, generator=torch.Generator().manual_seed(5)), torch.empty(70, 3)
+    kernel_ordered.gemv_rows(matrix, x, out)
+    assert torch.equal(out, matrix.product(x))
+
+
+def test_writable_bytes_are_shared_on_the_cpu_and_others_are_copied_once() -> None:
+    matrix = weight()
+    matrix.raw = np.array(matrix.raw)
+    assert device_bytes(matrix, "cpu").data_ptr() == matrix.raw.ctypes.data
+    fixed = weight()
+    fixed.raw = np.array(fixed.raw)
+    fixed.raw.flags.writeable = False
+    copy = device_bytes(fixed, "cpu")
+    assert copy.data_ptr() != fixed.raw.ctypes.data
+    assert copy.numpy().tobytes() == fixed.raw.tobytes()
+    assert device_bytes(fixed, torch.device("cpu")) is copy
+
+
+@pytest.mark.parametrize("skew", [0, 2, 13])
+def test_copy_begins_where_the_original_begins_modulo_sixteen(skew: int) -> None:
+    matrix, room = weight(), np.zeros(5 * 144 + 64, np.uint8)
+    first = -room.ctypes.data % 16 + skew
+    matrix.raw = room[first:first + 5 * 144].reshape(5, 144)
+    matrix.raw.flags.writeable = False
+    assert device_bytes(matrix, "cpu").data_ptr() % 16 == skew
+
+
+def test_copies_go_with_their_matrix() -> None:
+    matrix = weight()
+    device_bytes(matrix, "cpu")
+    before = len(device._COPIES)
+    del matrix
+    gc.collect()
+    assert len(device._COPIES) == before - 1
