@@ -15,9 +15,9 @@ class Settings:
 
     slots: int
     """How many requests run at once: the engine's slots, without any it keeps as padding."""
-    queue: int = 64
+    queue: int
     """How many more may wait; the next one is refused."""
-    chunk: int = 64
+    chunk: int
     """The most prompt tokens of one row in one step, so a step has at most slots x chunk."""
     context: int | None = None
     """How many tokens a slot holds; a request that could need more is refused."""
@@ -67,13 +67,9 @@ class Job:
         return len(self.request.tokens) - self.done
 
     def take(self, seat: Seat) -> None:
-        """Begin in a slot, behind what its state already holds."""
+        """Begin in a slot, behind what its state holds; what was handed out stays so."""
         self.seat, self.sampled = seat, 0
         self.done = self.reused = seat.reused
-
-    def leave(self) -> None:
-        """Lose the slot and all progress in it, but not what was handed out."""
-        self.seat, self.done, self.sampled = None, 0, 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _wrong(seating.ShortestFirst, ORDER, TIMES),
     _wrong(seating.WaitsForTheBatchToEnd, ORDER, TIMES, PREFILL),
     _wrong(seating.OneSeatAStep, BATCH, ORDER),
+    _wrong(seating.SeatsWhoWasCancelled, READ),
     _wrong(seating.QueueWithoutBound, QUEUE),
     _wrong(seating.BoundForgetsFreeSlots, QUEUE),
     _wrong(seating.RefusedRequestStays, QUEUE),

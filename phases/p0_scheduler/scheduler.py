@@ -217,7 +217,6 @@ class Scheduler(Desk):
             return
         slot = job.seat.slot
         del self._live[slot]
-        job.leave()
         self._tally["released"] += 1
         try:
             self.engine.recycle_slot(slot)
@@ -249,7 +248,7 @@ class Scheduler(Desk):
             self._mark(job, "error", _told(error))
         for job in self._live.values():
             job.struck_at = job.progress if job in suspects else -1
-            job.leave()
+            job.seat = None
         self._tally["released"] += len(self._live)
         self._live.clear()
         try:

@@ -21,7 +21,7 @@ LONG = 10**9
 
 def driver_of(engine: MockEngine, queue: int = 8) -> Driver:
     """Return a running driver over an engine."""
-    return Driver(Scheduler(engine, Settings(slots=engine.slots, queue=queue)))
+    return Driver(Scheduler(engine, Settings(slots=engine.slots, queue=queue, chunk=4)))
 
 
 def test_stream_ends_with_its_end() -> None:
@@ -72,7 +72,7 @@ def test_a_dying_thread_tells_everyone_and_takes_no_more() -> None:
         def _plan(self) -> list[object]:  # type: ignore[override]
             raise MemoryError("no room")
 
-    driver = Driver(Broken(MockEngine(1), Settings(slots=1)))
+    driver = Driver(Broken(MockEngine(1), Settings(slots=1, queue=8, chunk=4)))
     end = driver.submit(request("a", 3, 4)).get(10)
     assert isinstance(end, Ended)
     assert end.reason == "error"
@@ -126,7 +126,7 @@ def test_cancel_takes_effect_within_the_running_step() -> None:
 
 def test_observer_sees_the_counts_of_every_step() -> None:
     seen: list[Counts] = []
-    scheduler = Scheduler(MockEngine(2), Settings(slots=2))
+    scheduler = Scheduler(MockEngine(2), Settings(slots=2, queue=8, chunk=4))
     with Driver(scheduler, seen.append) as driver:
         list(driver.submit(request("a", 3, 4)))
     assert [counts.steps for counts in seen][:4] == [1, 2, 3, 4]

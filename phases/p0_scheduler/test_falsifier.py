@@ -71,15 +71,17 @@ def test_random_histories_keep_every_law(case: Case, subject: Subject, judge: Ju
 
 
 def test_reuse_waits_for_the_step_to_be_read(case: Case, subject: Subject, judge: Judge) -> None:
-    run = Run(subject, judge, slots=2)
-    seen = scenes.cancel_inside(run, case["inside"], case["nth"], "a")
-    run.submit(request("a", 12, 30), request("b", 3, 2), request("c", 9, 4), request("d", 20, 4))
+    run, who = Run(subject, judge, slots=3), case["who"]
+    seen = scenes.cancel_inside(run, case["inside"], case["nth"], who)
+    run.submit(request("a", 12, 30), request("b", 3, 2))
+    run.step()
+    run.submit(request("c", 9, 9), request("d", 20, 9), request("e", 4, 9), request("f", 4, 9))
     run.until_idle()
     run.law(bool(seen), f"no {case['inside']} came in which to cancel")
-    after = [call.name for call in run.engine.log[seen[0]:] if "a" in call.ids]
+    after = [call.name for call in run.engine.log[seen[0]:] if who in call.ids]
     run.same("calls naming the cancelled request", [n for n in after if n != "recycle_slot"], [])
-    run.same("reason", run.ended["a"].reason, "cancel")
-    run.hold(but=["a"])
+    run.same("reason", run.ended[who].reason, "cancel")
+    run.hold(but=[who])
 
 
 def test_token_budgets_are_exact(case: Case, subject: Subject, judge: Judge) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from engine.errors import InputError
-from phases.p0_scheduler.harness import request
+from phases.p0_scheduler.harness import Poisoned, request
 from phases.p0_scheduler.job import Settings
-from phases.p0_scheduler.mock import MockEngine
+from phases.p0_scheduler.mock import Call, MockEngine
 from phases.p0_scheduler.protocol import Emitted, Ended, Event, Request, Row, RowError, Seat, Token
 from phases.p0_scheduler.reference import serve
 from phases.p0_scheduler.scheduler import Scheduler
@@ -29,9 +29,15 @@ def tokens(events: Sequence[Event], id: str) -> list[int]:
             if isinstance(event, Token) and event.id == id]
 
 
+def accident(name: str) -> Callable[[Call], Exception | None]:
+    """Return trouble that makes the next call of a name fail, once."""
+    left = [RuntimeError("no")]
+    return lambda call: left.pop() if left and call.name == name else None
+
+
 def scheduler_of(engine: Any, slots: int = 3) -> Scheduler:
     """Return a scheduler with three requests in it, chunk 4."""
-    scheduler = Scheduler(engine, Settings(slots=slots, chunk=4))
+    scheduler = Scheduler(engine, Settings(slots=slots, queue=8, chunk=4))
     for number in range(3):
         scheduler.submit(request(f"r{number}", 3 + number, 4))
     return scheduler
@@ -120,13 +126,43 @@ def test_suspects_go_alone_past_the_failure_and_then_together_again() -> None:
     scheduler = scheduler_of(engine)
     scheduler.step()
     scheduler.step()
-    engine.trouble = lambda call: RuntimeError("no") if call.name == "decode_step" else None
+    engine.trouble = accident("decode_step")
     scheduler.step()
-    engine.trouble = None
     before = len(engine.steps())
     scheduler.drain()
     widths = [len(call.rows) for call in engine.steps()[before:]]
     assert widths == [1] * 9 + [3, 1]  # each past the third step, then all
+
+
+@pytest.mark.parametrize(("named", "widths"), [(True, [2, 2]), (False, [1, 1, 1, 2, 2])])
+def test_once_the_culprit_is_known_the_others_are_replayed_together(named: bool,
+                                                                    widths: list[int]) -> None:
+    engine = MockEngine(3)
+    scheduler = scheduler_of(engine)
+    scheduler.step()
+    engine.trouble = Poisoned(engine, {"r1": 4}, named=named)
+    before = len(engine.steps())
+    scheduler.drain()
+    assert [len(call.rows) for call in engine.steps()[before:]][:len(widths)] == widths
+
+
+def test_steps_that_did_no_work_are_not_counted_and_not_logged(
+        caplog: pytest.LogCaptureFixture) -> None:
+    engine = MockEngine(3)
+    scheduler = scheduler_of(engine)
+    with caplog.at_level("INFO", "rowtwin.scheduler"):
+        scheduler.step()
+        engine.trouble = accident("decode_step")
+        scheduler.step()
+        assert scheduler.counts.steps == 1
+        scheduler.drain()
+        steps = scheduler.counts.steps
+        scheduler.step()
+    assert scheduler.counts.steps == steps
+    assert scheduler.counts.batch > 0
+    told = [record.getMessage() for record in caplog.records]
+    assert told[:2] == ["Batch m=3", "engine error with 3 requests seated: RuntimeError: no"]
+    assert "Batch m=0" not in told
 
 
 def test_a_row_named_by_the_engine_that_was_not_in_the_step_names_nobody() -> None:
@@ -184,13 +220,14 @@ def test_counts_follow_a_request_through() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("slots", 0), ("queue", -1), ("chunk", 0)])
 def test_settings_refuse_what_cannot_work(name: str, value: int) -> None:
+    numbers: dict[str, Any] = {"slots": 1, "queue": 0, "chunk": 1, name: value}
     with pytest.raises(InputError, match=f"{name} is {value}"):
-        Settings(**{"slots": 1, name: value})  # type: ignore[arg-type]
+        Settings(**numbers)
 
 
 def test_sampler_reaches_the_engine_untouched() -> None:
     engine, sampler = MockEngine(1), object()
-    scheduler = Scheduler(engine, Settings(slots=1))
+    scheduler = Scheduler(engine, Settings(slots=1, queue=8, chunk=4))
     one = Request("a", (1, 2), 1, frozenset({3}), sampler)
     scheduler.submit(one)
     scheduler.drain()

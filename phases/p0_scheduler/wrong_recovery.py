@@ -41,7 +41,7 @@ class NoReset(Scheduler):
         for job in culprits:
             self._mark(job, "error", str(error))
         for job in self._live.values():
-            job.leave()
+            job.seat = None
         self._live.clear()
 
 

@@ -176,6 +176,14 @@ class OneSeatAStep(Scheduler):
         return super()._next()[:1]
 
 
+class SeatsWhoWasCancelled(Scheduler):
+    """A request that was cancelled while another one was seated is seated too."""
+
+    def _join(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self._seat(job, self.engine.add_slot(job.request))
+
+
 class PrefillsBeforeAdmitting(Scheduler):
     """Nobody is seated while a prompt is in progress."""
 
