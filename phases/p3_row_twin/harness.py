@@ -72,7 +72,7 @@ class Product:
         if self.candidate is not None:
             self._offered(case, self.candidate)
         elif case.tier != "cpu":
-            self._function = kernel(self.arithmetic)
+            self._function = kernel(self.arithmetic, self.device)
 
     def _offered(self, case: Case, candidate: Candidate) -> None:
         candidate.refuse(case)

@@ -17,6 +17,8 @@ from phases.p1_looped_step import increment as before
 from phases.p3_row_twin import reference
 
 GemvRows = Callable[[Weight, Tensor, Tensor], None]
+WIDEST = 64
+"""Rows that a launch takes."""
 
 
 def path() -> Path:
@@ -41,15 +43,23 @@ def project(weight: Weight, x: Tensor, out: Tensor) -> None:
 def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:
     """Write W x for every row of x f32[m, K] into out f32[m, N]: kernels on a device, else torch.
 
-    Rows may have any stride; values of a row are neighbours. Weight bytes are read once a launch.
+    Rows may have any stride; values of a row are neighbours. A launch takes 64 rows and reads
+    each weight byte once.
     """
     check(weight, x, out)
-    product = kernel(weight.arithmetic) if x.is_cuda else reference.gemv_rows
-    product(weight, x, out)
+    product = kernel(weight.arithmetic, "cuda") if x.is_cuda else reference.gemv_rows
+    for row in range(0, len(x), WIDEST):
+        product(weight, x[row:row + WIDEST], out[row:row + WIDEST])
 
 
-def kernel(arithmetic: str) -> GemvRows:
-    """Return the Triton product of a registered arithmetic; Triton is imported now."""
+def kernel(arithmetic: str, device: str = "cpu") -> GemvRows:
+    """Return the product of a registered arithmetic on a device, or under the interpreter.
+
+    Triton is imported now; the exact product is made by tensor cores on a device.
+    """
+    if arithmetic == EXACT and device != "cpu":
+        from phases.p3_row_twin import kernel_exact_mma
+        return kernel_exact_mma.gemv_rows
     if arithmetic == EXACT:
         from phases.p3_row_twin import kernel_exact
         return kernel_exact.gemv_rows
