@@ -118,7 +118,7 @@ def pair_sums(x, WIDTH: tl.constexpr, STEPS: tl.constexpr):
     return x
 
 
-@triton.jit(do_not_specialize=UNSPECIALISED)
+@triton.jit(do_not_specialize=UNSPECIALISED, do_not_specialize_on_alignment=["out"])
 def _gemv_rows(weight, x, out, n, k, m, x_stride, out_stride, row_bytes, KIND: tl.constexpr,
                N: tl.constexpr, M: tl.constexpr):
     wide = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N)
