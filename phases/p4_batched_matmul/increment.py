@@ -15,8 +15,6 @@ from phases.p3_row_twin import increment as before
 from phases.p4_batched_matmul import reference
 
 Op = Callable[..., None]
-WIDEST = 64
-"""Rows that one launch of the product takes; a longer chunk meets its matrix again."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,7 @@ def path() -> Path:
 
 def _project(weight: Weight, x: Tensor, out: Tensor) -> None:
     product = before.gemv_rows if x.is_cuda else before.kernel(weight.arithmetic)
-    for part, into in zip(x.split(WIDEST), out.split(WIDEST), strict=True):
-        product(weight, part, into)
+    product(weight, x, out)
 
 
 def _norm(*args: Any) -> None:  # Triton is imported when a kernel first runs
