@@ -61,7 +61,8 @@ def faults_of(variant: Variant) -> list[str]:
                  **dict.fromkeys(names, "i32"), **dict.fromkeys(variant.constants, "constexpr")}
     source = ASTSource(fn=variant.function, signature=signature, constexprs=variant.constants)
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32),
-                          options={"enable_fp_fusion": False, "num_warps": variant.warps})
+                          options={"enable_fp_fusion": False, "num_warps": variant.warps,
+                                   **({"num_stages": 1} if variant.spills else {})})
     return found_in(made.asm["ptx"]) + ([] if variant.spills else spilled(made.asm["cubin"]))
 
 

@@ -180,4 +180,5 @@ def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:
     rows = 16
     tile = max(16, triton.next_power_of_2(m))
     launch(_gemv_rows, (triton.cdiv(weight.n, rows),), raw, x, out, weight.n, k, m, x.stride(0),
-           out.stride(0), raw.stride(0), KIND=code, BYTES=nbytes, N=rows, M=tile)
+           out.stride(0), raw.stride(0), KIND=code, BYTES=nbytes, N=rows, M=tile,
+           num_stages=1)  # staged loads of 64 rows need more shared memory than there is
