@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import platform
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +24,10 @@ def wants_device(contract: Contract) -> bool:
 
 def receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank],
              tell: Callable[[str], None]) -> tuple[list[Path], list[str]]:
-    """Judge the phases' device cases, all of them; return receipts written and reasons for none."""
-    gated = run_gate(Wanted(tuple(c.phase for c in contracts), device="cuda", thorough=True),
-                     on_verdict=lambda verdict: tell(verdict.case))
+    """Judge the phases' quick device cases; return receipts written and reasons for none."""
+    wanted = Wanted(tuple(c.phase for c in contracts), device="cuda",
+                    jobs=min(8, os.cpu_count() or 1))
+    gated = run_gate(wanted, on_verdict=lambda verdict: tell(verdict.case))
     written: list[Path] = []
     refused = list(gated.run.trouble)
     if not contracts:
