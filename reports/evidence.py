@@ -1,0 +1,105 @@
+"""What one run left behind: the evidence from which every artefact is made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from contracts.schema import Case, Contract, Falsifier
+from falsifiers import gate
+from falsifiers.gate import PhaseResult
+from falsifiers.matrix import Matrix
+from falsifiers.verdict import Verdict
+
+RED = ("failed", "error")
+
+
+@dataclass(frozen=True)
+class NotRun:
+    """Cases that this run left out for one reason."""
+
+    what: str
+    """`12 cases: engine 4, p3 8`."""
+    why: str
+    command: str
+    """What would run them, on a machine that can."""
+
+
+@dataclass(frozen=True)
+class OwnRun:
+    """What was judged on the user's own model file."""
+
+    name: str
+    """The file as it was given."""
+    facts: Mapping[str, str]
+    """Path, size, shape and seconds, as they are told."""
+    falsifiers: tuple[Falsifier, ...]
+    cases: tuple[Case, ...]
+    verdicts: tuple[Verdict, ...]
+    left_out: tuple[str, ...]
+    """One sentence each: what was not looked at, and why."""
+
+    @property
+    def result(self) -> PhaseResult:
+        """The gate's word on the file."""
+        return gate.judge_phase("model", self.verdicts, self.cases)
+
+
+@dataclass(frozen=True)
+class Kills:
+    """The kill matrix, and what could not be told about some mutants."""
+
+    matrix: Matrix
+    untold: Mapping[str, str] = field(default_factory=dict)
+    """Why nothing can be said, by `phase/name`: a right version that fails its case as well."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """The public report a mutant comes from, by `phase/name`, where there is one."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything a report tells."""
+
+    results: Sequence[PhaseResult]
+    """Of the phases that were judged, in order."""
+    contracts: Mapping[str, Contract]
+    verdicts: Sequence[Verdict]
+    kills: Kills
+    environment: Mapping[str, str]
+    command: str
+    """What was typed."""
+    made: str
+    """When, with the time zone."""
+    subject: str = "in-tree"
+    seconds: float = 0.0
+    trouble: Sequence[str] = ()
+    """What went wrong with a process as a whole."""
+    output: str = ""
+    """The end of what pytest printed, shown with trouble."""
+    not_run: Sequence[NotRun] = ()
+    own: OwnRun | None = None
+    aside: Mapping[str, str] = field(default_factory=dict)
+    """Phases that are built and were not judged, with the reason."""
+
+    @property
+    def judged(self) -> list[PhaseResult]:
+        """The results that count: the phases', and that on the user's own model."""
+        return [*self.results, *([self.own.result] if self.own else [])]
+
+    @property
+    def exit_code(self) -> int:
+        """1 if anything failed, else 2 if anything cannot be told, else 0."""
+        return gate.exit_code(self.judged)
+
+    @property
+    def every_verdict(self) -> list[Verdict]:
+        """The phases' verdicts, then those on the user's own model."""
+        return [*self.verdicts, *(self.own.verdicts if self.own else ())]
+
+    def falsifier(self, verdict: Verdict) -> Falsifier | None:
+        """Return the attack that a verdict is about, or None when no contract names it."""
+        contract = self.contracts.get(verdict.phase)
+        known = self.own.falsifiers if verdict.phase == "model" and self.own else \
+            contract.falsifiers if contract else ()
+        return next((f for f in known if f.id == verdict.falsifier), None)
+

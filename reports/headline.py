@@ -1,0 +1,61 @@
+"""The answer in one line, and what stands beside it."""
+
+from __future__ import annotations
+
+from reports.evidence import Evidence
+from reports.views import MARKS
+
+WORDS = {0: "PASS", 1: "FAIL", 2: "UNMEASURABLE"}
+
+
+def word(evidence: Evidence) -> str:
+    """Return the whole run's verdict."""
+    return WORDS[evidence.exit_code]
+
+
+def mark(evidence: Evidence) -> str:
+    """Return the symbol that goes with the word."""
+    return MARKS[word(evidence)]
+
+
+def answer(evidence: Evidence) -> str:
+    """Answer the suite's question in one sentence."""
+    red = [r for r in evidence.judged if r.verdict == "FAIL"]
+    if red:
+        told = ", ".join(f"{name(r.phase)} fails in {r.failed} of {r.cases} cases" for r in red)
+        return f"No: {told}."
+    if evidence.exit_code:
+        unsure = [name(r.phase) for r in evidence.judged if r.verdict != "PASS"]
+        if not unsure:
+            return "Cannot tell: nothing is proven, since nothing was judged."
+        return f"Cannot tell: {listed(unsure)} {'is' if len(unsure) == 1 else 'are'} not proven."
+    told = "as far as it is built" if not evidence.aside else "where the candidate has a part"
+    green = [name(r.phase) for r in evidence.judged]
+    return f"Yes, {told}: {listed(green)} {'passes' if len(green) == 1 else 'pass'}."
+
+
+def facts(evidence: Evidence) -> dict[str, str]:
+    """Return the few numbers that stand under the answer."""
+    kills, verdicts = evidence.kills, evidence.every_verdict
+    matrix = kills.matrix
+    tried = len(matrix.mutants) - len(matrix.not_run)
+    passed = sum(v.outcome == "passed" for v in verdicts)
+    total = sum(r.cases for r in evidence.judged)
+    return {
+        "cases": f"{passed} of {total} passed",
+        "values and laws compared": f"{sum(v.compared for v in verdicts):,}",
+        "mutants": f"{tried - len(matrix.survivors)} of {tried} died" if tried else "none tried",
+        "phases judged": f"{len(evidence.results)} of 10",
+        "judged": evidence.subject, "made": evidence.made,
+        "took": f"{evidence.seconds:.0f} s", "command": evidence.command}
+
+
+def name(phase: str) -> str:
+    """Return how a phase is written in a sentence."""
+    return {"engine": "the engine", "model": "your model file"}.get(phase, phase.upper())
+
+
+def listed(names: list[str]) -> str:
+    """Join names as a sentence does."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" \
+        if names else ""

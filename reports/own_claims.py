@@ -1,0 +1,61 @@
+"""What is attacked on the user's own model, and how much of it fits the time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from contracts.schema import Falsifier
+
+LONGEST = 12
+"""Tokens of the longest stream."""
+SHARE = 0.7
+"""The part of the time that streams may plan to use; sampled products get the rest."""
+
+FALSIFIERS = (
+    Falsifier(
+        id="alone_equals_oracle", attacks="A step of one row is not the oracle's.",
+        if_fails="The row alone already differs from forward_single on this file, so this is not "
+                 "a fault of batching: compare ops one by one, on the type of the first op."),
+    Falsifier(
+        id="streams_equal_solo",
+        attacks="Rows of a batch of three part from the same sequences alone, or an idle slot is "
+                "written.",
+        if_fails="A row's result depends on the batch around it. Look for a kernel, tile or "
+                 "arithmetic chosen from m or from a shape that the small test models lack."),
+    Falsifier(
+        id="products_equal_integer_arithmetic",
+        attacks="A product with one of this file's matrices differs from Python integers.",
+        if_fails="A scale, high bit, minimum, limb or rounding step of this type is wrong, or an "
+                 "offset into a large matrix is; the row and element are in the message."))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many tokens each stream gets."""
+
+    single: int = 0
+    """Tokens of the stream held against the oracle; 0 leaves it out."""
+    batch: int = 0
+    """Tokens of the longest of three streams; 0 leaves them out."""
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that go through the model, the peers alone included."""
+        three = 3 * self.batch - 3 if self.batch else 0
+        return 2 * self.single + 2 * three
+
+
+def plan(seconds: float, left: float, minutes: float) -> Plan:
+    """Return the longest streams that fit SHARE of the time `left`, at `seconds` a token."""
+    for length in range(LONGEST, 2, -1):
+        both = Plan(length, length)
+        if both.tokens * seconds <= SHARE * left:
+            return both
+    cost = Plan(3, 3).tokens * seconds
+    wide = f"m = 3: the shortest streams take about {cost:.0f} s, past --minutes {minutes:g}"
+    single = min(LONGEST, int(SHARE * left / (2 * seconds)))
+    if single:
+        return Plan(single, 0, (wide,))
+    return Plan(0, 0, (f"m = 1: two tokens take about {2 * seconds:.0f} s, past --minutes "
+                       f"{minutes:g}", wide))

@@ -1,0 +1,155 @@
+"""Making a report: judge, try the mutants, look at the user's file, and write it all down."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from contracts.schema import Case, Contract
+from falsifiers import candidates, gate, mutants, recording, session, tiers
+from falsifiers.errors import SuiteError
+from falsifiers.session import ROOT, Gated, Wanted
+from falsifiers.verdict import Verdict
+from reports import environment, files, killing
+from reports.evidence import Evidence, Kills, OwnRun
+from reports.killing import BankOf
+from reports.progress import Stage
+
+if TYPE_CHECKING:
+    from reports.own_model import Opened
+
+OpenModel = Callable[[str, str | None], "Opened"]
+"""Opens a file for a candidate's path, or for the tree's when there is no candidate."""
+WORKERS = 4
+"""More processes than this wait for memory rather than for each other."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a report was asked for."""
+
+    out: Path
+    thorough: bool = False
+    device: str = "auto"
+    candidate: str | None = None
+    model: str | None = None
+    minutes: float = 10
+    command: str = "rowtwin report"
+
+
+def produce(asked: Asked, bank_of: BankOf, open_model: OpenModel | None) -> int:
+    """Make the report, say where it lies, and return the gate's exit code."""
+    if not 0 < asked.minutes < float("inf"):
+        raise SuiteError(f"--minutes {asked.minutes:g} is refused: give a number above 0")
+    chosen, contracts = tiers.choose(asked.device), session.contracts_of()
+    tiers.fix_triton_mode(chosen)
+    built = tuple(p for p in ("engine", *gate.PHASES) if session.built(contracts.get(p), ROOT))
+    aside = set_aside(asked.candidate, built, contracts)
+    folder = files.prepare(asked.out)
+    started = time.perf_counter()
+    own = _own(asked, open_model)
+    phases = tuple(phase for phase in built if phase not in aside)
+    wanted = Wanted(phases, candidate=asked.candidate, device=asked.device, thorough=asked.thorough,
+                    jobs=1 if "cuda" in chosen.run else min(2, os.cpu_count() or 1))
+    expected = expected_cases(wanted, contracts)
+    with one_thread():
+        gated = _gate(wanted, len(expected))
+        kills = _kills(bank_of, phases, chosen)
+    verdicts = [*gated.run.verdicts, *lost(expected, gated.run.verdicts, contracts, asked)]
+    evidence = Evidence(
+        results=gated.results, contracts=contracts, verdicts=verdicts, kills=kills, own=own,
+        command=asked.command, aside=aside,
+        subject=asked.candidate or "in-tree", trouble=gated.run.trouble, output=gated.run.output,
+        environment=environment.describe(ROOT, chosen), seconds=time.perf_counter() - started,
+        made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+        not_run=environment.not_run({phase: contracts[phase] for phase in phases},
+                                    {v.case for v in verdicts}, asked.device))
+    files.write(folder, evidence)
+    for line in files.summary(folder, evidence):
+        print(line)
+    return evidence.exit_code
+
+
+def set_aside(candidate: str | None, phases: Sequence[str],
+              contracts: Mapping[str, Contract]) -> dict[str, str]:
+    """Return the phases that a candidate has no part in, with the reason.
+
+    Raises `SuiteError` when it has a part in none of them, or cannot be loaded.
+    """
+    if candidate is None:
+        return {}
+    offered = candidates.load(candidate)
+    engine = offered.op("engine") is not None
+    known = sorted({op for phase in phases for op in contracts[phase].ops})
+    aside = {phase: "the candidate has none of this phase's functions" for phase in phases
+             if not any(offered.op(op) for op in contracts[phase].ops)
+             and not (engine and "step" in contracts[phase].ops)}
+    if "engine" in phases:
+        aside["engine"] = "candidates are held to the engine, so it is not theirs"
+    if len(aside) == len(phases):
+        raise SuiteError(f"candidate {candidate} offers none of the functions that phases judge: "
+                         f"engine, {', '.join(known)}")
+    return aside
+
+
+def _own(asked: Asked, open_model: OpenModel | None) -> OwnRun | None:
+    if asked.model is None:
+        return None
+    if open_model is None:
+        raise SuiteError("--model needs the wiring that `rowtwin` gives it")
+    from reports.own_model import judge_model
+    opened = open_model(asked.model, asked.candidate)
+    with Stage("your model") as tell:
+        return judge_model(opened, asked.minutes, asked.candidate or "in-tree",
+                           lambda line: print(line, flush=True), tell)
+
+
+def _gate(wanted: Wanted, total: int) -> Gated:
+    with Stage("cases", total) as tell:
+        return session.run_gate(wanted, through=True, on_verdict=lambda v: tell(v.case))
+
+
+def _kills(bank_of: BankOf, phases: Sequence[str], chosen: tiers.Tiers) -> Kills:
+    if chosen.absent or not phases:  # what was asked for cannot be had: nothing can be killed
+        return Kills(mutants.close([], [], []))
+    with Stage("mutants") as tell:
+        return killing.measure(bank_of, phases, chosen, min(WORKERS, os.cpu_count() or 1),
+                               lambda row: tell(killing.name_of(row)), tell.of)
+
+
+def expected_cases(wanted: Wanted, contracts: Mapping[str, Contract]) -> list[Case]:
+    """Return every case that must leave a verdict, over all the processes of a run."""
+    return [case for device in tiers.passes(wanted.device) for phase in wanted.phases
+            for case in session.expected_cases(wanted, contracts[phase], device)]
+
+
+def lost(expected: Sequence[Case], verdicts: Sequence[Verdict], contracts: Mapping[str, Contract],
+         asked: Asked) -> Iterator[Verdict]:
+    """Yield an error for every case that left no verdict, so that it is told like any other."""
+    known = {verdict.case for verdict in verdicts}
+    for case in expected:
+        if case.id not in known:
+            repro = recording.repro_of(case, contracts[case.phase].package, asked.candidate,
+                                       asked.device)
+            yield recording.record(case, SuiteError("it left no verdict"), None, seconds=0.0,
+                                   subject=asked.candidate or "in-tree", repro=repro)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Give every process started inside one thread: they share the cores as whole processes."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before

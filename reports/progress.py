@@ -1,0 +1,37 @@
+"""How far a long command has come, for a person at a terminal and for nobody else."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+class Stage:
+    """One bar on stderr: `with Stage("cases", total) as tell: tell("what was done last")`."""
+
+    def __init__(self, what: str, total: int | None = None) -> None:
+        self._bar = Progress(
+            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
+            TimeElapsedColumn(), TextColumn("[dim]{task.fields[last]}"), transient=True,
+            console=Console(stderr=True), disable=not sys.stderr.isatty())
+        self._task = self._bar.add_task(what, total=total, last="")
+
+    def __enter__(self) -> Stage:
+        self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._bar.stop()
+
+    def __call__(self, last: str) -> None:
+        """Count one more thing done."""
+        from rich.markup import escape
+        self._bar.update(self._task, advance=1, last=escape(last[:70]))
+
+    def of(self, total: int) -> None:
+        """Say how many things there are."""
+        self._bar.update(self._task, total=total)

@@ -1,0 +1,122 @@
+"""Making a report: what is judged, what is set aside, and that nothing lost goes unseen."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.schema import Contract
+from falsifiers import gate, session, tiers
+from falsifiers.errors import SuiteError
+from falsifiers.mutants import Bank
+from falsifiers.session import Gated, Run, Wanted
+from reports import made_up, produce
+from reports.killing import measure
+from reports.made_up_bank import bank_of
+from reports.produce import Asked
+
+CPU = tiers.Tiers(("cpu",), {}, {})
+
+
+@pytest.fixture
+def tree(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A made-up checkout of P1, whose gate leaves the verdicts in `tree["verdicts"]`."""
+    made = made_up.contract()
+    tree: dict[str, Any] = {"verdicts": [made_up.verdict(case) for case in made.expand()]}
+
+    def run_gate(wanted: Wanted, **options: Any) -> Gated:
+        tree["wanted"] = wanted
+        for verdict in tree["verdicts"]:
+            options["on_verdict"](verdict)
+        return Gated([gate.judge_phase("p1", tree["verdicts"], made.expand())],
+                     Run(tree["verdicts"]))
+
+    monkeypatch.setattr(session, "contracts_of", lambda: {"p1": made})
+    monkeypatch.setattr(session, "built", lambda contract, root: contract is not None)
+    monkeypatch.setattr(session, "run_gate", run_gate)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    return tree
+
+
+def test_report_writes_its_files_and_exits_as_the_gate_does(
+        tree: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = Asked(tmp_path, device="cpu", thorough=True)
+    assert produce.produce(asked, bank_of, None) == 0
+    assert (tree["wanted"].phases, tree["wanted"].thorough) == (("p1",), True)
+    assert "✓ PASS" in (tmp_path / "index.html").read_text()
+    rows = json.loads((tmp_path / "mutants.json").read_text())["mutants"]
+    assert {row["name"]: row["rung"] for row in rows} == {"wrong": "law", "unseen": None}
+    out, err = capsys.readouterr()
+    assert f"{tmp_path}/index.html" in out
+    assert err == ""  # no progress for somebody who is no terminal
+
+
+def test_case_that_left_no_verdict_is_told_as_an_error_with_its_repro(
+        tree: dict[str, Any], tmp_path: Path) -> None:
+    gone = tree["verdicts"].pop()
+    assert produce.produce(Asked(tmp_path, device="cpu"), bank_of, None) == 2
+    page = (tmp_path / "index.html").read_text()
+    assert f"{gone.case}" in page
+    assert "it left no verdict" in page
+    assert "test_slots_hold[cpu-all]" in page
+
+
+def test_failure_ends_in_exit_code_one(tree: dict[str, Any], tmp_path: Path) -> None:
+    made = made_up.contract()
+    tree["verdicts"] = [made_up.verdict(case, "failed") for case in made.expand()]
+    assert produce.produce(Asked(tmp_path, device="cpu"), bank_of, None) == 1
+
+
+@pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf")])
+def test_time_that_is_none_is_refused(minutes: float, tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match=r"--minutes .* is refused"):
+        produce.produce(Asked(tmp_path, minutes=minutes), bank_of, None)
+
+
+def aside(tmp_path: Path, text: str, **ops: tuple[str, ...]) -> dict[str, str]:
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    contracts: dict[str, Contract] = {
+        phase: made_up.contract(phase).model_copy(update={"ops": names})
+        for phase, names in ops.items()}
+    return produce.set_aside(f"file:{file}", tuple(ops), contracts)
+
+
+def test_candidate_is_judged_where_it_has_a_part(tmp_path: Path) -> None:
+    step = aside(tmp_path, "def step(): pass", engine=("step",), p0=(), p1=("step",), p3=("rows",))
+    assert list(step) == ["p0", "p3", "engine"]
+    whole = aside(tmp_path, "def engine(model): pass", p1=("step",), p3=("rows",))
+    assert list(whole) == ["p3"]
+
+
+def test_candidate_without_any_part_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match="offers none of the functions that phases judge: "
+                                         "engine, step"):
+        aside(tmp_path, "x = 1", p0=(), p1=("step",))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_mutants_are_tried_alike_on_one_process_and_on_two(jobs: int) -> None:
+    told: list[str] = []
+    kills = measure(bank_of, ["p1"], CPU, jobs, lambda row: told.append(row.name))
+    assert sorted(told) == ["unseen", "wrong"]
+    assert [(row.name, row.killed_by) for row in kills.matrix.mutants] == \
+        [("wrong", ("rows_hold",)), ("unseen", ())]
+    assert kills.matrix.survivors == ("p1/unseen",)
+    assert kills.sources == {"p1/wrong": "B036"}
+
+
+def test_mutant_whose_case_fails_without_it_too_is_told_as_such() -> None:
+    def red(phase: str) -> Bank:
+        bank = bank_of(phase)
+        bank.subject_for = lambda case: bank.mutants[0].build(bank_of(phase).subject_for(case))
+        return bank
+
+    kills = measure(red, ["p1"], CPU, 1)
+    assert "does not pass without a mutant either" in kills.untold["p1/wrong"]
+    assert kills.matrix.not_run == ("p1/wrong",)
+    assert kills.matrix.survivors == ("p1/unseen",)  # of which the failing case says nothing

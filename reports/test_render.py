@@ -1,0 +1,221 @@
+"""The page: self-contained, sound as HTML, escaped, and in agreement with its verdicts."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from functools import cache
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+
+from reports import made_up
+from reports.evidence import Evidence
+from reports.render import page
+
+VOID = {"meta", "link", "img", "br", "hr", "input", "wbr", "path", "use"}
+BESIDE = {"verdicts.jsonl", "junit.xml", "report.md", "mutants.json", "data:,"}
+
+
+class Outline(HTMLParser):
+    """What a page is made of: tags in order, ids, links, texts by tag and class."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[tuple[str, str]] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.inside: dict[str, list[str]] = {}
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        known = dict(attrs)
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        self.links += [value for name, value in attrs if value is not None
+                       and name in ("href", "src", "xlink:href", "action", "data", "srcset")]
+        name = f"{tag}.{(known.get('class') or '').partition(' ')[0]}"
+        self.inside.setdefault(name, []).append("")
+        if tag not in VOID:
+            self.open.append((tag, name))
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in VOID:
+            return
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open[-1][0] == tag, f"</{tag}> closes <{self.open[-1][0]}>"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        for _, name in self.open:
+            self.inside[name][-1] += data
+
+    def texts(self, name: str) -> list[str]:
+        """Return the words of every element of this tag and first class."""
+        return [" ".join(text.split()) for text in self.inside.get(name, [])]
+
+
+PAGES = {"green": made_up.evidence(), "red": made_up.red(), "hostile": made_up.red(made_up.HOSTILE),
+         "empty": made_up.empty()}
+
+
+@cache
+def rendered(name: str) -> tuple[Evidence, Outline, str]:
+    text = page(PAGES[name])
+    return PAGES[name], Outline(text), text
+
+
+@pytest.fixture(params=PAGES)
+def made(request: pytest.FixtureRequest) -> tuple[Evidence, Outline, str]:
+    return rendered(request.param)
+
+
+Made = tuple[Evidence, Outline, str]
+
+
+def test_page_is_sound_html(made: Made) -> None:
+    _, outline, text = made
+    assert text.startswith("<!doctype html>")
+    assert outline.open == []
+    assert [name for name, n in Counter(outline.ids).items() if n > 1] == []
+    levels = [int(tag[1]) for tag in outline.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert all(b - a <= 1 for a, b in pairwise(levels))
+    assert outline.tags.count("main") == outline.tags.count("h1") == 1
+
+
+def test_page_needs_nothing_but_itself(made: Made) -> None:
+    _, outline, text = made
+    outside = [link for link in outline.links if not link.startswith("#")]
+    assert set(outside) <= BESIDE
+    assert {link[1:] for link in outline.links if link.startswith("#")} <= set(outline.ids)
+    assert not {"script", "iframe", "object", "embed", "base", "img"} & set(outline.tags)
+    assert [name for name, _ in outline.attributes if name.startswith("on")] == []
+    style = text[text.index("<style>"):text.index("</style>")]
+    assert "@import" not in style
+    assert "url(" not in style
+
+
+def test_page_can_be_read_without_eyes(made: Made) -> None:
+    _, outline, _ = made
+    assert ("lang", "en") in outline.attributes
+    assert outline.tags.count("table") == outline.tags.count("caption")
+    named = [value for name, value in outline.attributes if name == "aria-label"]
+    assert all(named)
+    plots = outline.tags.count("svg")
+    assert sum(name == "role" and value == "img" for name, value in outline.attributes) == plots
+    cells = outline.texts("span.cell") + outline.texts("a.cell")
+    assert all(re.search(r"[^\W\d_]{3}|[✓≈✗!?~●○]", text) for text in cells)
+
+
+def test_every_failure_has_its_sentence_diagnosis_and_repro() -> None:
+    evidence, outline, _ = rendered("red")
+    bad = [v for v in evidence.every_verdict if v.outcome in ("failed", "error")]
+    told = outline.texts("pre.repro")
+    assert len(bad) == 6
+    for verdict in bad:
+        assert told.count(verdict.repro) == 1
+        sentence = verdict.finding.sentence if verdict.finding else f"error: {verdict.reason}"
+        assert outline.texts("p.sentence").count(sentence) == 1
+    whole = " ".join(outline.texts("article.failure"))
+    assert "a plain word: look here ..." in whole
+    assert "a plain word: look at the file" in whole
+    assert "pytest died of a plain word" in whole
+
+
+def test_suite_s_own_weakness_is_told_as_a_failure() -> None:
+    whole = " ".join(rendered("red")[1].texts("article.failure"))
+    assert "p1/copied survived: a plain word is wrong." in whole
+    assert "but only rows_hold did" in whole
+    assert "p1/slots_hold killed no mutant" in whole
+    assert "p1/rolled : a plain word fails without it" in whole.replace("rolled:", "rolled :")
+
+
+@pytest.mark.parametrize("outcomes", [("passed",) * 7, made_up.MIXED, ("error",) * 7])
+def test_counts_agree_with_the_verdicts(outcomes: tuple[str, ...]) -> None:
+    outline = Outline(page(made_up.evidence(outcomes)))
+    counts = Counter(outcomes)
+    told = outline.texts("td.counts")
+    assert len(told) == 1
+    for outcome, count in counts.items():
+        assert f"{count} {outcome}" in told[0]
+    cells = Counter(value for name, value in outline.attributes
+                    if name == "title" and value and value.startswith("cpu-"))
+    assert cells.total() == len(outcomes)
+    assert outline.texts("dl.facts")[0].startswith(f"cases{counts['passed']} of 7 passed")
+
+
+def test_hostile_words_change_no_element_of_the_page() -> None:
+    tame, hostile = rendered("red")[2], rendered("hostile")[2]
+    assert Counter(Outline(hostile).tags) - Counter(code_of(hostile)) == \
+        Counter(Outline(tame).tags) - Counter(code_of(tame))
+    assert "<script" not in hostile
+    assert hostile.count("&lt;script&gt;") > 20
+
+
+def code_of(text: str) -> list[str]:
+    """Return the code elements, which a contract's backticks make, and possible line breaks."""
+    return [tag for tag in Outline(text).tags if tag in ("code", "wbr")]
+
+
+def test_green_page_says_yes_and_tells_no_failure() -> None:
+    outline = rendered("green")[1]
+    assert outline.texts("h1.")[0].startswith("✓ PASS Yes")
+    assert "failures" not in outline.ids
+    assert outline.texts("article.failure") == []
+
+
+def test_red_page_says_no_before_anything_else() -> None:
+    outline = rendered("red")[1]
+    assert outline.texts("h1.")[0].startswith("✗ FAIL No: P1 fails in 4 of 7 cases")
+    assert outline.ids.index("ladder") < outline.ids.index("failures") < outline.ids.index("p1")
+
+
+def test_page_about_nothing_passes_nothing() -> None:
+    outline = rendered("empty")[1]
+    assert outline.texts("h1.")[0].startswith("? UNMEASURABLE Cannot tell")
+    assert len([text for text in outline.texts("span.badge") if text == "· not built"]) == 10
+
+
+def test_ladder_names_every_phase_and_what_is_not_proven() -> None:
+    rows = rendered("red")[1].texts("table.wide")[0]
+    for phase in ("engine", *(f"P{n}" for n in range(9)), "model"):
+        assert phase in rows
+    assert "Not proven: a plain word, and speed" in rows
+    assert "· not judged" in rows  # P2, which the candidate has no part in
+
+
+def test_budget_in_force_is_told_with_reason_floor_and_picture() -> None:
+    evidence = made_up.evidence()
+    worst = [{"op": "logits", "rung": "budget", "ulps": 9, "cosine": 1 - 1e-6, "norm_error": 1e-5,
+              "compared": 10}]
+    verdicts = [made_up.verdict(case, worst=worst, evidence={"near_ties": 2})
+                for case in evidence.contracts["p1"].expand()]
+    text = page(made_up.evidence(verdicts=verdicts, contracts={
+        "p1": made_up.contract(truth=made_up.BUDGET)}))
+    outline = Outline(text)
+    whole = " ".join(outline.texts("main."))
+    for words in ("cosine at least 0.999", "a made-up reason, long enough", "a made-up floor",
+                  "1 - 1.0e-06", "2 in p1/rows_hold[cpu-nano-m1]"):
+        assert words in whole
+    cells = [text for text in outline.texts("span.cell") if "passed within a budget" in text]
+    assert len(cells) == 7
+    assert all("≈" in text for text in cells)
+    assert outline.tags.count("svg") == 2
+    assert any("budget is 1.0e-03" in text for text in outline.texts("figcaption."))
+    assert "#0102" not in text  # stand-in colours were replaced
+
+
+def test_contract_s_backticks_become_code() -> None:
+    assert "<code>m=c</code>" in page(made_up.evidence(text="form `m=c` always"))
+    assert "one ` alone" in page(made_up.evidence(text="one ` alone"))

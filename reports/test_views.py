@@ -1,0 +1,63 @@
+"""What the page is told: the worst of each op, engagement, fates of mutants, the answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reports import headline, made_up, views
+from reports.evidence import Evidence
+from reports.kill_view import kill_view
+
+CASES = list(made_up.contract().expand())
+
+
+def worst(case: int, op: str = "logits", **values: Any) -> Any:
+    record = {"op": op, "rung": "bits", "ulps": 0, "compared": 5, **values}
+    return made_up.verdict(CASES[case], worst=[record])
+
+
+def test_worst_of_an_op_is_the_least_cosine_and_then_the_most_ulps() -> None:
+    rows = views.worst_of([worst(0, ulps=900), worst(1, cosine=0.99, rung="budget"),
+                           worst(2, cosine=0.98, rung="budget"), worst(3, "exp(nan)"),
+                           worst(4, "exp(inf)", ulps=1), worst(4, "exp(0)")])
+    told = {row.worst.op: (row.case, row.worst.compared, row.cases) for row in rows}
+    assert told == {"logits": (CASES[2].id, 15, 3), "exp": (CASES[4].id, 15, 2)}
+
+
+@pytest.mark.parametrize(("values", "told"), [
+    ((3, 3), "3"), ((1, 2000), "1 to 2,000"), (("a", "b", "a"), "a, b"), ((True, False),
+     "True, False"), (tuple("abcdefgh"), "a, b, c, d, e, f and 2 more")])
+def test_engagement_isgathered_over_the_cases(values: tuple[Any, ...], told: str) -> None:
+    verdicts = [made_up.verdict(case, evidence={"rows_a_step": value, "near_ties": 1})
+                for case, value in zip(CASES * 2, values, strict=False)]
+    names = [line for line in views.engagement_of(verdicts) if line[0] == "rows_hold"]
+    if len(values) < 7:
+        assert names == [("rows_hold", "rows a step", told)]
+    assert views.gathered(values) == told
+
+
+def test_mutants_have_the_fate_that_the_matrix_says() -> None:
+    kills = made_up.kills(survivors=("p1/copied",), untold={"p1/rolled": "it fails without it"})
+    fates = {line.row.name: line.fate for line in kill_view(kills, "p1").lines}
+    assert fates == {"rolled": "cannot tell", "copied": "survived", "shown_on_gpu": "not run"}
+    assert kill_view(kills, "p2").lines == ()
+
+
+def test_matrix_with_a_survivor_is_never_folded_away() -> None:
+    assert kill_view(made_up.kills(survivors=("p1/copied",)), "p1").open
+    assert kill_view(made_up.kills(), "p1").killers == ("rows_hold", "slots_hold")
+
+
+@pytest.mark.parametrize(("evidence", "word", "start"), [
+    (made_up.evidence(), "PASS", "Yes, as far as it is built: P1 passes."),
+    (made_up.evidence(aside={"p2": "why"}), "PASS", "Yes, where the candidate has a part: P1"),
+    (made_up.red(), "FAIL", "No: P1 fails in 4 of 7 cases, your model file fails in 1 of 1"),
+    (made_up.evidence(own=made_up.own_run("failed")), "FAIL", "No: your model file fails"),
+    (made_up.evidence(("declined",) * 7), "UNMEASURABLE", "Cannot tell: P1 is not proven"),
+    (made_up.empty(), "UNMEASURABLE", "Cannot tell: nothing is proven")])
+def test_answer_says_what_the_exit_code_says(evidence: Evidence, word: str, start: str) -> None:
+    assert headline.word(evidence) == word
+    assert headline.answer(evidence).startswith(start)
+    assert evidence.exit_code == {"PASS": 0, "FAIL": 1, "UNMEASURABLE": 2}[word]
