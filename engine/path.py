@@ -120,7 +120,7 @@ class Path:
         logits = self.step(model, pool, tokens, rows)
         out = torch.empty(len(rows.slots), dtype=torch.int64, device=logits.device)
         self.argmax(logits, out)
-        return [int(token) for token in out]
+        return [int(token) for token in out.tolist()]
 
 
 def traced(path: Path, sink: Sink) -> Path:

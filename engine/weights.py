@@ -50,7 +50,10 @@ class Weight:
 
     def rows(self, tokens: list[int]) -> Tensor:
         """Return the dequantised rows f32[t, K] [9], as an embedding reads them."""
-        return self._decoded(self.raw[tokens])
+        rows = torch.from_numpy(dequantize(self.kind, np.ascontiguousarray(self.raw[tokens])))
+        if self.device == "cpu":
+            return rows
+        return rows.pin_memory().to(self.device, non_blocking=True)  # the host need not wait
 
     def product(self, x: Tensor) -> Tensor:
         """Return x f32[t, K] times the transposed matrix: f32[t, N], in the matrix's arithmetic."""
