@@ -55,15 +55,6 @@ def test_matrix_decides_its_arithmetic() -> None:
 
 
 @pytest.mark.tier("interpret")
-def test_kernels_take_the_types_of_their_arithmetic() -> None:
-    from phases.p3_row_twin import kernel_exact, kernel_ordered
-    quantised, floats = ["Q4_K", "Q5_K", "Q6_K", "Q8_0"], ["F32", "F16", "BF16"]
-    assert [kernel_exact.supports(kind) for kind in quantised + floats] == [True] * 4 + [False] * 3
-    assert all(kernel_ordered.supports(kind) for kind in quantised + floats)
-    assert not kernel_ordered.supports("Q4_0")
-
-
-@pytest.mark.tier("interpret")
 def test_more_rows_than_a_launch_takes_are_worked_all_the_same() -> None:
     from phases.p3_row_twin import kernel_ordered
     matrix = weight("F16", 3, 32)

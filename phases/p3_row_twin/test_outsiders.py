@@ -10,7 +10,7 @@ import pytest
 
 from contracts.schema import Case, load_contract
 from falsifiers.candidates import Candidate, load
-from falsifiers.errors import Declined, ParityBroken
+from falsifiers.errors import Declined, ParityBroken, SuiteError
 from falsifiers.judge import Judge
 from falsifiers.subject import Subject
 from phases.p3_row_twin import test_falsifier
@@ -24,11 +24,12 @@ def offered(folder: Path, name: str) -> Candidate:
     return load(f"file:{shutil.copy(EXAMPLES / name, folder / name)}")
 
 
-def cases(*falsifiers: str) -> Iterator[Case]:
-    """Yield the quick Q4_K cases of these falsifiers under the interpreter."""
+def cases(*falsifiers: str, tier: str = "interpret", kind: str = "Q4_K",
+          arithmetic: str = "exact-23") -> Iterator[Case]:
+    """Yield the quick cases of these falsifiers in one tier, for one type and arithmetic."""
     for case in load_contract(CONTRACT).expand():
-        if case.falsifier in falsifiers and case.tier == "interpret" and case.quick \
-                and case.given.get("kind") == "Q4_K" and case["arithmetic"] == "exact-23":
+        if case.falsifier in falsifiers and case.tier == tier and case.quick \
+                and (case.given["kind"], case.given.get("arithmetic")) == (kind, arithmetic):
             yield case
 
 
@@ -64,10 +65,61 @@ def test_split_of_k_by_the_width_fails_twin(tmp_path: Path) -> None:
     judged(next(cases("products_are_true")), candidate)  # its sums are as good as any
 
 
+def written(folder: Path, text: str) -> Candidate:
+    path = folder / "mine.py"
+    path.write_text(text)
+    return load(f"file:{path}")
+
+
+PLAIN = """\
+import torch
+io_dtype = torch.bfloat16
+
+
+def gemv_rows(weight, x, out):
+    w = weight.rows(list(range(weight.n)))
+    for row, into in zip(x, out):
+        into.copy_((w * row.float()).sum(1))
+"""
+
+
+def test_candidate_takes_and_returns_its_own_dtype(tmp_path: Path) -> None:
+    candidate = written(tmp_path, PLAIN)
+    for falsifier in ("products_are_true", "rows_equal_alone", "unit_vectors_return_each_weight",
+                      "strides_and_offsets_do_not_matter", "inputs_are_read_at_the_call"):
+        ordered = "ordered" if falsifier.startswith("unit") else "exact-23"
+        judged(next(cases(falsifier, tier="cpu", arithmetic=ordered)), candidate)
+
+
+@pytest.mark.parametrize(("line", "error", "sentence"), [
+    ("ARITHMETIC = 'exact-24'", SuiteError, "declares 'exact-24', but the engine has exact-23"),
+    ("supports = lambda case: 'only Q4_K' if case['kind'] != 'Q4_K' else None", Declined, "only"),
+    ("ARITHMETIC = 'ordered'", ParityBroken, "out")])
+def test_candidate_is_held_to_what_it_says(tmp_path: Path, line: str, error: type[Exception],
+                                           sentence: str) -> None:
+    candidate = written(tmp_path, f"{PLAIN}\n\n{line}\n")
+    case = next(cases("products_are_true", tier="cpu", kind="Q8_0"))
+    with pytest.raises(error, match=sentence):
+        judged(case, candidate)
+
+
+def test_candidate_without_the_function_declines(tmp_path: Path) -> None:
+    with pytest.raises(Declined, match="offers no gemv_rows"):
+        judged(next(cases("rows_equal_alone", tier="cpu")), written(tmp_path, "engine = print\n"))
+
+
+@pytest.mark.tier("interpret")
+def test_in_tree_kernel_can_be_offered_by_name() -> None:
+    candidate = load("module:phases.p3_row_twin.kernel_ordered")
+    for kind in ("F16", "Q6_K"):
+        case = next(cases("products_are_true", kind=kind, arithmetic="ordered"))
+        candidate.refuse(case)
+        assert {w.rung for w in judged(case, candidate).worst} == {"bits"}
+
+
 @pytest.mark.tier("interpret")
 def test_candidate_that_is_not_triton_is_not_said_to_read_once(tmp_path: Path) -> None:
-    path = tmp_path / "plain.py"
-    path.write_text("def prepare(weight):\n    return weight.rows(list(range(weight.n)))\n\n\n"
-                    "def gemv_rows(weight, x, out):\n    out.copy_(x @ weight.T)\n")
+    plain = "def prepare(weight):\n    return weight.rows(list(range(weight.n)))\n\n\n" \
+            "def gemv_rows(weight, x, out):\n    out.copy_(x @ weight.T)\n"
     with pytest.raises(Declined, match="not Triton's"):
-        judged(next(cases("weights_are_read_once")), load(f"file:{path}"))
+        judged(next(cases("weights_are_read_once")), written(tmp_path, plain))
