@@ -94,7 +94,7 @@ def test_candidate_takes_and_returns_its_own_dtype(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("line", "error", "sentence"), [
     ("ARITHMETIC = 'exact-24'", SuiteError, "declares 'exact-24', but the engine has exact-23"),
     ("supports = lambda case: 'only Q4_K' if case['kind'] != 'Q4_K' else None", Declined, "only"),
-    ("ARITHMETIC = 'ordered'", ParityBroken, "out")])
+    ("ARITHMETIC, io_dtype = 'ordered', None", ParityBroken, "out")])
 def test_candidate_is_held_to_what_it_says(tmp_path: Path, line: str, error: type[Exception],
                                            sentence: str) -> None:
     candidate = written(tmp_path, f"{PLAIN}\n\n{line}\n")
