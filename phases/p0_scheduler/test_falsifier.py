@@ -71,7 +71,7 @@ def test_random_histories_keep_every_law(case: Case, subject: Subject, judge: Ju
 
 
 def test_reuse_waits_for_the_step_to_be_read(case: Case, subject: Subject, judge: Judge) -> None:
-    run, who = Run(subject, judge, slots=3), case["who"]
+    run, who = Run(subject, judge, slots=4), case["who"]
     seen = scenes.cancel_inside(run, case["inside"], case["nth"], who)
     run.submit(request("a", 12, 30), request("b", 3, 2))
     run.step()
