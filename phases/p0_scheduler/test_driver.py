@@ -8,11 +8,11 @@ from queue import Empty
 import pytest
 
 from engine.errors import InputError
-from phases.p0_scheduler.driver import Driver
+from phases.p0_scheduler.driver import Driver, Stream
 from phases.p0_scheduler.harness import request
 from phases.p0_scheduler.job import Counts, Settings
 from phases.p0_scheduler.mock import Call, MockEngine
-from phases.p0_scheduler.protocol import ClosedError, Ended, Event, QueueFullError
+from phases.p0_scheduler.protocol import ClosedError, Ended, Event, QueueFullError, Token
 from phases.p0_scheduler.scheduler import Scheduler
 
 LONG = 10**9
@@ -24,11 +24,25 @@ def driver_of(engine: MockEngine, queue: int = 8) -> Driver:
     return Driver(Scheduler(engine, Settings(slots=engine.slots, queue=queue, chunk=4)))
 
 
+def read(stream: Stream) -> list[Event]:
+    """Read a stream to its end, and not for ever."""
+    events = [stream.get(10)]
+    while not isinstance(events[-1], Ended):
+        events.append(stream.get(10))
+    return events
+
+
+def test_iterating_a_stream_ends_with_its_end() -> None:
+    with driver_of(MockEngine(1)) as driver:
+        stream = driver.submit(request("a", 3, 4))
+        assert [type(event) for event in stream] == [Token] * 4 + [Ended]
+
+
 def test_stream_ends_with_its_end() -> None:
     engine = MockEngine(2)
     with driver_of(engine) as driver:
-        events = list(driver.submit(request("a", 3, 4)))
-        again = list(driver.submit(request("a", 3, 4)))  # after a pause, and with the same id
+        events = read(driver.submit(request("a", 3, 4)))
+        again = read(driver.submit(request("a", 3, 4)))  # after a pause, and with the same id
     assert [event.id for event in events] == ["a"] * 5
     assert events[-1] == Ended("a", "length")
     assert events == again
@@ -44,7 +58,7 @@ def test_refusals_reach_the_caller_and_leave_the_first_stream_alone() -> None:
         with pytest.raises(QueueFullError):
             driver.submit(request("b", 3, 4))
         assert first.cancel("disconnect")
-        end = list(first)[-1]
+        end = read(first)[-1]
         assert isinstance(end, Ended)
         assert end.reason == "disconnect"
         assert not first.cancel()
@@ -60,7 +74,7 @@ def test_a_caller_whose_sink_fails_is_gone_and_nobody_else_notices() -> None:
     engine = MockEngine(2)
     with driver_of(engine) as driver:
         driver.send(request("gone", 3, LONG), sink)
-        events = list(driver.submit(request("b", 3, 4)))
+        events = read(driver.submit(request("b", 3, 4)))
     assert events[-1] == Ended("b", "length")
     assert len(seen) == 1
     assert driver.scheduler.counts.ended == {"disconnect": 1, "length": 1}
@@ -89,9 +103,31 @@ def test_close_serves_what_was_accepted() -> None:
     driver.close()
     driver.close()
     for stream in streams:
-        assert list(stream)[-1] == Ended(stream.id, "length")
+        assert read(stream)[-1] == Ended(stream.id, "length")
     with pytest.raises(ClosedError):
         driver.submit(request("late", 3, 4))
+
+
+def test_a_closing_driver_takes_no_more_while_it_serves() -> None:
+    engine, inside, go_on = MockEngine(1), threading.Event(), threading.Event()
+
+    def during(call: Call) -> None:
+        inside.set()
+        go_on.wait(10)
+
+    engine.during = during
+    driver = driver_of(engine)
+    stream = driver.submit(request("a", 3, 2))
+    assert inside.wait(10)
+    closer = threading.Thread(target=driver.close)
+    closer.start()
+    closer.join(0.05)
+    with pytest.raises(ClosedError):
+        driver.submit(request("late", 3, 2))
+    go_on.set()
+    assert read(stream)[-1] == Ended("a", "length")
+    closer.join(10)
+    assert engine.log[-1].name == "cleanup"
 
 
 def test_close_with_a_grace_cancels_what_is_left() -> None:
@@ -100,7 +136,7 @@ def test_close_with_a_grace_cancels_what_is_left() -> None:
     streams = [driver.submit(request(f"r{number}", 3, LONG)) for number in range(2)]
     driver.close(grace=0.01)
     for stream in streams:
-        assert list(stream)[-1] == Ended(stream.id, "cancel")
+        assert read(stream)[-1] == Ended(stream.id, "cancel")
     assert engine.log[-1].name == "cleanup"
 
 
@@ -120,7 +156,7 @@ def test_cancel_takes_effect_within_the_running_step() -> None:
         with pytest.raises(Empty):
             stream.get(0.01)
         go_on.set()
-        assert list(stream) == [Ended("a", "cancel")]
+        assert read(stream) == [Ended("a", "cancel")]
     assert len(engine.steps()) == 1
 
 
@@ -128,6 +164,6 @@ def test_observer_sees_the_counts_of_every_step() -> None:
     seen: list[Counts] = []
     scheduler = Scheduler(MockEngine(2), Settings(slots=2, queue=8, chunk=4))
     with Driver(scheduler, seen.append) as driver:
-        list(driver.submit(request("a", 3, 4)))
+        read(driver.submit(request("a", 3, 4)))
     assert [counts.steps for counts in seen][:4] == [1, 2, 3, 4]
     assert seen[-1].ended == {"length": 1}
