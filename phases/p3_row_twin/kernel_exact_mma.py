@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import ceil
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -44,9 +45,10 @@ class Integers:
         return ceil(self.m / 8)
 
 
-def supports(kind: str) -> bool:
-    """Tell whether a weight type has an exact product."""
-    return kind in CODE
+def supports(case: Any) -> str | None:
+    """Return why a case cannot be taken, or None: quantised types have an exact product."""
+    kind = case.given.get("kind")
+    return None if kind in CODE else f"{kind} has no exact product"
 
 
 @dataclass(frozen=True)

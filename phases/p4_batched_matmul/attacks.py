@@ -162,7 +162,8 @@ def hold_functions(judge: Judge, kernel: Callable[..., None], device: str) -> No
     for name in FUNCTIONS:
         given = torch.linspace(0, 1, 4096) if name == "log1p" else x
         out = guarded(len(given), device=device)
-        kernel(name, given.to(device), out.inside, 65536)
+        # the interpreter is fast on wide programs, a compiler unrolls them
+        kernel(name, given.to(device), out.inside, 65536 if device == "cpu" else 1024)
         judge.equal(name, out.inside, getattr(arithmetic, name)(given), rule="truth", finite=False)
         out.hold(judge, name)
 
