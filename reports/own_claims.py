@@ -8,6 +8,8 @@ from contracts.schema import Falsifier
 
 LONGEST = 12
 """Tokens of the longest stream."""
+SHORT = 0.4
+"""When a first token took more than this part of the time, no second is measured."""
 SHARE = 0.7
 """The part of the time that streams may plan to use; sampled products get the rest."""
 

@@ -199,6 +199,19 @@ def test_time_that_runs_out_is_told_and_never_a_pass_of_what_was_not_run() -> No
     assert sum(v.falsifier == "products_equal_integer_arithmetic" for v in run.verdicts) == 0
 
 
+def test_slow_first_token_is_not_spent_twice() -> None:
+    begun: list[int] = []
+
+    def slow(tokens: Sequence[int]) -> Iterator[Tensor]:
+        begun.append(len(tokens))
+        time.sleep(0.02)
+        yield from oracle(tokens)
+
+    _, said = judged(replace(RIGHT, oracle=slow), minutes=0.0006)
+    assert begun[1:2] != [1]  # what follows is a stream, not a second measurement
+    assert said[1].count(" 0.02 s") == 2
+
+
 @pytest.mark.parametrize(("seconds", "single", "batch"), [
     (0.001, LONGEST, LONGEST), (1.0, 6, 6), (2.0, 3, 3), (3.0, 7, 0), (15.0, 1, 0), (40.0, 0, 0)])
 def test_streams_are_as_long_as_the_time_allows(seconds: float, single: int, batch: int) -> None:
