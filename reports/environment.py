@@ -6,11 +6,11 @@ import os
 import platform
 import subprocess
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 
 from contracts.schema import Contract
-from falsifiers import tiers
+from falsifiers import receipts, tiers
 from falsifiers.tiers import Tiers
 from reports.evidence import NotRun
 
@@ -46,6 +46,14 @@ def not_run(contracts: Mapping[str, Contract], judged: Set[str], device: str) ->
     return [NotRun(f"{count.total()} cases: " + ", ".join(f"{p} {n}" for p, n in count.items()),
                    why, f"rowtwin report --device {tier}" if tier else "rowtwin report --thorough")
             for (tier, why), count in counts.items()]
+
+
+def measured_on(phases: Iterable[str], root: Path) -> dict[str, str]:
+    """Return the devices and days of every phase's receipts, for those that have one."""
+    told = {phase: ", ".join(f"{receipt.device}, {receipt.measured}"
+                             for receipt in receipts.load_receipts(phase, root))
+            for phase in phases}
+    return {phase: words for phase, words in told.items() if words}
 
 
 def _cpu() -> str:

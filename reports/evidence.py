@@ -80,6 +80,8 @@ class Evidence:
     own: OwnRun | None = None
     aside: Mapping[str, str] = field(default_factory=dict)
     """Phases that are built and were not judged, with the reason."""
+    devices: Mapping[str, str] = field(default_factory=dict)
+    """By phase, the devices that its receipts were measured on, and when."""
 
     @property
     def judged(self) -> list[PhaseResult]:

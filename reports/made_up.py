@@ -74,7 +74,7 @@ def evidence(outcomes: Sequence[str] = ("passed",) * 7, text: str = TAME, **more
         "command": f"rowtwin report --candidate {text}", "made": "2026-01-31 12:00 UTC",
         "subject": text, "seconds": 12.0,
         "not_run": [NotRun(f"2 cases: {text}", "no device is here", "rowtwin report --thorough")],
-        **more})
+        "devices": {"p1": f"{text}, 2026-01-30"}, **more})
 
 
 def own_run(outcome: str = "passed", text: str = TAME) -> OwnRun:

@@ -64,7 +64,7 @@ def produce(asked: Asked, bank_of: BankOf, open_model: OpenModel | None) -> int:
     verdicts = [*gated.run.verdicts, *lost(expected, gated.run.verdicts, contracts, asked)]
     evidence = Evidence(
         results=gated.results, contracts=contracts, verdicts=verdicts, kills=kills, own=own,
-        command=asked.command, aside=aside,
+        command=asked.command, aside=aside, devices=environment.measured_on(phases, ROOT),
         subject=asked.candidate or "in-tree", trouble=gated.run.trouble, output=gated.run.output,
         environment=environment.describe(ROOT, chosen), seconds=time.perf_counter() - started,
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),

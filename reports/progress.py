@@ -16,7 +16,8 @@ class Stage:
         self._bar = Progress(
             TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
             TimeElapsedColumn(), TextColumn("[dim]{task.fields[last]}"), transient=True,
-            console=Console(stderr=True), disable=not sys.stderr.isatty())
+            console=Console(stderr=True), disable=not sys.stderr.isatty(),
+            redirect_stdout=sys.stdout.isatty())
         self._task = self._bar.add_task(what, total=total, last="")
 
     def __enter__(self) -> Stage:

@@ -59,7 +59,8 @@ def context(evidence: Evidence) -> dict[str, Any]:
         "output": "\n".join(evidence.output.splitlines()[-TAIL:]),
         "idle": matrix.idle_falsifiers, "untold": untold,
         "away": [name for name in matrix.not_run if name not in untold],
-        "own": own, "own_worst": views.worst_of(own.verdicts) if own else (),
+        "devices": evidence.devices, "own": own,
+        "own_worst": views.worst_of(own.verdicts) if own else (),
         "own_attacks": views.attacks(own.falsifiers, own.cases, own.verdicts) if own else (),
         "plots": pictures(evidence, sections), "time_plot": plots.seconds(evidence.verdicts),
         "not_run": evidence.not_run, "environment": evidence.environment}

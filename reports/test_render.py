@@ -192,6 +192,7 @@ def test_ladder_names_every_phase_and_what_is_not_proven() -> None:
     for phase in ("engine", *(f"P{n}" for n in range(9)), "model"):
         assert phase in rows
     assert "Not proven: a plain word, and speed" in rows
+    assert "nonea plain word, 2026-01-30" in rows  # the device of a receipt, below the proof
     assert "· not judged" in rows  # P2, which the candidate has no part in
 
 

@@ -26,6 +26,14 @@ def test_worst_of_an_op_is_the_least_cosine_and_then_the_most_ulps() -> None:
     assert told == {"logits": (CASES[2].id, 15, 3), "exp": (CASES[4].id, 15, 2)}
 
 
+@pytest.mark.parametrize(("op", "told"), [
+    ("slot 1, 3.conv", "conv"), ("0.delta", "delta"), ("input 4", "input"), ("exp(nan)", "exp"),
+    ("3.project.attn_qkv", "project.attn_qkv"), ("logits of prefill", "logits of prefill"),
+    ("(3)", "(3)")])
+def test_op_is_told_without_its_place(op: str, told: str) -> None:
+    assert views.family(op) == told
+
+
 @pytest.mark.parametrize(("values", "told"), [
     ((3, 3), "3"), ((1, 2000), "1 to 2,000"), (("a", "b", "a"), "a, b"), ((True, False),
      "True, False"), (tuple("abcdefgh"), "a, b, c, d, e, f and 2 more")])

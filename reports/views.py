@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -179,8 +180,7 @@ def worst_of(verdicts: Sequence[Verdict]) -> tuple[WorstRow, ...]:
     seen: dict[str, list[tuple[Worst, str]]] = {}
     for verdict in verdicts:
         for worst in verdict.worst:
-            op = worst.op.partition("(")[0]  # `exp(nan)` and `exp(inf)` are told as `exp`
-            seen.setdefault(op, []).append((worst, verdict.case))
+            seen.setdefault(family(worst.op), []).append((worst, verdict.case))
     rows = []
     for op, found in seen.items():
         worst, case = max(found, key=lambda pair: badness(pair[0]))
@@ -188,6 +188,11 @@ def worst_of(verdicts: Sequence[Verdict]) -> tuple[WorstRow, ...]:
         rows.append(WorstRow(worst.model_copy(update={"op": op, "compared": total}), case,
                              len({name for _, name in found})))
     return tuple(rows)
+
+
+def family(op: str) -> str:
+    """Return an op without its place: `slot 1, 3.conv` is told as `conv`, `exp(nan)` as `exp`."""
+    return re.sub(r"^(slot \d+, )?(\d+\.)?| \d+$|\(.*$", "", op) or op
 
 
 def engagement_of(verdicts: Sequence[Verdict]) -> tuple[tuple[str, str, str], ...]:
