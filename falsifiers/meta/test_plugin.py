@@ -149,7 +149,8 @@ def test_broken_contract_stops_the_run_in_one_sentence(pytester: Pytester) -> No
     assert "Traceback" not in result.stderr.str()
 
 
-def test_folder_sets_the_marker(pytester: Pytester) -> None:
+def test_folder_sets_the_marker(pytester: Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(ledger.__file__).parents[1]))
     checkout(pytester.path, p1=[row("a")], engine=[row("b")])
     (pytester.path / "engine/test_more.py").write_text("def test_more():\n    assert 1 + 1 == 2\n")
     # in a process of its own: this one may hold the tree's own engine.test_falsifier
