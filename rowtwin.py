@@ -5,6 +5,7 @@ A command's module is imported when the command is run, so that `--help` answers
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -223,6 +224,8 @@ def root(ctx: typer.Context) -> None:
 def main() -> None:
     """Run the command line; a user's mistake ends in one sentence and exit code 2."""
     try:
+        if sys.stdout is None:
+            raise SystemExit("rowtwin: standard output is closed")
         try:
             typer.main.get_command(app).main(prog_name="rowtwin")
         finally:
@@ -230,6 +233,12 @@ def main() -> None:
     except BrokenPipeError:
         _drop_output()
         sys.exit(READER_GONE)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        print(f"rowtwin: the output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
     except Exception as error:
         from contracts.schema import ContractError
         from engine.errors import InputError

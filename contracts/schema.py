@@ -17,6 +17,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 HERE = Path(__file__).parent
+FIELD = re.compile(r"\{(\w+)\}")
+"""An axis in a case's id; nothing else of a format string counts."""
 Tier = Literal["cpu", "interpret", "cuda"]
 CASE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.=+-]*$")
 
@@ -168,10 +170,11 @@ class Contract(Record):
         for tier, *values in itertools.product(row.tier, *axes.values()):
             given = dict(zip(axes, values, strict=True))
             try:
-                name = row.id.format(**given)
-            except (KeyError, IndexError, ValueError, AttributeError) as error:
+                name = "".join(str(given[part]) if place % 2 else part
+                               for place, part in enumerate(FIELD.split(row.id)))
+            except KeyError as error:
                 raise _InconsistentError(
-                    f"case id {row.id!r} cannot be filled in from given: {error!r}",
+                    f"case id {row.id!r} cannot be filled in from given: {error} is missing",
                     "cases", number, "id") from None
             if not CASE_NAME.match(name):
                 raise _InconsistentError(
@@ -234,6 +237,8 @@ def load_contract(path: Path) -> Contract:
         raise ContractError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ContractError(f"{path}: is not UTF-8 text") from None
+    except (TypeError, ValueError, RecursionError) as error:  # a value that YAML cannot build
+        raise ContractError(f"{path}:1: is not a contract: {str(error).splitlines()[0]}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = mark.line + 1 if mark is not None else 1

@@ -125,14 +125,23 @@ def logits(
     from engine.generate import write_logits
     from engine.model import Model
 
-    try:
-        ids = [int(part) for part in tokens.split(",")]
-    except ValueError:
-        raise InputError(f"--tokens {tokens!r} is not a list of numbers separated by commas") \
-            from None
+    ids = token_ids(tokens)
     one_thread_for(file)
     write_logits(Model.load(file), ids, out)
     typer.echo(f"{out}: logits of {len(ids)} tokens")
+
+
+def token_ids(text: str) -> list[int]:
+    """Read token ids separated by commas; each is plain digits, as many as an id can have."""
+    import re
+
+    parts = text.split(",")
+    for part in parts:
+        if not re.fullmatch(r" *-?[0-9]{1,9} *", part, re.ASCII):
+            shown = part if len(part) <= 40 else f"{part[:37]}..."
+            raise InputError(f"--tokens: {shown!r} is not a token id, at most 9 digits; "
+                             f"ids are separated by commas")
+    return [int(part) for part in parts]
 
 
 def one_thread_for(file: Path) -> None:

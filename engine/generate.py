@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,10 +65,20 @@ def forced_logits(model: Model, tokens: Sequence[int]) -> Tensor:
 
 def write_logits(model: Model, tokens: Sequence[int], out: Path) -> None:
     """Write `tokens` i64[t] and `logits` f32[t, vocab] to a new safetensors file."""
-    if out.exists():
+    if os.path.lexists(out):
         raise InputError(f"{out}: exists already, and nothing is overwritten")
     if not out.parent.is_dir():
         raise InputError(f"{out.parent}: is not a folder")
-    logits = forced_logits(model, tokens)
-    save_file({"tokens": torch.tensor(list(tokens)), "logits": logits}, out,
-              metadata={"model": str(model.path and model.path.name), "arithmetic": "exact-23"})
+    check_prompt(model, tokens, 1)
+    try:  # before anything is computed
+        with out.open("xb"):
+            pass
+    except OSError as error:
+        raise InputError(f"{out}: cannot be written: {error.strerror}") from None
+    try:
+        save_file({"tokens": torch.tensor(list(tokens)), "logits": forced_logits(model, tokens)},
+                  out, metadata={"model": str(model.path and model.path.name),
+                                 "arithmetic": "exact-23"})
+    except BaseException:
+        out.unlink(missing_ok=True)
+        raise

@@ -17,7 +17,7 @@ from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType
 
 from engine import draw
 from engine.blocks import TYPES, Bytes, Floats
-from engine.config import HEAD, STATE, TAPS, Config
+from engine.config import HEAD, LARGEST, STATE, TAPS, Config
 from engine.encode import encode
 from engine.errors import InputError
 from engine.shapes import SHAPES, Planned, Shape, plan
@@ -51,6 +51,8 @@ def make_model(out: str | os.PathLike[str], shape: str, quant: str, seed: int = 
     out, chosen = Path(out), _shape(shape, overrides)
     if out.is_dir():
         raise InputError(f"{out} is a directory")
+    if os.path.lexists(out) and (out.is_symlink() or not out.is_file()):
+        raise InputError(f"{out} is not a regular file, so it is not replaced")
     if out.exists() and not force:
         raise InputError(f"{out} exists; --force replaces it")
     if not 0 <= seed < 1 << 63:
@@ -73,6 +75,9 @@ def _shape(name: str, overrides: dict[str, Any]) -> Shape:
         raise InputError(f"--shape {name} is not known; known are {', '.join(SHAPES)}")
     changes = {key: value for key, value in overrides.items() if value is not None}
     shape = dataclasses.replace(SHAPES[name], **changes)
+    if not 0 < shape.layers <= LARGEST["layers"]:
+        raise InputError(f"layers must lie between 1 and {LARGEST['layers']}, but is "
+                         f"{shape.layers}")
     vocabulary(max(0, min(shape.vocab, 1024)))
     Config(layers=shape.layers, recurrent=shape.recurrent, embd=shape.embd, ffn=shape.ffn,
            vocab=shape.vocab, context=shape.context, heads=shape.heads, kv_heads=shape.kv_heads,

@@ -35,7 +35,11 @@ class Model:
     @staticmethod
     def load(path: str | FilePath) -> Model:
         """Load a `qwen35` GGUF file, every tensor accounted for, or raise `InputError`."""
-        return Model.of(*load_weights(open_gguf(path)), FilePath(path))
+        file = open_gguf(path)
+        try:
+            return Model.of(*load_weights(file), FilePath(path))
+        except InputError as error:
+            raise error if str(path) in str(error) else InputError(f"{path}: {error}") from None
 
     @staticmethod
     def of(config: Config, weights: Weights, path: FilePath | None = None) -> Model:

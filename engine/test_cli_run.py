@@ -30,9 +30,14 @@ def test_generate_streams_text_and_ends_with_a_rate() -> None:
     (["generate", "{}", "x", "--limit", "0"], "0 new"),
     (["generate", "{}", "x", "--limit", "40000"], "context"),
     (["generate", "missing.gguf", "x"], "missing.gguf"),
-    (["logits", "{}", "--tokens", "1,a", "--out", "x"], "'1,a'"),
+    (["logits", "{}", "--tokens", "1,a", "--out", "x"], "'a'"),
     (["logits", "{}", "--tokens", "1,509", "--out", "x"], "509"),
     (["logits", "{}", "--tokens", "-1", "--out", "x"], "-1"),
+    (["logits", "{}", "--tokens", "1_0", "--out", "x"], "'1_0'"),
+    (["logits", "{}", "--tokens", "\u0661", "--out", "x"], "token id"),
+    (["logits", "{}", "--tokens", "9" * 5000, "--out", "x"], "at most 9 digits"),
+    (["logits", "{}", "--tokens", "1", "--out", "y" * 300], "cannot be written"),
+    (["model", "make", "m", "--layers", "100000000000"], "layers"),
 ])
 def test_bad_input_is_refused_in_one_sentence(arguments: list[str], named: str, tmp_path: Path,
                                               monkeypatch: pytest.MonkeyPatch) -> None:

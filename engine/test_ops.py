@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine import ops
+from engine import arithmetic, ops
 from engine.errors import InputError
 from engine.state import Refs
 
@@ -76,3 +76,26 @@ def test_rotation_leaves_the_rest_of_a_head_alone() -> None:
     assert torch.equal(out[0], x[0])
     assert torch.equal(out[1, :, 64:], x[1, :, 64:])
     assert not torch.equal(out[1, :, :64], x[1, :, :64])
+
+
+@pytest.mark.parametrize("n", [63, 64, 65, 127, 129, 193, 300])
+def test_attention_has_the_written_bits(n: int) -> None:
+    q, keys, values = _draw(20, 1, 256), 3 * _draw(21, n, 1, 256), _draw(22, n, 1, 256)
+    splits = []
+    for first in range(0, n, 64):
+        scores = [arithmetic.total(q[0] * key[0]) * 0.0625 for key in keys[first:first + 64]]
+        top = torch.stack(scores).max()
+        p = [arithmetic.exp(score - top) for score in scores]
+        low, high = [torch.zeros(()) for _ in range(8)], [torch.zeros(256) for _ in range(8)]
+        for j, value in enumerate(values[first:first + 64]):
+            low[j % 8] = low[j % 8] + p[j]
+            high[j % 8] = high[j % 8] + p[j] * value[0]
+        while len(low) > 1:
+            low, high = ([x[i] + x[i + 1] for i in range(0, len(x), 2)] for x in (low, high))
+        splits.append((top, low[0], high[0]))
+    most = torch.stack([top for top, _, _ in splits]).max()
+    bottom, whole = torch.zeros(()), torch.zeros(256)
+    for top, low_sum, high_sum in splits:
+        share = arithmetic.exp(top - most)
+        bottom, whole = bottom + share * low_sum, whole + share * high_sum
+    assert torch.equal(ops.attend_one(q, keys, values)[0], whole / bottom)

@@ -102,6 +102,8 @@ def check(spec: str) -> None:
         known = ", ".join(in_tree()) or "none yet"
         raise SuiteError(f"unknown candidate {spec!r}: give file:/abs/path.py or "
                          f"module:pkg.attr (in-tree kernels: {known})")
+    elif importlib.util.find_spec(rest.split(".")[0]) is None:
+        raise SuiteError(f"candidate {spec}: there is no module {rest.split('.')[0]!r}")
 
 
 def absolute(spec: str) -> str:

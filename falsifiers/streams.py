@@ -91,6 +91,10 @@ class Batch:
         held = self.engine.read_state(self.pool, slot)
         self.engine.write_state(self.pool, slot,
                                 {name: torch.full_like(x, value) for name, x in held.items()})
+        seen = self.engine.read_state(self.pool, slot)
+        told = bool(seen) and all(torch.equal(as_bits(x), as_bits(torch.full_like(x, value)))
+                                  for x in seen.values())
+        self.judge.law(told, f"state[slot {slot}] does not show what was written into it")
 
     def step(self, order: Sequence[int], counts: Sequence[int] | None = None) -> None:
         """Advance the slots in `order` by `counts` tokens each (1 when not given), and judge."""
@@ -113,7 +117,9 @@ class Batch:
             where: dict[str, Any] = {"row": row, "slot": slot, "step": self.step_number}
             self.judge.equal("logits", logits[row:row + 1][0] if row < len(logits) else logits,
                              self.live[slot].logits[at - 1], **where)
-            held = state_digest(self.engine.read_state(self.pool, slot), at)
+            tensors = self.engine.read_state(self.pool, slot)
+            self.judge.law(bool(tensors), f"state[slot {slot}] is empty: read_state() told nothing")
+            held = state_digest(tensors, at)
             self.judge.law(held == self.live[slot].digests[at - 1],
                            f"state[slot {slot}, step {self.step_number}] after {at} tokens is not "
                            f"the state this sequence has alone", rung="bits", **where)

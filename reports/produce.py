@@ -51,9 +51,10 @@ def produce(asked: Asked, bank_of: BankOf, open_model: OpenModel | None) -> int:
     tiers.fix_triton_mode(chosen)
     built = tuple(p for p in ("engine", *gate.PHASES) if session.built(contracts.get(p), ROOT))
     aside = set_aside(asked.candidate, built, contracts)
-    folder = files.prepare(asked.out)
+    opened = _opened(asked, open_model)
+    folder = files.prepare(asked.out)  # only now: a mistake leaves an older report alone
     started = time.perf_counter()
-    own = _own(asked, open_model)
+    own = _own(asked, opened)
     phases = tuple(phase for phase in built if phase not in aside)
     wanted = Wanted(phases, candidate=asked.candidate, device=asked.device, thorough=asked.thorough,
                     jobs=1 if "cuda" in chosen.run else min(2, os.cpu_count() or 1))
@@ -98,13 +99,18 @@ def set_aside(candidate: str | None, phases: Sequence[str],
     return aside
 
 
-def _own(asked: Asked, open_model: OpenModel | None) -> OwnRun | None:
+def _opened(asked: Asked, open_model: OpenModel | None) -> Opened | None:
     if asked.model is None:
         return None
     if open_model is None:
         raise SuiteError("--model needs the wiring that `rowtwin` gives it")
+    return open_model(asked.model, asked.candidate)
+
+
+def _own(asked: Asked, opened: Opened | None) -> OwnRun | None:
+    if opened is None:
+        return None
     from reports.own_model import judge_model
-    opened = open_model(asked.model, asked.candidate)
     with Stage("your model") as tell:
         return judge_model(opened, asked.minutes, asked.candidate or "in-tree",
                            lambda line: print(line, flush=True), tell)

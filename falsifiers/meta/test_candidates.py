@@ -84,7 +84,7 @@ def test_module_and_attribute_are_found_by_name() -> None:
 @pytest.mark.parametrize(("spec", "sentence"), [
     ("mine", r"unknown candidate 'mine': give file:/abs/path.py or module:pkg.attr"),
     ("gpu:mine", "unknown candidate"), ("file:/no/such.py", "cannot be read"),
-    ("module:no_such_module.x", "No module named 'no_such_module'"),
+    ("module:no_such_module.x", "there is no module 'no_such_module'"),
     ("module:json.no_such_part", "cannot be loaded")])
 def test_candidate_that_is_not_there_is_named(spec: str, sentence: str) -> None:
     with pytest.raises(SuiteError, match=sentence):

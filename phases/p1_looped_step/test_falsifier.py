@@ -33,8 +33,8 @@ def test_streams_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
 def test_slots_do_not_matter(case: Case, subject: Subject, judge: Judge) -> None:
     engine, model = _engine(case, subject)
     slots = case["slots"]
-    batch = Batch(engine, Rows, judge, slots=8, capacity=CAPACITY)
-    for idle in set(range(8)) - set(slots):
+    batch = Batch(engine, Rows, judge, slots=case["pool"], capacity=CAPACITY)
+    for idle in set(range(case["pool"])) - set(slots):
         batch.join(idle, _stream(engine, model, idle, 2, 0))
         batch.step([idle])
     for row, slot in enumerate(slots):

@@ -83,7 +83,7 @@ def test_every_tail_is_written(case: Case, subject: Subject, judge: Judge) -> No
         got = product(matrix, x)
         judge.law(not bool(got.isnan().any()), f"out[n {n}] holds "
                   f"{int(got.isnan().sum())} values that were never written", rung="finite")
-        if product.bitwise:
+        if product.bitwise or n >= 64:  # a budget is measured over rows of 64 outputs
             product.hold_true(got, product.want(matrix, x), n=n)
 
 
