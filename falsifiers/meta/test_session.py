@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import falsifiers
+from falsifiers import receipts
 from falsifiers.errors import SuiteError
 from falsifiers.meta.lies import case, verdict
 from falsifiers.meta.made_up import checkout, row
@@ -70,6 +71,16 @@ def test_verdict_cut_in_half_never_passes(tmp_path: Path) -> None:
     assert done.results[0].verdict == "UNMEASURABLE"
     assert any("is not a verdict" in trouble for trouble in done.run.trouble)
     assert "a made-up last word" in done.run.output
+
+
+def test_receipt_of_the_tree_says_nothing_of_a_candidate(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receipts, "device_proof", lambda contract, root: "fresh")
+    assert gated(tmp_path, "passed", "passed", code=0).results[0].device_proof == "fresh"
+    mine = tmp_path / "mine.py"
+    mine.write_text("def step():\n    pass\n")
+    done = gated(tmp_path, "passed", "passed", code=0, candidate=f"file:{mine}")
+    assert done.results[0].device_proof == "none"
 
 
 def test_phase_without_a_package_is_not_built(tmp_path: Path) -> None:
