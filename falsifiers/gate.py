@@ -85,7 +85,10 @@ def judge_phase(phase: str, verdicts: Sequence[Verdict], expected: Iterable[Case
     if counts["error"]:
         why.append(f"{_cases(counts['error'])} ended in an error")
     if unproven:
-        why.append(f"{_cases(len(unproven))} that must pass did not, the first is {unproven[0]}")
+        told = next((f": {v.outcome}, {v.reason}" for v in mine
+                     if v.case == unproven[0] and v.reason), "")
+        why.append(f"{_cases(len(unproven))} that must pass did not, the first is {unproven[0]}"
+                   f"{told}")
     if not counts["passed"]:
         why.append("no case passed")
     word: Word = "UNMEASURABLE" if why else "PASS"
