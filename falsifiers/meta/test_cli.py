@@ -137,7 +137,7 @@ def test_interrupt_ends_quietly(main: Main, gated: list[Any]) -> None:
 @pytest.mark.parametrize(("argv", "sentence"), [
     (["gate", "--phase", "9"], "unknown phase '9'"),
     (["gate", "--phase", "1", "--through", "3"], "give one of --phase, --through and --case"),
-    (["gate", "--case", "p1/streams_equal_solo[cpu-nano-m9]"], "did you mean p1/"),
+    (["gate", "--case", "p1/streams_equal_solo[cpu-nano-m99]"], "did you mean p1/"),
     (["gate", "--phase", "1", "--device", "tpu"], "unknown device 'tpu'"),
     (["gate", "--phase", "1", "--candidate", "mine"], "unknown candidate 'mine'"),
     (["mutants", "--phase", "8"], "phase p8 is not built"),
