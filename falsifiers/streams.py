@@ -111,6 +111,21 @@ class Batch:
         self._judge(order, logits, idle)
         self.step_number += 1
 
+    def refuse(self, name: str, value: str, tokens: list[int], rows: Any) -> None:
+        """Hold the engine to refuse a step, naming the bad value, with no slot changed."""
+        before = [self._digest(slot) for slot in range(self.slots)]
+        try:
+            self.engine.step(tokens, rows, self.pool)
+        except ValueError as error:
+            self.judge.law(value in str(error), f"the refusal of {name} says {str(error)!r}, which "
+                           f"does not name the value {value}")
+        except Exception as error:
+            self.judge.law(False, f"a step with {name} ended in {error!r} instead of a refusal")
+        else:
+            self.judge.law(False, f"a step with {name} was not refused")
+        for slot, digest in enumerate(before):
+            self.judge.unchanged(f"state after {name}", digest, self._digest(slot), slot=slot)
+
     def _judge(self, order: Sequence[int], logits: Tensor, idle: dict[int, str]) -> None:
         for row, slot in enumerate(order):
             at = self.fed[slot]
