@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -21,18 +23,69 @@ RECURRENT = ("conv", "delta")
 CACHED = ("k", "v")
 
 
+class Ints(tuple[int, ...]):
+    """Integers of a step's rows: a tuple on the host, and once asked for the same on a device."""
+
+    held: Tensor | None = None
+
+    def on(self, device: torch.device | str) -> Tensor:
+        """Return them as i32 on a device, copied once and without making the host wait."""
+        if self.held is None:
+            self.held = to_device(torch.tensor(self, dtype=torch.int32), device)
+        return self.held
+
+    @cached_property
+    def starts(self) -> Ints:
+        """Where each row's tokens begin among all, and behind the last where they end."""
+        return Ints(accumulate(self, initial=0))
+
+
+def to_device(values: Tensor, device: torch.device | str) -> Tensor:
+    """Return host values on a device; a copy to CUDA does not make the host wait for it."""
+    if torch.device(device).type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
+
 @dataclass(frozen=True)
 class Refs:
     """One layer's state of the slots a step names, in row order."""
 
-    views: list[Tensor]
-    """Views for the reference; writing into one writes the slot."""
+    whole: Tensor
+    """The state of every slot of the pool, [slots, ...]."""
+    slots: tuple[int, ...]
+    held: Tensor | None = None
+    """Addresses that already are on the device."""
+
+    @property
+    def views(self) -> list[Tensor]:
+        """Views for the reference; writing into one writes the slot."""
+        return [self.whole[slot] for slot in self.slots]
 
     @property
     def pointers(self) -> Tensor:
         """Addresses, u64[m], on the state's device, for kernels."""
-        return torch.tensor([view.data_ptr() for view in self.views], dtype=torch.uint64,
-                            device=self.views[0].device)
+        if self.held is not None:
+            return self.held
+        stride = self.whole.stride(0) * self.whole.element_size()
+        first = self.whole.data_ptr()
+        return to_device(torch.tensor([first + slot * stride for slot in self.slots],
+                                      dtype=torch.uint64), self.whole.device)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The addresses of every layer's state of the slots a step names, brought over once a step."""
+
+    pool: Pool
+    slots: tuple[int, ...]
+    pointers: Tensor
+    """u64[layers of every kind, m] on the state's device, in the order of `Pool.places`."""
+
+    def refs(self, kind: str, layer: int) -> Refs:
+        """Return one kind ("conv", "delta", "k" or "v") of one layer, in row order."""
+        held = self.pointers[self.pool.places[kind, layer]]
+        return Refs(getattr(self.pool, kind)[layer], self.slots, held)
 
 
 class Pool:
@@ -62,8 +115,24 @@ class Pool:
 
     def refs(self, kind: str, layer: int, slots: Sequence[int]) -> Refs:
         """Return one kind ("conv", "delta", "k" or "v") of one layer for slots in row order."""
-        whole: Tensor = getattr(self, kind)[layer]
-        return Refs([whole[slot] for slot in slots])
+        return Refs(getattr(self, kind)[layer], tuple(slots))
+
+    @cached_property
+    def places(self) -> dict[tuple[str, int], int]:
+        """Where each kind and layer stands in the rows of a table."""
+        every = [(kind, layer) for kind in (*RECURRENT, *CACHED) for layer in getattr(self, kind)]
+        return {key: row for row, key in enumerate(every)}
+
+    def addresses(self, slots: Sequence[int]) -> Tensor:
+        """Return on the host the addresses of slots, u64[layers of every kind, m]."""
+        tensors = [getattr(self, kind)[layer] for kind, layer in self.places]
+        first = torch.tensor([tensor.data_ptr() for tensor in tensors]).unsqueeze(1)
+        stride = torch.tensor([tensor.stride(0) * tensor.element_size() for tensor in tensors])
+        return (first + stride.unsqueeze(1) * torch.tensor(slots)).view(torch.uint64)
+
+    def table(self, slots: Sequence[int]) -> Table:
+        """Return every layer's state of slots in row order, its addresses on the device."""
+        return Table(self, tuple(slots), to_device(self.addresses(slots), self.device))
 
     @property
     def nbytes(self) -> int:

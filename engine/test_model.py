@@ -60,6 +60,11 @@ def test_refs_are_views_whose_pointers_find_the_slot(model: Model) -> None:
     assert float(whole[2].min()) == 4.0
     assert float(whole[0].abs().max()) == 0.0
     assert int(refs.pointers[0]) - int(refs.pointers[1]) == 2 * whole[0].nbytes
+    table = pool.table([2, 0])
+    for kind, layer in pool.places:
+        one, other = table.refs(kind, layer), pool.refs(kind, layer, [2, 0])
+        assert one.pointers.tolist() == other.pointers.tolist()
+        assert one.pointers.tolist() == [view.data_ptr() for view in other.views]
     with pytest.raises(InputError, match="slot 3"):
         pool.slot(3)
 

@@ -45,7 +45,7 @@ def test_delta_rule_equals_its_equations() -> None:
         want_state = want_state + kt[:, :, None] * change[:, None, :]
         wanted.append(torch.einsum("hkv,hk->hv", want_state, qt) * 128 ** -0.5)
     out = torch.empty(3, 4, 128)
-    ops.delta_step(q, k, v, g, beta, Refs([state]), (3,), out)
+    ops.delta_step(q, k, v, g, beta, Refs(state[None], (0,)), (3,), out)
     assert float((out.double() - torch.stack(wanted)).abs().max()) < 1e-5
     assert float((state.double() - want_state).abs().max()) < 1e-5
 
@@ -54,7 +54,7 @@ def test_convolution_sees_the_last_three_tokens_and_shifts() -> None:
     taps, window = _draw(13, 6, 4), _draw(14, 6, 3)
     x, past = _draw(15, 5, 6), torch.cat([window.T, _draw(15, 5, 6)])
     out = torch.empty(5, 6)
-    ops.conv_step(x, taps, Refs([window]), (5,), out)
+    ops.conv_step(x, taps, Refs(window[None], (0,)), (5,), out)
     for t in range(5):
         y = (past[t:t + 4].T * taps).double().sum(1)
         assert torch.allclose(out[t].double(), y * y.sigmoid(), atol=1e-6)

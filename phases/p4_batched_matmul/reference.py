@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import torch
@@ -19,7 +20,7 @@ from engine.load import Layer
 from engine.model import Model
 from engine.ops import argmax, gated_norm, norm, silu_mul  # the kernel_*.py are their twins
 from engine.path import Path, Rows, Sink
-from engine.state import Pool
+from engine.state import Ints, Pool, Table, to_device
 from engine.weights import Weight
 
 __all__ = ["BatchedStep", "argmax", "gated_norm", "norm", "silu_mul", "step_rows"]
@@ -47,7 +48,7 @@ class BatchedStep:
         hidden = torch.empty(len(tokens), self.model.config.embd, device=self.pool.device)
         self.path.embed(weights.embedding, list(tokens), hidden)
         self.report("embed", (), hidden)
-        positions = self.to_device(self.positions())
+        positions = to_device(torch.tensor(self.positions()), self.pool.device)
         for index, layer in enumerate(weights.layers):
             hidden = self.block(index, layer, hidden, positions)
         return self.logits(self.last_tokens(hidden))
@@ -71,11 +72,27 @@ class BatchedStep:
         return [position + i for position, count
                 in zip(self.rows.positions, self.rows.counts, strict=True) for i in range(count)]
 
+    @cached_property
+    def counts(self) -> Ints:
+        """Each row's tokens, for ops that take them on the host or on the device."""
+        return Ints(self.rows.counts)
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """Tokens that each row's state held before the step."""
+        return Ints(self.rows.positions)
+
+    @cached_property
+    def table(self) -> Table:
+        """The state of the rows' slots, of every layer."""
+        return self.pool.table(self.rows.slots)
+
     def last_tokens(self, hidden: Tensor) -> Tensor:
         """Return the last token of each row, f32[m, embd] of hidden[t, embd]."""
         if len(hidden) == len(self.rows.counts):
             return hidden
-        return hidden[self.to_device([span.stop - 1 for span in self.spans()])]
+        last = torch.tensor([span.stop - 1 for span in self.spans()])
+        return hidden[to_device(last, self.pool.device)]
 
     def block(self, index: int, layer: Layer, hidden: Tensor, positions: Tensor) -> Tensor:
         """Return hidden[t, embd] after one block."""
@@ -117,8 +134,7 @@ class BatchedStep:
     def convolve(self, index: int, qkv: Tensor, taps: Tensor) -> Tensor:
         """Return the causal convolution of qkv[t, C], each row over its own window."""
         mixed = torch.empty_like(qkv)
-        windows = self.pool.refs("conv", index, self.rows.slots)
-        self.path.conv_step(qkv, taps, windows, self.rows.counts, mixed)
+        self.path.conv_step(qkv, taps, self.table.refs("conv", index), self.counts, mixed)
         self.report(f"{index}.conv_step", (qkv,), mixed)
         return mixed
 
@@ -126,14 +142,14 @@ class BatchedStep:
               beta: Tensor) -> Tensor:
         """Return the delta rule's reads [t, V, 128], each row's state advanced by its tokens."""
         read = torch.empty_like(v, memory_format=torch.contiguous_format)
-        states = self.pool.refs("delta", index, self.rows.slots)
-        self.path.delta_step(q, k, v, g, beta, states, self.rows.counts, read)
+        states = self.table.refs("delta", index)
+        self.path.delta_step(q, k, v, g, beta, states, self.counts, read)
         self.report(f"{index}.delta_step", (q, k, v, g, beta), read)
         return read
 
     def attention(self, index: int, layer: Layer, x: Tensor, positions: Tensor) -> Tensor:
         """Return an attention layer's mixing of x[t, embd]; each row's keys and values join."""
-        dim, rows = self.model.config.head_dim, self.rows
+        dim = self.model.config.head_dim
         both = self.project(index, layer, "attn_q", x)
         q, gate = both.unflatten(1, (-1, 2, dim)).unbind(2)  # per head, query then gate
         k, v = (self.project(index, layer, name, x).unflatten(1, (-1, dim))
@@ -141,8 +157,8 @@ class BatchedStep:
         q, k = (self.rotated(index, name, part, layer, positions)
                 for name, part in (("q", q), ("k", k)))
         mixed = torch.empty_like(q)
-        keys, values = (self.pool.refs(kind, index, rows.slots) for kind in ("k", "v"))
-        self.path.attend(q, k, v, gate, keys, values, rows.positions, rows.counts, mixed)
+        keys, values = (self.table.refs(kind, index) for kind in ("k", "v"))
+        self.path.attend(q, k, v, gate, keys, values, self.lengths, self.counts, mixed)
         self.report(f"{index}.attend", (q, k, v, gate), mixed)
         return self.project(index, layer, "attn_output", mixed.flatten(1))
 
@@ -179,13 +195,6 @@ class BatchedStep:
         out = x.new_empty(x.shape[0], weight.n)
         self.path.project(weight, x, out)
         return out
-
-    def to_device(self, values: list[int]) -> Tensor:
-        """Return i64 values on the state's device, without making the host wait for it."""
-        held = torch.tensor(values)
-        if self.pool.device == "cpu":
-            return held
-        return held.pin_memory().to(self.pool.device, non_blocking=True)
 
     def report(self, op: str, inputs: tuple[Tensor, ...], output: Tensor,
                spans: list[slice] | None = None, axis: int = 0) -> None:
