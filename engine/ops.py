@@ -7,6 +7,8 @@ order; what one row computes depends on that row and its slot alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -42,9 +44,23 @@ def norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     out.copy_(rms_norm(x, weight, eps))
 
 
+def add_norm(norm: Callable[..., None], x: Tensor, y: Tensor, weight: Tensor, eps: float,
+             total: Tensor, out: Tensor) -> None:
+    """Write the residual sum x + y into `total`, and its norm, by the `norm` given, into `out`."""
+    torch.add(x, y, out=total)
+    norm(total, weight, eps, out)
+
+
 def project(weight: Weight, x: Tensor, out: Tensor) -> None:
     """Write W x for every row of x[t, K] into out[t, N]."""
     out.copy_(weight.product(x))
+
+
+def project_all(project: Callable[..., None], weights: Sequence[Weight], x: Tensor,
+                outs: Sequence[Tensor]) -> None:
+    """Write W x for every row of x[t, K] and each matrix W into its own out[t, N]."""
+    for weight, out in zip(weights, outs, strict=True):
+        project(weight, x, out)
 
 
 def conv_step(x: Tensor, taps: Tensor, windows: Refs, counts: tuple[int, ...],
@@ -159,10 +175,20 @@ def silu_mul(gate: Tensor, up: Tensor, out: Tensor) -> None:
     out.copy_(silu(gate) * up)
 
 
-def argmax(logits: Tensor, out: Tensor) -> None:
-    """Write each row's largest index into out[m], the lowest on ties; NaN is refused."""
-    if bool(torch.isnan(logits).any()):
-        row = int(torch.isnan(logits).any(-1).nonzero()[0, 0])
-        raise InputError(f"logits of row {row} hold NaN, so they have no largest value")
-    top = logits.amax(-1, keepdim=True)
+def argmax(logits: Tensor, out: Tensor, refuse: bool = True) -> None:
+    """Write each row's largest index into out[m], the lowest on ties, and -1 for a row with NaN.
+
+    Such a row is refused (`InputError`) unless `refuse` is off, when the caller looks for -1.
+    """
+    top = logits.amax(-1, keepdim=True)  # NaN if the row has one
     out.copy_((logits == top).to(torch.int8).argmax(-1))
+    out.masked_fill_(torch.isnan(logits).any(-1), -1)
+    if refuse:
+        refuse_nan(out)
+
+
+def refuse_nan(chosen: Tensor) -> None:
+    """Refuse tokens i64[m] of which one is -1, for a row of logits that held NaN."""
+    held = chosen.tolist()
+    if -1 in held:
+        raise InputError(f"logits of row {held.index(-1)} hold NaN, so they have no largest value")

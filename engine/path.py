@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine import ops
 from engine.errors import InputError
-from engine.state import Pool
+from engine.state import Ints, Pool, Table, to_device
 
 if TYPE_CHECKING:
     from engine.model import Model
@@ -29,6 +29,20 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True)
+class Held:
+    """What a step's ops take of its rows, as they take it."""
+
+    positions: Tensor
+    """Each token's position in its own sequence, i64[t] on the state's device."""
+    lengths: Ints
+    """Tokens that each row's state holds."""
+    counts: Ints
+    table: Table
+    reach: int
+    """Positions that the rotary table must have."""
+
+
+@dataclass(frozen=True)
 class Rows:
     """Which slots a step advances, from which position, by how many tokens."""
 
@@ -37,11 +51,27 @@ class Rows:
     """Tokens that each slot's state already holds."""
     counts: tuple[int, ...]
     """Tokens of each row in this step: 1 is decode, more is a prefill chunk."""
+    held: Held | None = None
+    """The same, where whoever makes the step has put it for the ops; else a step does."""
 
     @staticmethod
     def decode(slots: Sequence[int], positions: Sequence[int]) -> Rows:
         """Return rows of one token each."""
         return Rows(tuple(slots), tuple(positions), (1,) * len(slots))
+
+    def of_tokens(self) -> list[int]:
+        """Return each token's position in its own sequence, row after row."""
+        return [position + i for position, count in zip(self.positions, self.counts, strict=True)
+                for i in range(count)]
+
+    def holding(self, pool: Pool) -> Held:
+        """Return what ops take of the rows, made now unless it is held already."""
+        if self.held is not None:
+            return self.held
+        positions = to_device(torch.tensor(self.of_tokens()), pool.device)
+        reach = max(p + c for p, c in zip(self.positions, self.counts, strict=True))
+        return Held(positions, Ints(self.positions), Ints(self.counts), pool.table(self.slots),
+                    reach)
 
 
 def check_step(model: Model, pool: Pool, tokens: Sequence[int], rows: Rows) -> None:
@@ -89,7 +119,11 @@ class Path:
     """Runs a step that `step` has checked; logits f32[m, vocab] of each row's last token."""
     embed: Callable[..., None] = ops.embed
     norm: Callable[..., None] = ops.norm
+    add_norm: Callable[..., None] = ops.add_norm
+    """A residual sum and its norm, given what `norm` is."""
     project: Callable[..., None] = ops.project
+    project_all: Callable[..., None] = ops.project_all
+    """Several matrices with the same rows, given what `project` is."""
     conv_step: Callable[..., None] = ops.conv_step
     gates: Callable[..., None] = ops.gates
     delta_step: Callable[..., None] = ops.delta_step

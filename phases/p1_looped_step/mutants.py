@@ -53,8 +53,9 @@ def _slot_order(path: Path, model: Model, pool: Pool, tokens: Sequence[int], row
     starts = [sum(rows.counts[:i]) for i in range(len(rows.counts))]
     order = sorted(range(len(rows.slots)), key=lambda i: rows.slots[i])
     arranged = [t for i in order for t in tokens[starts[i]:starts[i] + rows.counts[i]]]
-    pick = [tuple(column[i] for i in order) for column in (rows.slots, rows.positions, rows.counts)]
-    return step_rows(path, model, pool, arranged, Rows(*pick), sink)
+    slots, positions, counts = (tuple(column[i] for i in order) for column
+                                in (rows.slots, rows.positions, rows.counts))
+    return step_rows(path, model, pool, arranged, Rows(slots, positions, counts), sink)
 
 
 class _ZeroedOnChange:

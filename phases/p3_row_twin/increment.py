@@ -52,6 +52,24 @@ def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:
         product(weight, x[row:row + WIDEST], out[row:row + WIDEST])
 
 
+def gemv_rows_all(weights: Sequence[Weight], x: Tensor, outs: Sequence[Tensor]) -> None:
+    """Write W x for every row of x f32[m, K], on a device, and each matrix into its own out.
+
+    The exact products share the integers of x.
+    """
+    exact = [pair for pair in zip(weights, outs, strict=True) if pair[0].arithmetic == EXACT]
+    for weight, out in zip(weights, outs, strict=True):
+        check(weight, x, out)
+        if weight.arithmetic != EXACT:
+            gemv_rows(weight, x, out)
+    if exact:
+        from phases.p3_row_twin import kernel_exact_mma as mma
+        for row in range(0, len(x), WIDEST):
+            integers = mma.quantize(x[row:row + WIDEST])
+            for weight, out in exact:
+                mma.multiply(weight, integers, out[row:row + WIDEST])
+
+
 def kernel(arithmetic: str, device: str = "cpu") -> GemvRows:
     """Return the product of a registered arithmetic on a device, or under the interpreter.
 

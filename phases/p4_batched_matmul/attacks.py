@@ -58,7 +58,9 @@ def calls_due(model: Model) -> dict[str, int]:
     """Return how often a step runs each op without state, whatever its rows and tokens."""
     config = model.config
     gdn, attention = len(config.gdn_layers), len(config.attention_layers)
-    return {"embed": 1, "norm": 2 * config.layers + 2 * attention + 1, "gated_norm": gdn,
+    joined = 2 * config.layers
+    return {"embed": 1, "norm": joined + 2 * attention + 1, "add_norm": joined, "gated_norm": gdn,
+
             "rotate": 2 * attention, "silu_mul": config.layers}
 
 
@@ -74,7 +76,7 @@ def counted(path: Path, met: dict[str, list[int]], calls: Counter[str]) -> Path:
             getattr(path, name)(*args)
         return run
 
-    names = ("embed", "norm", "gated_norm", "rotate", "silu_mul")
+    names = ("embed", "norm", "add_norm", "gated_norm", "rotate", "silu_mul")
     others: dict[str, Any] = {name: counting(name) for name in names}
     return replace(path, project=project, **others)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,16 +24,16 @@ class OnDevice:
     reference: Op
     kernel: Op
 
-    def __call__(self, *args: Any) -> None:
+    def __call__(self, *args: Any, **options: Any) -> None:
         """Run the op where its output, the last argument, is."""
-        (self.kernel if args[-1].is_cuda else self.reference)(*args)
+        (self.kernel if args[-1].is_cuda else self.reference)(*args, **options)
 
 
 def path() -> Path:
     """Return the predecessor's path with the batched step."""
     return replace(
         before.path(), name="p4", step_rows=reference.step_rows,
-        project=OnDevice(ops.project, _project), norm=OnDevice(reference.norm, _norm),
+        project=PROJECT, project_all=_project_all, norm=NORM, add_norm=_add_norm,
         gated_norm=OnDevice(reference.gated_norm, _gated_norm),
         silu_mul=OnDevice(reference.silu_mul, _silu_mul),
         argmax=OnDevice(reference.argmax, _argmax))
@@ -42,6 +42,22 @@ def path() -> Path:
 def _project(weight: Weight, x: Tensor, out: Tensor) -> None:
     product = before.gemv_rows if x.is_cuda else before.kernel(weight.arithmetic)
     product(weight, x, out)
+
+
+def _project_all(project: Op, weights: Sequence[Weight], x: Tensor,
+                 outs: Sequence[Tensor]) -> None:
+    if project is PROJECT and x.is_cuda:  # what else stands for it takes one matrix at a time
+        before.gemv_rows_all(weights, x, outs)
+    else:
+        ops.project_all(project, weights, x, outs)
+
+
+def _add_norm(norm: Op, *args: Any) -> None:
+    if norm is NORM and args[-1].is_cuda:
+        from phases.p4_batched_matmul.kernel_add_norm import add_norm
+        add_norm(*args)
+    else:
+        reference.add_norm(norm, *args)
 
 
 def _norm(*args: Any) -> None:  # Triton is imported when a kernel first runs
@@ -59,6 +75,9 @@ def _silu_mul(*args: Any) -> None:
     silu_mul(*args)
 
 
-def _argmax(*args: Any) -> None:
+def _argmax(*args: Any, **options: Any) -> None:
     from phases.p4_batched_matmul.kernel_argmax import argmax
-    argmax(*args)
+    argmax(*args, **options)
+
+
+PROJECT, NORM = OnDevice(ops.project, _project), OnDevice(reference.norm, _norm)

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.errors import InputError
 from engine.kernels import launch
+from engine.ops import refuse_nan
 
 
 @triton.jit
@@ -41,18 +41,17 @@ def _largest(best, out, parts, BLOCK: tl.constexpr):
     tl.store(out + row, tl.where((pair >> 32) == 0x7FFFFFFF, -1, index))
 
 
-def argmax(logits: Tensor, out: Tensor, block: int = 4096) -> None:
+def argmax(logits: Tensor, out: Tensor, refuse: bool = True, block: int = 4096) -> None:
     """Write each row's largest index of logits f32[m, vocab] into out i64[m], the lowest on ties.
 
-    Rows may be strided, columns not. A row that holds NaN is marked -1 and refused by name
-    (`InputError`), which is the one thing the host waits for. `block` changes no result.
+    Rows may be strided, columns not. A row that holds NaN is marked -1 and, unless `refuse` is
+    off, refused by name (`InputError`), the one thing the host waits for. `block` changes no
+    result.
     """
     m, n = logits.shape
     parts = triton.cdiv(n, block)
     best = torch.empty(m, parts, dtype=torch.int64, device=logits.device)
     launch(_largest_of_part, (m, parts), logits, best, n, logits.stride(0), parts, BLOCK=block)
     launch(_largest, (m,), best, out, parts, BLOCK=triton.next_power_of_2(parts))
-    chosen = out.tolist()
-    if -1 in chosen:
-        raise InputError(f"logits of row {chosen.index(-1)} hold NaN, so they have no largest "
-                         f"value")
+    if refuse:
+        refuse_nan(out)

@@ -18,16 +18,22 @@ from torch import Tensor
 
 from engine.load import Layer
 from engine.model import Model
-from engine.ops import argmax, gated_norm, norm, silu_mul  # the kernel_*.py are their twins
-from engine.path import Path, Rows, Sink
-from engine.state import Ints, Pool, Table, to_device
+from engine.ops import (  # the kernel_*.py are their twins
+    add_norm,
+    argmax,
+    gated_norm,
+    norm,
+    silu_mul,
+)
+from engine.path import Held, Path, Rows, Sink
+from engine.state import Pool, to_device
 from engine.weights import Weight
 
-__all__ = ["BatchedStep", "argmax", "gated_norm", "norm", "silu_mul", "step_rows"]
+__all__ = ["BatchedStep", "add_norm", "argmax", "gated_norm", "norm", "silu_mul", "step_rows"]
 
 
-def step_rows(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
-              sink: Sink | None) -> Tensor:
+def step_rows(path: Path, model: Model, pool: Pool, tokens: Sequence[int] | Tensor,
+              rows: Rows, sink: Sink | None) -> Tensor:
     """Advance every row by its tokens; return logits f32[m, vocab] of each row's last token."""
     return BatchedStep(path, model, pool, rows, sink).run(tokens)
 
@@ -42,22 +48,22 @@ class BatchedStep:
     rows: Rows
     sink: Sink | None = None
 
-    def run(self, tokens: Sequence[int]) -> Tensor:
+    def run(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """Return logits f32[m, vocab]."""
         weights = self.model.weights
+        mixed: Tensor | None = None
         hidden = torch.empty(len(tokens), self.model.config.embd, device=self.pool.device)
-        self.path.embed(weights.embedding, list(tokens), hidden)
+        self.path.embed(weights.embedding, tokens, hidden)
         self.report("embed", (), hidden)
-        positions = to_device(torch.tensor(self.positions()), self.pool.device)
         for index, layer in enumerate(weights.layers):
-            hidden = self.block(index, layer, hidden, positions)
-        return self.logits(self.last_tokens(hidden))
+            hidden, mixed = self.block(index, layer, hidden, mixed)
+        assert mixed is not None  # a model has a layer
+        return self.logits(self.last_tokens(hidden), self.last_tokens(mixed))
 
-    def logits(self, last: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, mixed: Tensor) -> Tensor:
         """Return logits f32[m, vocab] of the rows' last tokens [m, embd]."""
-        weights, single = self.model.weights, [slice(i, i + 1) for i in range(len(last))]
-        x = self.norm(last, weights.output_norm)
-        self.report("output_norm", (last,), x, single)
+        weights, single = self.model.weights, [slice(i, i + 1) for i in range(len(hidden))]
+        x = self.joined("output_norm", hidden, mixed, weights.output_norm, single)[1]
         out = self.product(weights.head, x)
         self.report("head", (x,), out, single)
         return out
@@ -67,25 +73,10 @@ class BatchedStep:
         ends = list(accumulate(self.rows.counts))
         return [slice(end - count, end) for end, count in zip(ends, self.rows.counts, strict=True)]
 
-    def positions(self) -> list[int]:
-        """Return each token's position in its own sequence, in the order of t."""
-        return [position + i for position, count
-                in zip(self.rows.positions, self.rows.counts, strict=True) for i in range(count)]
-
     @cached_property
-    def counts(self) -> Ints:
-        """Each row's tokens, for ops that take them on the host or on the device."""
-        return Ints(self.rows.counts)
-
-    @cached_property
-    def lengths(self) -> Ints:
-        """Tokens that each row's state held before the step."""
-        return Ints(self.rows.positions)
-
-    @cached_property
-    def table(self) -> Table:
-        """The state of the rows' slots, of every layer."""
-        return self.pool.table(self.rows.slots)
+    def held(self) -> Held:
+        """What the ops take of the rows."""
+        return self.rows.holding(self.pool)
 
     def last_tokens(self, hidden: Tensor) -> Tensor:
         """Return the last token of each row, f32[m, embd] of hidden[t, embd]."""
@@ -94,31 +85,42 @@ class BatchedStep:
         last = torch.tensor([span.stop - 1 for span in self.spans()])
         return hidden[to_device(last, self.pool.device)]
 
-    def block(self, index: int, layer: Layer, hidden: Tensor, positions: Tensor) -> Tensor:
-        """Return hidden[t, embd] after one block."""
-        x = self.normed(f"{index}.attn_norm", hidden, layer.vectors["attn_norm"])
-        if self.model.config.recurrent[index]:
-            mixed = self.gdn(index, layer, x)
-        else:
-            mixed = self.attention(index, layer, x, positions)
-        hidden = hidden + mixed
-        weight = layer.vectors["post_attention_norm"]
-        return self.feed_forward(
-            index, layer, hidden, self.normed(f"{index}.post_attention_norm", hidden, weight))
+    def block(self, index: int, layer: Layer, hidden: Tensor,
+              mixed: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return hidden[t, embd] and what is still to be added to it, after one block."""
+        hidden, x = self.joined(f"{index}.attn_norm", hidden, mixed, layer.vectors["attn_norm"])
+        mix = self.gdn if self.model.config.recurrent[index] else self.attention
+        mixed = mix(index, layer, x)
+        hidden, x = self.joined(f"{index}.post_attention_norm", hidden, mixed,
+                                layer.vectors["post_attention_norm"])
+        return hidden, self.feed_forward(index, layer, x)
 
-    def feed_forward(self, index: int, layer: Layer, hidden: Tensor, x: Tensor) -> Tensor:
-        """Return hidden plus the gated FFN of x, both [t, embd]."""
-        gate, up = (self.project(index, layer, name, x) for name in ("ffn_gate", "ffn_up"))
+    def joined(self, op: str, hidden: Tensor, mixed: Tensor | None, weight: Tensor,
+               spans: list[slice] | None = None) -> tuple[Tensor, Tensor]:
+        """Return the residual sum of hidden and mixed, and its norm, reported as `op`."""
+        if mixed is None:
+            x = self.norm(hidden, weight)
+        else:
+            total, x = torch.empty_like(hidden), torch.empty_like(hidden)
+            self.path.add_norm(self.path.norm, hidden, mixed, weight, self.model.config.eps,
+                               total, x)
+            hidden = total
+        self.report(op, (hidden,), x, spans)
+        return hidden, x
+
+    def feed_forward(self, index: int, layer: Layer, x: Tensor) -> Tensor:
+        """Return the gated FFN of x[t, embd]."""
+        gate, up = self.project_all(index, layer, ("ffn_gate", "ffn_up"), x)
         product = torch.empty_like(gate)
         self.path.silu_mul(gate, up, product)
         self.report(f"{index}.silu_mul", (gate, up), product)
-        return hidden + self.project(index, layer, "ffn_down", product)
+        return self.project(index, layer, "ffn_down", product)
 
     def gdn(self, index: int, layer: Layer, x: Tensor) -> Tensor:
         """Return a GDN layer's mixing of x[t, embd]; conv windows and recurrent states move on."""
         config, vectors = self.model.config, layer.vectors
-        qkv, z, a, b = (self.project(index, layer, name, x)
-                        for name in ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta"))
+        qkv, z, a, b = self.project_all(
+            index, layer, ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta"), x)
         mixed = self.convolve(index, qkv, vectors["ssm_conv1d"])
         widths = (config.key_dim, config.key_dim, config.value_dim)
         q, k, v = (part.unflatten(1, (-1, config.state_size)) for part in mixed.split(widths, 1))
@@ -134,7 +136,7 @@ class BatchedStep:
     def convolve(self, index: int, qkv: Tensor, taps: Tensor) -> Tensor:
         """Return the causal convolution of qkv[t, C], each row over its own window."""
         mixed = torch.empty_like(qkv)
-        self.path.conv_step(qkv, taps, self.table.refs("conv", index), self.counts, mixed)
+        self.path.conv_step(qkv, taps, self.held.table.refs("conv", index), self.held.counts, mixed)
         self.report(f"{index}.conv_step", (qkv,), mixed)
         return mixed
 
@@ -142,40 +144,33 @@ class BatchedStep:
               beta: Tensor) -> Tensor:
         """Return the delta rule's reads [t, V, 128], each row's state advanced by its tokens."""
         read = torch.empty_like(v, memory_format=torch.contiguous_format)
-        states = self.table.refs("delta", index)
-        self.path.delta_step(q, k, v, g, beta, states, self.counts, read)
+        states = self.held.table.refs("delta", index)
+        self.path.delta_step(q, k, v, g, beta, states, self.held.counts, read)
         self.report(f"{index}.delta_step", (q, k, v, g, beta), read)
         return read
 
-    def attention(self, index: int, layer: Layer, x: Tensor, positions: Tensor) -> Tensor:
+    def attention(self, index: int, layer: Layer, x: Tensor) -> Tensor:
         """Return an attention layer's mixing of x[t, embd]; each row's keys and values join."""
         dim = self.model.config.head_dim
-        both = self.project(index, layer, "attn_q", x)
+        both, *kv = self.project_all(index, layer, ("attn_q", "attn_k", "attn_v"), x)
         q, gate = both.unflatten(1, (-1, 2, dim)).unbind(2)  # per head, query then gate
-        k, v = (self.project(index, layer, name, x).unflatten(1, (-1, dim))
-                for name in ("attn_k", "attn_v"))
-        q, k = (self.rotated(index, name, part, layer, positions)
-                for name, part in (("q", q), ("k", k)))
+        k, v = (part.unflatten(1, (-1, dim)) for part in kv)
+        q, k = (self.rotated(index, name, part, layer) for name, part in (("q", q), ("k", k)))
         mixed = torch.empty_like(q)
-        keys, values = (self.table.refs(kind, index) for kind in ("k", "v"))
-        self.path.attend(q, k, v, gate, keys, values, self.lengths, self.counts, mixed)
+        held = self.held
+        keys, values = (held.table.refs(kind, index) for kind in ("k", "v"))
+        self.path.attend(q, k, v, gate, keys, values, held.lengths, held.counts, mixed)
         self.report(f"{index}.attend", (q, k, v, gate), mixed)
         return self.project(index, layer, "attn_output", mixed.flatten(1))
 
-    def rotated(self, index: int, name: str, x: Tensor, layer: Layer,
-                positions: Tensor) -> Tensor:
+    def rotated(self, index: int, name: str, x: Tensor, layer: Layer) -> Tensor:
         """Return x[t, heads, dim] normed and turned at each token's own position."""
-        x = self.normed(f"{index}.norm.{name}", x, layer.vectors[f"attn_{name}_norm"])
+        unturned, x = x, self.norm(x, layer.vectors[f"attn_{name}_norm"])
+        self.report(f"{index}.norm.{name}", (unturned,), x)
         out = torch.empty_like(x)
-        reach = max(p + c for p, c in zip(self.rows.positions, self.rows.counts, strict=True))
-        self.path.rotate(x, self.model.rope.upto(reach), positions, out)
+        table = self.model.rope.upto(self.held.reach)
+        self.path.rotate(x, table, self.held.positions, out)
         self.report(f"{index}.rotate.{name}", (x,), out)
-        return out
-
-    def normed(self, op: str, x: Tensor, weight: Tensor) -> Tensor:
-        """Return the norm of x's last axis, reported as `op`."""
-        out = self.norm(x, weight)
-        self.report(op, (x,), out)
         return out
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -189,6 +184,16 @@ class BatchedStep:
         out = self.product(layer.matrices[name], x)
         self.report(f"{index}.project.{name}", (x,), out)
         return out
+
+    def project_all(self, index: int, layer: Layer, names: Sequence[str],
+                    x: Tensor) -> list[Tensor]:
+        """Return several of a block's matrices times every row of x[t, K], reported."""
+        weights = [layer.matrices[name] for name in names]
+        outs = [x.new_empty(len(x), weight.n) for weight in weights]
+        self.path.project_all(self.path.project, weights, x, outs)
+        for name, out in zip(names, outs, strict=True):
+            self.report(f"{index}.project.{name}", (x,), out)
+        return outs
 
     def product(self, weight: Weight, x: Tensor) -> Tensor:
         """Return W x for every row of x, [rows, N]."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from engine.load import Layer
 from engine.model import Model
-from engine.path import Path, Rows, Sink, Step
+from engine.path import Held, Path, Rows, Sink, Step
 from engine.state import Pool
 from falsifiers.subject import Subject
 from phases.p4_batched_matmul.looped import looped
@@ -56,8 +56,8 @@ class HeadAtEveryToken(BatchedStep):
     def last_tokens(self, hidden: Tensor) -> Tensor:
         return hidden
 
-    def logits(self, last: Tensor) -> Tensor:
-        x = self.norm(last, self.model.weights.output_norm)
+    def logits(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+        x = self.joined("output_norm", hidden, mixed, self.model.weights.output_norm)[1]
         whole = self.product(self.model.weights.head, x)
         return whole[[span.stop - 1 for span in self.spans()]]
 
@@ -73,19 +73,25 @@ class HeadOnTheFirstToken(BatchedStep):
 
 
 class ResidualFromTheNorm(BatchedStep):
-    def feed_forward(self, index: int, layer: Layer, hidden: Tensor, x: Tensor) -> Tensor:
-        return super().feed_forward(index, layer, x, x)
+    def joined(self, op: str, hidden: Tensor, mixed: Tensor | None, weight: Tensor,
+               spans: list[slice] | None = None) -> tuple[Tensor, Tensor]:
+        total, x = super().joined(op, hidden, mixed, weight, spans)
+        return (x if op.endswith("post_attention_norm") else total), x
 
 
 class PositionsOfTheFirstRow(BatchedStep):
-    def positions(self) -> list[int]:
-        return [self.rows.positions[0] + i for count in self.rows.counts for i in range(count)]
+    @cached_property
+    def held(self) -> Held:
+        turned = [self.rows.positions[0] + i for count in self.rows.counts for i in range(count)]
+        return replace(self.rows.holding(self.pool), positions=torch.tensor(turned))
 
 
 class OnePositionAChunk(BatchedStep):
-    def positions(self) -> list[int]:
-        return [p for p, count in zip(self.rows.positions, self.rows.counts, strict=True)
-                for _ in range(count)]
+    @cached_property
+    def held(self) -> Held:
+        turned = [p for p, count in zip(self.rows.positions, self.rows.counts, strict=True)
+                  for _ in range(count)]
+        return replace(self.rows.holding(self.pool), positions=torch.tensor(turned))
 
 
 class WindowByRow(BatchedStep):
@@ -108,8 +114,9 @@ def slot_order(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows
     starts = [sum(rows.counts[:i]) for i in range(len(rows.counts))]
     order = sorted(range(len(rows.slots)), key=lambda i: rows.slots[i])
     arranged = [t for i in order for t in tokens[starts[i]:starts[i] + rows.counts[i]]]
-    pick = [tuple(column[i] for i in order) for column in (rows.slots, rows.positions, rows.counts)]
-    return step_rows(path, model, pool, arranged, Rows(*pick), sink)
+    slots, positions, counts = (tuple(column[i] for i in order) for column
+                                in (rows.slots, rows.positions, rows.counts))
+    return step_rows(path, model, pool, arranged, Rows(slots, positions, counts), sink)
 
 
 class StateByLastCall:
