@@ -110,6 +110,17 @@ def check_token(model: Model, token: int) -> None:
 Step = Callable[["Path", "Model", Pool, Sequence[int], Rows, "Sink | None"], Tensor]
 
 
+def one_by_one(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+               steps: int) -> list[list[int]]:
+    """Take greedy steps, the host choosing each next token; return each row's tokens."""
+    chosen: list[list[int]] = []
+    for step in range(steps):
+        at = tuple(position + step for position in rows.positions)
+        tokens = path.forward_batch_greedy(model, pool, tokens, Rows.decode(rows.slots, at))
+        chosen.append(tokens)
+    return [list(column) for column in zip(*chosen, strict=True)]
+
+
 @dataclass(frozen=True)
 class Path:
     """The ops of a step, each writing into its `out`, and how a step composes them."""
@@ -132,6 +143,8 @@ class Path:
     attend: Callable[..., None] = ops.attend
     silu_mul: Callable[..., None] = ops.silu_mul
     argmax: Callable[..., None] = ops.argmax
+    greedy_rows: Callable[..., list[list[int]]] = one_by_one
+    """Runs the steps that `decode_greedy` has checked."""
 
     def step(self, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
              sink: Sink | None = None) -> Tensor:
@@ -155,6 +168,23 @@ class Path:
         out = torch.empty(len(rows.slots), dtype=torch.int64, device=logits.device)
         self.argmax(logits, out)
         return [int(token) for token in out.tolist()]
+
+    def decode_greedy(self, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+                      steps: int) -> list[list[int]]:
+        """Feed one token a row, then the most likely next ones; return `steps` new tokens a row.
+
+        Raises `InputError` before any state changes, or for NaN in logits once it was met.
+        """
+        if steps < 1:
+            raise InputError(f"{steps} greedy steps are refused: at least 1")
+        check_step(model, pool, tokens, rows)
+        for slot, position, count in zip(rows.slots, rows.positions, rows.counts, strict=True):
+            if count != 1:
+                raise InputError(f"slot {slot} has a count of {count}, but greedy steps feed 1")
+            if position + steps > pool.capacity:
+                raise InputError(f"slot {slot} would reach position {position + steps}, past its "
+                                 f"capacity of {pool.capacity}")
+        return self.greedy_rows(self, model, pool, tokens, rows, steps)
 
 
 def traced(path: Path, sink: Sink) -> Path:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from contracts.schema import Budget, Case, load_contract
+from engine.kernels.device_bytes import device_bytes
 from engine.weights import EXACT, ORDERED, Weight
 from falsifiers.candidates import Candidate
 from falsifiers.errors import Declined, SuiteError
@@ -28,7 +29,6 @@ from falsifiers.poison import poison
 from falsifiers.steady import steady_dots
 from falsifiers.subject import Subject
 from phases.p3_row_twin.data import blocks
-from phases.p3_row_twin.device import device_bytes
 from phases.p3_row_twin.increment import gemv_rows, kernel
 
 CONTRACT = Path(__file__).parents[2] / "contracts" / "p3.yaml"

@@ -14,8 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels import launch
+from engine.kernels.device_bytes import device_bytes
 from engine.weights import EXACT, Weight
-from phases.p3_row_twin.device import device_bytes
 
 ARITHMETIC = EXACT
 KINDS = {"Q4_K": (4, 144), "Q5_K": (5, 176), "Q6_K": (6, 210), "Q8_0": (8, 34)}

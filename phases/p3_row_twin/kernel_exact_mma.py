@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from engine.blocks import TYPES
+from engine.kernels.device_bytes import device_bytes
 from engine.kernels.nvrtc import Kernel, compile_source
 from engine.weights import EXACT, Weight
-from phases.p3_row_twin.device import device_bytes
 from phases.p3_row_twin.packing import CODE, pack
 
 ARITHMETIC = EXACT

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from engine.errors import InputError
+from engine.kernels import device_bytes as device
+from engine.kernels.device_bytes import device_bytes
 from engine.weights import ORDERED, Weight
-from phases.p3_row_twin import device
 from phases.p3_row_twin.data import blocks
-from phases.p3_row_twin.device import device_bytes
 from phases.p3_row_twin.increment import gemv_rows, project
 
 

@@ -10,9 +10,9 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels import launch
+from engine.kernels.device_bytes import device_bytes
 from engine.weights import Weight
 from phases.p3_row_twin import kernel_ordered
-from phases.p3_row_twin.device import device_bytes
 from phases.p3_row_twin.increment import GemvRows
 from phases.p3_row_twin.kernel_ordered import half_at, nibbles, pair_sums
 

@@ -60,7 +60,6 @@ def calls_due(model: Model) -> dict[str, int]:
     gdn, attention = len(config.gdn_layers), len(config.attention_layers)
     joined = 2 * config.layers
     return {"embed": 1, "norm": joined + 2 * attention + 1, "add_norm": joined, "gated_norm": gdn,
-
             "rotate": 2 * attention, "silu_mul": config.layers}
 
 
