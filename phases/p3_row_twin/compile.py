@@ -22,6 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from engine.kernels.compile import found_in
+from engine.kernels.decode import CODES
 from phases.p3_row_twin import kernel_exact, kernel_ordered
 
 POINTERS = {"F32": "*fp32", "F16": "*fp16", "BF16": "*u16"}
@@ -44,7 +45,7 @@ class Variant:
 
 def variants() -> Iterator[Variant]:
     """Yield every variant that a launch of the phase's Triton kernels can take."""
-    for kind, code in kernel_ordered.CODES.items():
+    for kind, code in CODES.items():
         for tile, (rows, warps) in kernel_ordered.TILES.items():
             yield Variant(f"ordered-{kind}-{tile}", kernel_ordered._gemv_rows, kind,
                           {"KIND": code, "N": rows, "M": tile}, warps)

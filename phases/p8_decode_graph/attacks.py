@@ -1,0 +1,159 @@
+"""What P8's falsifiers attack with: the oracle's streams, graphs of their own, and events."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.candidate import Engine, PathEngine
+from engine.path import Path, Rows, reference
+from falsifiers.errors import Declined
+from falsifiers.streams import Batch, Stream, alone, prompt_of
+from phases.p8_decode_graph.graphs import Graphs
+from phases.p8_decode_graph.reference import capture as record
+
+CAPACITY = 24
+Event = Callable[[Batch, random.Random], None]
+
+
+def oracle(model: Any) -> Engine:
+    """Return the engine's own path, one row a step, on the CPU: what every stream is held to."""
+    return PathEngine(reference(), model)
+
+
+def stream_of(model: Any, seed: int, length: int, decode: int,
+              capacity: int = CAPACITY) -> Stream:
+    """Return what a drawn prompt and its greedy tokens get alone from the oracle."""
+    return alone(oracle(model), Rows, prompt_of(seed, length, model.config.vocab), decode,
+                 capacity)
+
+
+def graphs_of(path: Path) -> Graphs:
+    """Return the graphs that a path's step replays; a foreign step has none to look at."""
+    graphs = getattr(path.step_rows, "__self__", None)
+    if not isinstance(graphs, Graphs):
+        raise Declined("the graphs of a foreign step cannot be seen")
+    return graphs
+
+
+def with_graphs(path: Path, **changed: Any) -> tuple[Path, Graphs]:
+    """Return the path over new graphs of the same class, with another capture or bound."""
+    old = graphs_of(path)
+    new = type(old)(old.eager, **changed)
+    return replace(path, step_rows=new.step_rows, greedy_rows=new.greedy_rows), new
+
+
+def several_steps(batch: Batch, draw: random.Random, times: int = 2) -> None:
+    """Step every live slot that has tokens left, in a new order each time."""
+    for _ in range(times):
+        order = [s for s in batch.live if batch.fed[s] < len(batch.live[s].logits)]
+        draw.shuffle(order)
+        if order:
+            batch.step(order)
+
+
+def _some(batch: Batch, draw: random.Random, count: int) -> None:
+    left = [s for s in batch.live if batch.fed[s] < len(batch.live[s].logits)]
+    batch.step(draw.sample(left, min(count, len(left))))
+
+
+def widths_change(batch: Batch, draw: random.Random) -> None:
+    """Step 3, 4, 2, 3 and 1 rows: some graphs are new, some old."""
+    for count in (3, 4, 2, 3, 1, 4):
+        _some(batch, draw, count)
+
+
+def rows_permute(batch: Batch, draw: random.Random) -> None:
+    """Step the same slots in three other orders."""
+    order = sorted(batch.live)
+    for turned in (order[::-1], order[1:] + order[:1], order[2:] + order[:2]):
+        batch.step(turned)
+
+
+def slots_swap(batch: Batch, draw: random.Random) -> None:
+    """Exchange the state and the sequences of two slots between steps."""
+    first, second = sorted(batch.live)[:2]
+    held = [batch.engine.read_state(batch.pool, s) for s in (first, second)]
+    batch.engine.write_state(batch.pool, first, held[1])
+    batch.engine.write_state(batch.pool, second, held[0])
+    live, fed = batch.live, batch.fed
+    live[first], live[second] = live[second], live[first]
+    fed[first], fed[second] = fed[second], fed[first]
+    several_steps(batch, draw)
+
+
+def a_slot_is_recycled(batch: Batch, draw: random.Random, stream: Stream) -> None:
+    """Leave a slot, poison it, and seat a new sequence there."""
+    slot = sorted(batch.live)[1]
+    batch.leave(slot)
+    several_steps(batch, draw, 1)
+    batch.poison(slot)
+    batch.join(slot, stream)
+    several_steps(batch, draw, 3)
+
+
+def a_prefix_is_restored(batch: Batch, draw: random.Random) -> None:
+    """Take a slot's state, step on, put the state into another slot and go on from there."""
+    source, target = sorted(batch.live)[0], sorted(batch.live)[-1]
+    saved, fed = batch.engine.read_state(batch.pool, source), batch.fed[source]
+    several_steps(batch, draw, 2)
+    batch.leave(target)
+    batch.engine.write_state(batch.pool, target, saved)
+    batch.live[target], batch.fed[target] = batch.live[source], fed
+    several_steps(batch, draw, 3)
+
+
+def the_pool_moves(batch: Batch, draw: random.Random) -> None:
+    """Move every sequence into a new pool of more slots, and fill the old one with NaN."""
+    old, batch.slots = batch.pool, batch.slots + 3
+    batch.pool = batch.engine.new_pool(batch.slots, batch.capacity)
+    for slot in batch.live:
+        batch.engine.write_state(batch.pool, slot, batch.engine.read_state(old, slot))
+    for slot in range(batch.slots - 3):
+        held = batch.engine.read_state(old, slot)
+        batch.engine.write_state(old, slot, {n: torch.full_like(x, torch.nan)
+                                             for n, x in held.items()})
+    several_steps(batch, draw, 3)
+    del old  # until here, so that a stale address points into NaN and not into freed memory
+
+
+def a_chunk_comes_between(batch: Batch, draw: random.Random) -> None:
+    """Step two tokens of one row beside one of the others, which no graph runs, then go on."""
+    order = sorted(batch.live)
+    batch.step(order, [2] + [1] * (len(order) - 1))
+    several_steps(batch, draw)
+
+
+def on_another_stream(batch: Batch, draw: random.Random) -> None:
+    """Step on a stream of its own, then on the usual one again."""
+    other = torch.cuda.Stream()
+    other.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(other):
+        several_steps(batch, draw)
+    torch.cuda.current_stream().wait_stream(other)
+    several_steps(batch, draw)
+
+
+def event_of(name: str, model: Any) -> Event:
+    """Return an event by its name in the contract."""
+    if name == "a_slot_is_recycled":
+        return partial(a_slot_is_recycled, stream=stream_of(model, 300, 1, 4))
+    event: Event = globals()[name]
+    return event
+
+
+def refusing(at: str) -> Any:
+    """Return a capture that the device refuses, `before` the run or `after` it."""
+    def capture(path: Path, run: Callable[[Path], Tensor],
+                tail: Callable[[Tensor], None]) -> tuple[Callable[[], None], Tensor]:
+        if at == "after":
+            record(path, run, tail)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    return capture

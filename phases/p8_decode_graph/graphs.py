@@ -1,0 +1,183 @@
+"""The graphs of a path: which one a step replays, when one is captured, how many are kept."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.model import Model
+from engine.ops import refuse_nan
+from engine.path import Path, Rows, Sink
+from engine.state import Pool
+from phases.p8_decode_graph.cuda import Captures
+from phases.p8_decode_graph.inputs import Inputs
+from phases.p8_decode_graph.reference import capture as record
+
+WIDTHS = (1, 2, 4, 8, 16, 32, 64)
+SHORTEST = 128
+"""Tokens of the least bucket of lengths; each next one is twice as long."""
+MOST = 32
+"""Graphs kept; the one not replayed for longest goes first."""
+
+Capture = Callable[[Path, Callable[[Path], Tensor], Callable[[Tensor], None]],
+                   tuple[Callable[[], None], Tensor]]
+
+
+@dataclass
+class Meter:
+    """What was done, for whoever asks whether graphs are really used."""
+
+    captures: int = 0
+    replays: int = 0
+    eager_steps: int = 0
+    failed_captures: int = 0
+    evictions: int = 0
+
+
+@dataclass(frozen=True)
+class Key:
+    """Everything that changes the launches of a step."""
+
+    path: Path
+    model: int
+    rope: int
+    device: str
+    width: int
+    reach: int
+    greedy: bool
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One captured step with its inputs, and what must live as long as it does."""
+
+    inputs: Inputs
+    spare: Pool
+    replay: Callable[[], None]
+    out: Tensor
+    """Logits f32[width, vocab], or the tokens chosen i64[width]."""
+    keeps: tuple[Any, ...]
+
+
+def width_of(m: int) -> int:
+    """Return the least width that holds m rows."""
+    return next(width for width in WIDTHS if width >= m)
+
+
+def reach_of(tokens: int) -> int:
+    """Return the least bucket of lengths that holds sequences of so many tokens."""
+    reach = SHORTEST
+    while reach < tokens:
+        reach *= 2
+    return reach
+
+
+class Graphs:
+    """A step that replays graphs for decode rows and leaves all else to the eager step."""
+
+    inputs: type[Inputs] = Inputs
+
+    def __init__(self, eager: Path, capture: Capture | None = None, most: int = MOST) -> None:
+        self.eager, self.most, self.meter = eager, most, Meter()
+        self._capture = capture
+        self._captures = Captures()
+        self._held: OrderedDict[Key, Graph | None] = OrderedDict()
+
+    def step_rows(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+                  sink: Sink | None) -> Tensor:
+        """Advance every row by its tokens; return logits f32[m, vocab] of each row's last."""
+        m = len(rows.slots)
+        graph = None
+        if sink is None and max(rows.counts) == 1 and m <= WIDTHS[-1]:
+            graph = self._graph(path, model, pool, m, max(rows.positions) + 1, greedy=False)
+        if graph is None:
+            self.meter.eager_steps += 1
+            return self.eager.step_rows(path, model, pool, tokens, rows, sink)
+        graph.inputs.fill(graph.spare, pool, tokens, rows)
+        graph.replay()
+        self.meter.replays += 1
+        return graph.out[:m].clone()
+
+    def greedy_rows(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+                    steps: int) -> list[list[int]]:
+        """Take greedy steps that the host does not wait for; return each row's tokens."""
+        m = len(rows.slots)
+        graph = None
+        if max(rows.counts) == 1 and m <= WIDTHS[-1]:
+            graph = self._graph(path, model, pool, m, max(rows.positions) + steps, greedy=True)
+        if graph is None:
+            return self.eager.greedy_rows(path, model, pool, tokens, rows, steps)
+        graph.inputs.fill(graph.spare, pool, tokens, rows)
+        chosen = torch.empty(steps, m, dtype=torch.int64, device=pool.device)
+        for step in range(steps):
+            graph.replay()
+            chosen[step].copy_(graph.out[:m])
+        self.meter.replays += steps
+        self.refuse(chosen.cpu())
+        columns: list[list[int]] = chosen.T.tolist()
+        return columns
+
+    def refuse(self, chosen: Tensor) -> None:
+        """Refuse tokens chosen i64[steps, m] of which one is the mark of NaN."""
+        for step in chosen:
+            refuse_nan(step)
+
+    def kept(self) -> list[Graph | None]:
+        """Return the graphs that are kept now, None for a failed one."""
+        return list(self._held.values())
+
+    def _graph(self, path: Path, model: Model, pool: Pool, m: int, reach: int,
+               greedy: bool) -> Graph | None:
+        """Return the graph of a step, captured now if it is new, or None if that failed once."""
+        key = Key(path, id(model.weights), id(model.rope), pool.device, width_of(m),
+                  reach_of(reach), greedy)
+        place = self.place(key)
+        if place not in self._held:
+            self._held[place] = self._captured(key, path, model)
+            while len(self._held) > self.most:
+                self._held.popitem(last=False)
+                self.meter.evictions += 1
+        self._held.move_to_end(place)
+        return self._held[place]
+
+    def place(self, key: Key) -> Key:
+        """Return what a graph is kept under: all of its key."""
+        return key
+
+    def _captured(self, key: Key, path: Path, model: Model) -> Graph | None:
+        room = min(SHORTEST, model.config.context)
+        spare = self._spare(key) or Pool(model.config, 1, room, key.device)
+        inputs = self.inputs.make(len(spare.places), key.width, key.device)
+        inputs.fill(spare, None, (), Rows((), (), ()))  # all padding: a capture touches no slot
+        rows = inputs.rows(spare, key.reach)
+        chosen = torch.zeros(key.width, dtype=torch.int64, device=key.device)
+
+        def run(path: Path) -> Tensor:
+            logits = self.eager.step_rows(path, model, spare, inputs.tokens, rows, None)  # type: ignore[arg-type]
+            if not key.greedy:
+                return logits
+            path.argmax(logits, chosen, refuse=False)
+            return chosen
+
+        def tail(out: Tensor) -> None:
+            if key.greedy:
+                inputs.advance(out)
+
+        capture = self._capture or (self._captures if key.device == "cuda" else record)
+        try:
+            replay, out = capture(path, run, tail)
+        except RuntimeError:  # the device refused: the eager step does what this would have done
+            self.meter.failed_captures += 1
+            return None
+        self.meter.captures += 1
+        return Graph(inputs, spare, replay, out, (model, model.rope.upto(key.reach)))
+
+    def _spare(self, key: Key) -> Pool | None:
+        """Return the slot that padding of the same model's graphs points into, if there is one."""
+        return next((graph.spare for other, graph in self._held.items() if graph is not None
+                     and (other.model, other.device) == (key.model, key.device)), None)

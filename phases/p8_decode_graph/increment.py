@@ -1,0 +1,34 @@
+"""What P8 changes: a decode step replays a graph of its width, whose inputs are slot pointers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from engine import ops
+from engine.path import Path
+from engine.weights import Weight
+from phases.p4_batched_matmul import increment as before  # until P6 has landed
+from phases.p8_decode_graph.graphs import Graphs
+
+
+def path(graphs: bool = True) -> Path:
+    """Return the predecessor's path with its decode steps as graphs, or eager if asked for."""
+    eager = replace(before.path(), name="p8", embed=embed)
+    if not graphs:
+        return eager
+    kept = Graphs(eager)
+    return replace(eager, step_rows=kept.step_rows, greedy_rows=kept.greedy_rows)
+
+
+def embed(weight: Weight, tokens: Sequence[int] | Tensor, out: Tensor) -> None:
+    """Write the dequantised rows of `tokens`, ids of the host or a graph's input, into `out`."""
+    if not isinstance(tokens, Tensor):
+        ops.embed(weight, list(tokens), out)
+    elif not tokens.is_cuda:
+        ops.embed(weight, tokens.tolist(), out)
+    else:
+        from phases.p8_decode_graph.kernel_embed import embed as gather
+        gather(weight, tokens, out)

@@ -1,0 +1,100 @@
+"""What a graph reads that changes from step to step: one buffer, written in place, never moved."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from engine.path import Held, Rows
+from engine.state import CACHED, Ints, Pool, Refs, Table
+
+
+@dataclass(frozen=True)
+class Followed(Refs):
+    """State found by the addresses in a graph's input alone, whatever pool they point into."""
+
+    @property
+    def views(self) -> list[Tensor]:
+        """Views over the memory that the input points at now; `whole` has the shape alone."""
+        assert self.held is not None
+        return [_at(address, self.whole.shape[1:]) for address in self.held.tolist()]
+
+
+def _at(address: int, shape: Sequence[int]) -> Tensor:
+    memory = (ctypes.c_float * prod(shape)).from_address(address)
+    return torch.frombuffer(memory, dtype=torch.float32).view(*shape)
+
+
+@dataclass(frozen=True)
+class FollowedTable(Table):
+    """A table whose addresses are a graph's input."""
+
+    reach: int = 0
+    """Rows of keys and values that a sequence may have in this graph."""
+
+    def refs(self, kind: str, layer: int) -> Refs:
+        """Return one kind of one layer, in row order."""
+        shape = list(getattr(self.pool, kind)[layer].shape)
+        if kind in CACHED:
+            shape[1] = self.reach
+        nowhere = torch.empty(shape, device="meta")  # so that no op can bypass the addresses
+        return Followed(nowhere, self.slots, self.pointers[self.pool.places[kind, layer]])
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """A graph's inputs for `width` rows; rows past a step's own point into the spare slot."""
+
+    raw: Tensor
+    tokens: Tensor
+    positions: Tensor
+    live: Tensor
+    """1 for a step's own rows, 0 for the padding: by how much a row advances, i64[width]."""
+    pointers: Tensor
+    """u64[layers of every kind, width]."""
+    lengths: Tensor
+    """i32[width]."""
+
+    @classmethod
+    def make(cls, places: int, width: int, device: str) -> Self:
+        """Return inputs over one new buffer."""
+        words = (3 + places) * width
+        raw = torch.zeros(8 * words + 4 * width, dtype=torch.uint8, device=device)
+        numbers = raw[:8 * words].view(torch.int64).view(-1, width)
+        return cls(raw, numbers[0], numbers[1], numbers[2], numbers[3:].view(torch.uint64),
+                   raw[8 * words:].view(torch.int32))
+
+    def fill(self, spare: Pool, pool: Pool | None, tokens: Sequence[int], rows: Rows) -> None:
+        """Write a step's rows, and padding behind them, without making the host wait."""
+        width, m = len(self.tokens), len(rows.slots)
+        host = Inputs.make(len(self.pointers), width, "cpu")
+        host.pointers.copy_(spare.addresses((0,) * width))
+        if pool is not None:
+            host.pointers[:, :m] = pool.addresses(rows.slots)
+            host.tokens[:m] = torch.tensor(tokens)
+            host.positions[:m] = torch.tensor(rows.positions)
+            host.lengths[:m] = torch.tensor(rows.positions, dtype=torch.int32)
+            host.live[:m] = 1
+        source = host.raw.pin_memory() if self.raw.is_cuda else host.raw
+        self.raw.copy_(source, non_blocking=True)
+
+    def rows(self, spare: Pool, reach: int) -> Rows:
+        """Return rows whose ops read these inputs, for sequences of up to `reach` tokens."""
+        width = len(self.tokens)
+        lengths = Ints((reach - 1,) * width)  # the host's part: what a launch must have room for
+        lengths.held = self.lengths
+        table = FollowedTable(spare, (0,) * width, self.pointers, reach)
+        held = Held(self.positions, lengths, Ints((1,) * width), table, reach)
+        return Rows((0,) * width, (reach - 1,) * width, (1,) * width, held)
+
+    def advance(self, chosen: Tensor) -> None:
+        """Make the tokens chosen i64[width] the next ones, a position further; padding stays."""
+        self.tokens.copy_(chosen.clamp(min=0))
+        self.positions.add_(self.live)
+        self.lengths.add_(self.live.to(torch.int32))

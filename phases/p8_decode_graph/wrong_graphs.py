@@ -1,0 +1,218 @@
+"""Wrong graphs: inputs that go stale, keys that are too coarse, captures that touch live state."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.model import Model
+from engine.path import Path, Rows, Sink, one_by_one
+from engine.state import Pool
+from falsifiers.subject import Subject
+from phases.p8_decode_graph.graphs import Graph, Graphs, Key
+from phases.p8_decode_graph.inputs import Inputs
+
+Build = Callable[[Subject], Subject]
+
+
+def graphs(wrong: type[Graphs]) -> Build:
+    """Return a builder whose path replays graphs of another class."""
+    def build(subject: Subject) -> Subject:
+        old = subject.path.step_rows.__self__
+        new = wrong(old.eager)
+        path = replace(subject.path, step_rows=new.step_rows, greedy_rows=new.greedy_rows)
+        return replace(subject, path=path)
+
+    return build
+
+
+def inputs(wrong: type[Inputs]) -> Build:
+    """Return a builder whose graphs have inputs of another class."""
+    return graphs(type("WithInputs", (Graphs,), {"inputs": wrong}))
+
+
+def key(**same: Any) -> Build:
+    """Return a builder whose keys do not tell some fields apart."""
+    return graphs(type("Coarse", (Graphs,), {"place": lambda self, key: replace(key, **same)}))
+
+
+class KeepsOldPointers(Inputs):
+    def fill(self, spare: Pool, pool: Pool | None, tokens: Sequence[int], rows: Rows) -> None:
+        before, m = self.pointers.clone(), len(rows.slots)
+        super().fill(spare, pool, tokens, rows)
+        if pool is not None:
+            self.pointers[:, m:] = before[:, m:]
+
+
+def _pads(choose: Callable[[Pool, Rows, int], Sequence[int]]) -> type[Inputs]:
+    class Padded(Inputs):
+        def fill(self, spare: Pool, pool: Pool | None, tokens: Sequence[int], rows: Rows) -> None:
+            super().fill(spare, pool, tokens, rows)
+            pads = len(self.tokens) - len(rows.slots)
+            if pool is not None and pads:
+                slots = choose(pool, rows, pads)
+                self.pointers[:, len(rows.slots):] = pool.addresses(slots).to(self.raw.device)
+
+    return Padded
+
+
+def free_looking(pool: Pool, rows: Rows, pads: int) -> list[int]:
+    """Return slots that this step does not name, for padding."""
+    others = [slot for slot in range(pool.slots) if slot not in rows.slots] or [0]
+    return [others[i % len(others)] for i in range(pads)]
+
+
+PadsTakeFreeSlots = _pads(free_looking)
+PadsRepeatTheLast = _pads(lambda pool, rows, pads: [rows.slots[-1]] * pads)
+PadsAreSlotZero = _pads(lambda pool, rows, pads: [0] * pads)
+
+
+def stale(name: str) -> type[Inputs]:
+    """Return inputs of which one is written once and then never again."""
+    class Stale(Inputs):
+        def fill(self, spare: Pool, pool: Pool | None, tokens: Sequence[int], rows: Rows) -> None:
+            before = getattr(self, name).clone()
+            super().fill(spare, pool, tokens, rows)
+            if pool is not None and vars(self).get("used"):
+                getattr(self, name).copy_(before)
+            if pool is not None:
+                self.__dict__["used"] = True
+
+    return Stale
+
+
+class AdvancesPadding(Inputs):
+    def advance(self, chosen: Tensor) -> None:
+        self.live.fill_(1)
+        super().advance(chosen)
+
+
+class KeepsTokens(Inputs):
+    def advance(self, chosen: Tensor) -> None:
+        super().advance(self.tokens)
+
+
+class KeepsLengths(Inputs):
+    def advance(self, chosen: Tensor) -> None:
+        before = self.lengths.clone()
+        super().advance(chosen)
+        self.lengths.copy_(before)
+
+
+class AdvancesTwice(Inputs):
+    def advance(self, chosen: Tensor) -> None:
+        super().advance(chosen)
+        self.positions.add_(self.live)
+
+
+class PerStepPointers(Inputs):
+    def rows(self, spare: Pool, reach: int) -> Rows:
+        made = super().rows(spare, reach)
+        assert made.held is not None
+        table = replace(made.held.table, pointers=self.pointers.clone())
+        return replace(made, held=replace(made.held, table=table))
+
+
+class CapturesLiveRows(Graphs):
+    """The warm run of a capture takes the rows of the step it is captured for."""
+
+    def step_rows(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+                  sink: Sink | None) -> Tensor:
+        captured = self.meter.captures
+        logits = super().step_rows(path, model, pool, tokens, rows, sink)
+        if self.meter.captures > captured:  # the warm run came first: the step was taken twice
+            self.eager.step_rows(path, model, pool, tokens, rows, None)
+        return logits
+
+
+class HandsOutItsBuffer(Graphs):
+    def step_rows(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+                  sink: Sink | None) -> Tensor:
+        logits = super().step_rows(path, model, pool, tokens, rows, sink)
+        kept: Tensor = self.__dict__.setdefault("buffers", {}).setdefault(logits.shape, logits)
+        return kept.copy_(logits)
+
+
+class NeverReplays(Graphs):
+    def _graph(self, *args: Any, **named: Any) -> Graph | None:
+        return None
+
+
+class CapturesEveryStep(Graphs):
+    def _graph(self, *args: Any, **named: Any) -> Graph | None:
+        self._held.clear()
+        return super()._graph(*args, **named)
+
+
+class RaisesTheFailure(Graphs):
+    def _captured(self, key: Key, path: Path, model: Model) -> Graph | None:
+        made = super()._captured(key, path, model)
+        if made is None:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return made
+
+
+class TriesAgain(Graphs):
+    def _graph(self, *args: Any, **named: Any) -> Graph | None:
+        made = super()._graph(*args, **named)
+        if made is None:
+            self._held = OrderedDict((k, g) for k, g in self._held.items() if g is not None)
+        return made
+
+
+class Reseeds(Graphs):
+    def _captured(self, key: Key, path: Path, model: Model) -> Graph | None:
+        torch.manual_seed(0)
+        return super()._captured(key, path, model)
+
+
+class KeepsAll(Graphs):
+    def __init__(self, eager: Path, capture: Any = None, most: int = 0) -> None:
+        super().__init__(eager, capture, 1 << 20)
+
+
+class DropsTheNewest(Graphs):
+    def _graph(self, *args: Any, **named: Any) -> Graph | None:
+        if len(self._held) == self.most:
+            self._held.popitem(last=True)
+            self.meter.evictions += 1
+        return super()._graph(*args, **named)
+
+
+class ReplaysChunks(Graphs):
+    """A chunk's first token is replayed, the rest is left out."""
+
+    def step_rows(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+                  sink: Sink | None) -> Tensor:
+        starts = [sum(rows.counts[:i]) for i in range(len(rows.counts))]
+        return super().step_rows(path, model, pool, [tokens[i] for i in starts],
+                                 Rows.decode(rows.slots, rows.positions), sink)
+
+
+class IgnoresTheSink(Graphs):
+    def step_rows(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+                  sink: Sink | None) -> Tensor:
+        return super().step_rows(path, model, pool, tokens, rows, None)
+
+
+class TakesNaN(Graphs):
+    def refuse(self, chosen: Tensor) -> None:
+        pass
+
+
+def unchecked(subject: Subject) -> Subject:
+    """Give the subject a path whose greedy runs are checked a step at a time."""
+    class Unchecked(Path):
+        def decode_greedy(self, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+                          steps: int) -> list[list[int]]:
+            return one_by_one(self, model, pool, tokens, rows, steps)
+
+    parts = {name: getattr(subject.path, name) for name in Path.__dataclass_fields__}
+    return replace(subject, path=Unchecked(**parts))
+
+
