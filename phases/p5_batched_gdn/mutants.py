@@ -1,0 +1,3 @@
+"""Wrong."""
+from __future__ import annotations
+MUTANTS = ()
