@@ -1,3 +1,179 @@
-"""Wrong."""
+"""Wrong recurrent ops and kernels, each with one fault, and the falsifiers that must kill it."""
+
 from __future__ import annotations
-MUTANTS = ()
+
+from falsifiers.subject import Mutant
+from phases.p5_batched_gdn import wrong_kernels as wk
+from phases.p5_batched_gdn import wrong_ops as wo
+from phases.p5_batched_gdn import wrong_states as ws
+
+ALONE, TRUE, SEATS = "rows_equal_alone", "rows_are_true", "order_and_slots_do_not_matter"
+CHUNKS, RECYCLED = "chunks_equal_steps", "recycled_slot_is_fresh"
+MEMBERS, PADS = "membership_may_change_every_call", "pad_rows_do_nothing"
+NEIGHBOURS, GATES, REPEATS = "neighbours_cannot_reach_a_row", "gates_are_true", "repeats_are_equal"
+DRIFT, FAR = "long_runs_do_not_drift", "far_slots_are_reached"
+INSIDE, ONCE = "loads_and_stores_stay_inside", "state_is_read_once"
+STREAMS, RUN = "streams_equal_the_oracle", "kernels_run_the_step"
+
+SLOTS = (
+    Mutant("row_used_as_slot", "Row i works on slot i, whatever slot it names.",
+           (TRUE, SEATS, MEMBERS, STREAMS), ws.seats(ws.row_as_slot)),
+    Mutant("first_slot_for_all", "Every row works on the first row's slot.", (ALONE, SEATS),
+           ws.seats(ws.first_for_all)),
+    Mutant("slots_sorted", "Slots are sorted on the way to the kernel.", (SEATS, MEMBERS, STREAMS),
+           ws.seats(ws.sorted_slots)),
+    Mutant("slots_side_by_side", "Row i works on the i-th slot after the first row's.",
+           (SEATS, STREAMS), ws.seats(ws.next_to_the_first)),
+    Mutant("state_saved_in_the_next_slot", "The new state is written one slot on.",
+           (TRUE, MEMBERS), ws.stateful(ws.saved_in_the_next_slot)),
+    Mutant("idle_slots_age", "Slots that no row names decay a little.", (MEMBERS, STREAMS),
+           ws.stateful(ws.idle_slots_age)),
+    Mutant("tenant_trusted_by_one_token", "A chunk of one token takes the state last written.",
+           (RECYCLED, REPEATS), ws.stateful(ws.Shadow), "B109"),
+    Mutant("window_kept_outside_the_slot", "Freeing a slot leaves the window that is used.",
+           (RECYCLED, STREAMS), ws.stateful(ws.ShadowOfAll, "conv_step"), "B110"),
+    Mutant("slot_offset_of_32_bits", "A slot's offset in the pool is kept in 32 bits.", (FAR,),
+           ws.stateful(ws.offset_of_32_bits), "B108", device="cuda"),
+)
+CHUNKED = (
+    Mutant("single_tokens_start_from_zero", "The state found counts from the second token on.",
+           (TRUE, CHUNKS), ws.stateful(ws.single_tokens_from_zero), "B112"),
+    Mutant("chunks_start_from_zero", "A chunk of several tokens ignores the state it finds.",
+           (CHUNKS, STREAMS), ws.stateful(ws.chunks_from_zero), "B113"),
+    Mutant("history_lost_beside_a_chunk", "With a chunk in the call no row keeps its window.",
+           (ALONE, CHUNKS), ws.stateful(ws.all_from_zero_beside_a_chunk, "conv_step"), "B118"),
+    Mutant("short_chunks_not_shifted", "Chunks below the window's width leave its rest in place.",
+           (CHUNKS, RECYCLED), ws.op(conv_step=wo.short_chunks_not_shifted), "B117"),
+    Mutant("last_decay_of_the_padded_chunk", "A chunk's last decay is that of its padding.",
+           (TRUE, CHUNKS), ws.op(delta_step=wo.last_decay_of_the_padded_chunk), "B119"),
+    Mutant("chunk_window_in_another_layout", "Chunks write the window time-major.",
+           (CHUNKS, STREAMS), ws.op(conv_step=wo.chunk_window_in_another_layout), "B121"),
+    Mutant("first_token_saved", "A chunk leaves the state after its first token.",
+           (TRUE, CHUNKS), ws.stateful(ws.first_token_saved)),
+    Mutant("last_token_not_saved", "A chunk leaves the state before its last token.",
+           (TRUE, DRIFT), ws.stateful(ws.last_token_not_saved)),
+    Mutant("norm_of_the_next_token", "Half of a key's norm is taken from the token behind.",
+           (ALONE, CHUNKS), ws.op(delta_step=wo.norm_of_the_next_token), "B131"),
+)
+RAGGED = (
+    Mutant("strength_of_the_first_row", "From the third row on the first row's strength is used.",
+           (ALONE, NEIGHBOURS), ws.op(delta_step=wo.strength_of_the_first_row), "B103"),
+    Mutant("wide_batches_add_otherwise", "More than one row goes to another kernel.",
+           (ALONE, SEATS), ws.op(delta_step=wo.wide_batches_add_otherwise), "B106"),
+    Mutant("outputs_a_longest_apart", "Each row's outputs begin at a stride of the longest row.",
+           (ALONE, CHUNKS), ws.stateful(ws.outputs_a_longest_apart), "B133"),
+    Mutant("rows_padded_to_the_longest", "Placeholder tokens of short rows enter their state.",
+           (ALONE, CHUNKS), ws.stateful(ws.padded_to_the_longest), "B138"),
+    Mutant("window_from_the_packed_tokens", "A chunk's window is what stands before it in x.",
+           (ALONE, MEMBERS), ws.op(conv_step=wo.window_from_the_packed_tokens), "B139"),
+    Mutant("state_runs_on_over_rows", "A chunk goes on from the state of the row before.",
+           (ALONE, NEIGHBOURS), ws.stateful(ws.continues_the_row_before, "delta_step"), "B140"),
+    Mutant("rows_masked_by_zeros", "A row is picked by multiplying all others with zero.",
+           (NEIGHBOURS,), ws.stateful(ws.masked_by_zeros)),
+    Mutant("pads_work_on_their_slot", "A pad row is a row of one token on the slot it names.",
+           (PADS,), ws.stateful(ws.pads_work_on_their_slot), "B191"),
+    Mutant("pads_work_on_the_last_slot", "Padding repeats the last row's slot.", (PADS,),
+           ws.stateful(ws.pads_work_on_the_last_slot), "B193"),
+    Mutant("pads_work_on_slot_zero", "A pad row's slot is clamped to 0.", (PADS,),
+           ws.stateful(ws.pads_work_on_slot_zero), "B194"),
+)
+ARITHMETIC = (
+    Mutant("strength_through_bfloat16", "The strength is rounded through bfloat16.",
+           (GATES, STREAMS), ws.op(gates=wo.strength_through_bfloat16), "B124"),
+    Mutant("decode_rounds_its_strength", "Only a call of single tokens rounds the strength.",
+           (CHUNKS, DRIFT), ws.op(delta_step=wo.decode_rounds_its_strength), "B125"),
+    Mutant("strength_twice_through_sigmoid", "The strength is squashed a second time.",
+           (GATES, STREAMS), ws.op(gates=wo.strength_twice_through_sigmoid)),
+    Mutant("decay_with_the_other_sign", "The decay's rate is negated once more.", (GATES, STREAMS),
+           ws.op(gates=wo.decay_with_the_other_sign), "B211"),
+    Mutant("gates_without_bias", "The time step's bias is left out.", (GATES, STREAMS),
+           ws.op(gates=wo.gates_without_bias)),
+    Mutant("library_gates", "Gates are made of the library's functions.", (GATES, STREAMS),
+           ws.op(gates=wo.library_gates)),
+    Mutant("nan_gates_are_zero", "A NaN is cleaned away.", (GATES,),
+           ws.op(gates=wo.nan_gates_are_zero)),
+    Mutant("keys_shared_side_by_side", "Value head h uses key head h // groups.", (TRUE, STREAMS),
+           ws.op(delta_step=wo.keys_shared_side_by_side), "B210"),
+    Mutant("taps_reversed", "The first tap meets the present token.", (TRUE, STREAMS),
+           ws.op(conv_step=wo.taps_reversed)),
+    Mutant("window_backwards", "The window is read from its newest value.", (TRUE, CHUNKS),
+           ws.op(conv_step=wo.window_backwards)),
+    Mutant("window_not_shifted", "The newest value replaces the last one in place.",
+           (TRUE, RECYCLED), ws.op(conv_step=wo.window_not_shifted)),
+    Mutant("window_shifted_twice", "A token is shifted into the window two times.",
+           (TRUE, RECYCLED), ws.op(conv_step=wo.window_shifted_twice)),
+    Mutant("library_silu", "The activation is the library's.", (TRUE, STREAMS),
+           ws.op(conv_step=wo.library_silu)),
+    Mutant("decay_after_the_read", "The old state is read before it decays.", (TRUE, STREAMS),
+           ws.op(delta_step=wo.decay_after_the_read)),
+    Mutant("output_before_the_write", "The output leaves the token's own change out.",
+           (TRUE, STREAMS), ws.op(delta_step=wo.output_before_the_write)),
+    Mutant("norm_without_eps", "The norm of a key or query has no eps.", (TRUE,),
+           ws.op(delta_step=wo.norm_without_eps)),
+    Mutant("eps_of_a_mean", "The norm's eps is added to the mean square.", (TRUE,),
+           ws.op(delta_step=wo.eps_of_a_mean)),
+    Mutant("no_scale", "Queries are not scaled by the root of their width.", (TRUE, STREAMS),
+           ws.op(delta_step=wo.no_scale)),
+    Mutant("keys_added_in_order", "The sum over keys goes from first to last.", (TRUE,),
+           ws.op(delta_step=wo.keys_added_in_order)),
+    Mutant("keys_added_in_halves", "The sum pairs keys that stand half the width apart.", (TRUE,),
+           ws.op(delta_step=wo.keys_added_in_halves)),
+    Mutant("sum_begins_with_a_key", "The sum does not begin at +0.", (TRUE,),
+           ws.op(delta_step=wo.sum_begins_with_a_key)),
+    Mutant("write_contracted", "The write rounds once where it should twice.", (TRUE, STREAMS),
+           ws.op(delta_step=wo.write_contracted)),
+    Mutant("denormals_flushed", "Denormal gates and states count as zero.", (TRUE,),
+           ws.op(delta_step=wo.denormals_flushed)),
+    Mutant("sum_races", "Every third call adds in another order.", (REPEATS, STREAMS),
+           ws.stateful(wo.Racing, "delta_step"), "B128"),
+    Mutant("state_rounded_now_and_then", "Each hundredth call rounds the state.", (DRIFT,),
+           ws.stateful(ws.RoundedEveryHundred)),
+)
+KERNELS = (
+    *(Mutant(f"{op}_kernel_{name}", fault, killers, ws.kernel(op, made(code)), source)
+      for op, made, faults in (
+          ("conv_step", wk.conv, (
+              ("follows_the_first_pointer", "Every program follows row 0's pointer.",
+               (ALONE, SEATS), wk.ROW_ZERO, ""),
+              ("counts_slots_from_the_first", "Pointer i is taken to be i strides after the first.",
+               (SEATS,), wk.ROW_AS_SLOT, ""),
+              ("works_on_pads", "A row without tokens is worked for one.", (INSIDE, PADS), wk.PADS,
+               "B192"),
+              ("saves_behind_its_tail", "The last block saves more channels than there are.",
+               (INSIDE, TRUE), wk.TAIL, ""),
+              ("reads_backwards", "The window is read from its newest value.", (TRUE, RUN),
+               wk.BACKWARDS, ""),
+              ("saves_the_first_token", "The window is saved after the first token alone.",
+               (TRUE, CHUNKS), wk.FIRST_SAVED, ""),
+              ("takes_rows_for_tokens", "Row i reads and writes token i.", (ALONE, TRUE),
+               wk.ROW_OUT, ""))),
+          ("delta_step", wk.delta, (
+              ("follows_the_first_pointer", "Every program follows row 0's pointer.",
+               (ALONE, SEATS), wk.ROW_ZERO, ""),
+              ("counts_slots_from_the_first", "Pointer i is taken to be i strides after the first.",
+               (SEATS,), wk.ROW_AS_SLOT, ""),
+              ("works_on_pads", "A row without tokens is worked for one.", (INSIDE, PADS), wk.PADS,
+               "B192"),
+              ("shares_heads_side_by_side", "Value head h uses key head h // groups.", (TRUE, RUN),
+               wk.HEADS, "B210"),
+              ("saves_in_the_next_head", "A head's state is saved in the next head's place.",
+               (TRUE, RUN), wk.NEXT_HEAD, ""),
+              ("saves_in_the_next_slot", "State is saved one slot on.", (TRUE, INSIDE),
+               wk.NEIGHBOUR, ""),
+              ("rereads_for_each_token", "State goes to memory and back between tokens.", (ONCE,),
+               wk.REREAD, ""),
+              ("reads_before_decay", "The old state is read before it decays.", (TRUE, RUN),
+               wk.LATE, ""),
+              ("saves_the_first_token", "State is saved after the first token alone.",
+               (TRUE, CHUNKS), wk.FIRST_SAVED, ""),
+              ("writes_rows_for_tokens", "Row i's output is written at token i.", (ALONE, TRUE),
+               wk.ROW_OUT, ""))))
+      for name, fault, killers, code, source in faults),
+    Mutant("kernel_launched_for_each_row", "The loop over rows stands on the host.", (ONCE,),
+           ws.kernel("delta_step", wk.a_launch_for_each_row), "B027"),
+    Mutant("gates_kernel_of_one_block", "Gates past the first block are not written.", (GATES,),
+           ws.kernel("gates", wk.gates_of_one_block)),
+    Mutant("gates_kernel_without_strides", "Tokens are taken to stand side by side.", (GATES,),
+           ws.kernel("gates", wk.gates_without_strides)),
+)
+MUTANTS = SLOTS + CHUNKED + RAGGED + ARITHMETIC + KERNELS
