@@ -43,7 +43,7 @@ def _check(code: int, what: str) -> None:
 
 
 def compile_source(source: str, options: tuple[str, ...], arch: str = "sm_90") -> bytes:
-    """Return a cubin of CUDA C++ source for an architecture; needs no GPU."""
+    """Return a cubin of CUDA C++ source, or PTX for a virtual `compute_*`; needs no GPU."""
     lib, program = library(), ctypes.c_void_p()
     _check(lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"rowtwin.cu", 0, None,
                                   None), "nvrtcCreateProgram")
@@ -55,12 +55,12 @@ def compile_source(source: str, options: tuple[str, ...], arch: str = "sm_90") -
         log = ctypes.create_string_buffer(size.value)
         lib.nvrtcGetProgramLog(program, log)
         raise CudaError(f"NVRTC: {log.value.decode(errors='replace')}")
-    size = ctypes.c_size_t()
-    _check(lib.nvrtcGetCUBINSize(program, ctypes.byref(size)), "nvrtcGetCUBINSize")
-    cubin = ctypes.create_string_buffer(size.value)
-    _check(lib.nvrtcGetCUBIN(program, cubin), "nvrtcGetCUBIN")
+    what, size = "PTX" if arch.startswith("compute_") else "CUBIN", ctypes.c_size_t()
+    _check(lib[f"nvrtcGet{what}Size"](program, ctypes.byref(size)), f"nvrtcGet{what}Size")
+    made = ctypes.create_string_buffer(size.value)
+    _check(lib[f"nvrtcGet{what}"](program, made), f"nvrtcGet{what}")
     lib.nvrtcDestroyProgram(ctypes.byref(program))
-    return cubin.raw
+    return made.raw
 
 
 class Kernel:

@@ -1,0 +1,83 @@
+"""Seatings, splits and pads that P5's falsifiers run its ops on."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from phases.p5_batched_gdn.data import Row, drawn
+from phases.p5_batched_gdn.harness import Arena, Rig
+
+EDGES = (torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-45, -1e-45, 87.0, -87.0, 88.0, 88.5,
+         -103.0, 3e38, -3e38, 1.1754944e-38, 16.0)
+
+
+def sequence(rig: Rig, seed: int, length: int, slot: int, flavour: str = "plain") -> Row:
+    """Return the first tokens of a sequence, seated."""
+    return Row(slot, rig.op.tokens(seed, length, flavour))
+
+
+def seated(rig: Rig, m: int, longest: int, seed: int, flavour: str = "plain"
+           ) -> tuple[Arena, list[Row], dict[int, Tensor]]:
+    """Return an arena of m + 2 slots, m rows of 1 to `longest` tokens in it, and their states.
+
+    Rows are seated by a draw, so that no row's slot is its number but by chance.
+    """
+    slots = random.Random(seed).sample(range(m + 2), m)
+    rows = [sequence(rig, seed + 7 * i, 1 + (5 * i + 2) % longest, slot, flavour)
+            for i, slot in enumerate(slots)]
+    states = {slot: rig.state(seed + slot, flavour) for slot in slots}
+    return rig.arena(m + 2, states), rows, states
+
+
+def seatings(m: int, slots: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield orders of m rows with the slots they sit in: the last ones, backwards, and drawn."""
+    yield list(range(m)), list(range(m))
+    yield list(range(m)), list(range(slots - m, slots))
+    yield list(range(m))[::-1], list(range(slots - m, slots))
+    draw = random.Random(m)
+    for _ in range(2):
+        yield draw.sample(range(m), m), draw.sample(range(slots), m)
+
+
+def splits(length: int, which: str) -> Iterator[tuple[int, ...]]:
+    """Yield ways to cut a chunk: whole, in two, and in three; `all` of them or a `few`."""
+    yield (length,)
+    twos = [(a, length - a) for a in range(1, length)]
+    threes = [(a, b - a, length - b) for a, b in itertools.combinations(range(1, length), 2)]
+    if which == "all":
+        yield from (*twos, *threes)
+    else:
+        yield from (twos[0], twos[len(twos) // 2], twos[-1], threes[len(threes) // 2])
+
+
+def padded(rows: Sequence[Row], pads: int, place: str, nobody: int) -> list[Row]:
+    """Return the rows with rows of no tokens among them, on a slot that nobody may own."""
+    pad = [rows[0].part(0, 0, nobody)] * pads
+    at = {"before": 0, "between": (len(rows) + 1) // 2, "after": len(rows)}[place]
+    return [*rows[:at], *pad, *rows[at:]]
+
+
+def gate_inputs(tokens: int, heads: int, device: str
+                ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return a and b [tokens, heads] with poison behind every token, and decay and bias [heads].
+
+    Plain values, values beyond what the functions take apart, and every edge stand in turn.
+    """
+    size = tokens * heads
+    both = []
+    for seed in (21, 22):
+        x = drawn(seed, size) * torch.tensor([1.0, 30.0, 200.0]).repeat(size)[:size]
+        edges = torch.tensor(EDGES).roll(seed).repeat(size // len(EDGES) + 1)[:size]
+        at = torch.arange(size) % 3 == 1
+        x[at] = edges[at]
+        wide = torch.full((tokens, heads + 3), torch.nan)
+        wide[:, :heads] = x.view(tokens, heads)
+        both.append(wide.to(device)[:, :heads])
+    decay = -torch.exp(drawn(23, heads))
+    decay[0] = -1e-30
+    return (both[0], both[1]), (decay, drawn(24, heads))

@@ -1,0 +1,186 @@
+"""What P5's ops are attacked with: tokens of sequences and states, the same on every machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.config import STATE, TAPS
+from engine.state import Refs
+
+Inputs = tuple[Tensor, ...]
+DENORMAL = 1e-45
+GATES = {
+    "plain": None,
+    "extreme": ([0.0, 1.0, DENORMAL, 1.1754944e-38, 0.5, -0.0], [1.0, 0.0, DENORMAL, 0.25, -0.0]),
+    "zeros": ([1.0, 0.5], [1.0, 0.0]),
+    "huge": ([1.0, 0.9], [1.0]),
+    "broken": ([1.0, 0.9], [1.0, torch.nan]),
+}
+"""Decays and write strengths of a flavour, in turn; plain ones are drawn."""
+FLAVOURS = tuple(GATES)
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    """Return normal values for a seed."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def flavoured(x: Tensor, flavour: str) -> Tensor:
+    """Return values of the same shape as a flavour has them."""
+    flat = x.flatten().clone()
+    if flavour == "zeros":
+        flat = torch.where(flat > 0.7, flat, torch.where(flat > 0, 0.0, -0.0))
+    elif flavour == "huge":
+        flat = flat * torch.tensor([1e18, 1e-18, 3e-39, 1.0]).repeat(len(flat) // 4 + 1)[:len(flat)]
+    elif flavour == "broken":
+        flat[3::97], flat[5::89], flat[11::83] = torch.nan, torch.inf, -torch.inf
+    return flat.view(x.shape)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a call: its slot, and what each of its tokens brings."""
+
+    slot: int
+    inputs: Inputs
+
+    @property
+    def count(self) -> int:
+        """Tokens of the row."""
+        return len(self.inputs[0])
+
+    def part(self, first: int, count: int, slot: int | None = None) -> Row:
+        """Return some of the tokens, on another slot if one is given."""
+        return Row(self.slot if slot is None else slot,
+                   tuple(x[first:first + count] for x in self.inputs))
+
+
+class Op(Protocol):
+    """One op with state, for made sequences."""
+
+    name: str
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        """Shape of a slot's state."""
+
+    def tokens(self, seed: int, count: int, flavour: str = "plain") -> Inputs:
+        """Return what `count` tokens of a sequence bring."""
+
+    def laid(self, inputs: Inputs, gap: int, device: str) -> tuple[Inputs, Tensor]:
+        """Return the inputs as a step lays them out, and the buffer they are in, with poison."""
+
+    def out(self, inputs: Inputs) -> tuple[int, ...]:
+        """Return the shape of the output."""
+
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        """Weights that every token meets, by name."""
+
+    def call(self, function: Any, inputs: Inputs, refs: Refs, counts: tuple[int, ...],
+             out: Tensor) -> None:
+        """Run an implementation."""
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """The causal convolution over every channel of a layer."""
+
+    key_heads: int
+    value_heads: int
+    name: str = "conv_step"
+
+    @property
+    def channels(self) -> int:
+        """Channels of all queries, keys and values."""
+        return (2 * self.key_heads + self.value_heads) * STATE
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        """Shape of a slot's window."""
+        return (self.channels, TAPS - 1)
+
+    def tokens(self, seed: int, count: int, flavour: str = "plain") -> Inputs:
+        """Return x [count, C]."""
+        return (flavoured(drawn(seed, count, self.channels), flavour),)
+
+    def laid(self, inputs: Inputs, gap: int, device: str) -> tuple[Inputs, Tensor]:
+        """Return x with poison behind every token."""
+        whole = torch.full((len(inputs[0]), self.channels + gap), torch.nan)
+        whole[:, :self.channels] = inputs[0]
+        whole = whole.to(device)
+        return (whole[:, :self.channels],), whole
+
+    def out(self, inputs: Inputs) -> tuple[int, ...]:
+        """Return the shape of x."""
+        return tuple(inputs[0].shape)
+
+    @cached_property
+    def constants(self) -> dict[str, Tensor]:
+        """The taps, the same for all rows."""
+        return {"taps": drawn(7, self.channels, TAPS)}
+
+    def call(self, function: Any, inputs: Inputs, refs: Refs, counts: tuple[int, ...],
+             out: Tensor) -> None:
+        """Run an implementation."""
+        function(inputs[0], self.constants["taps"].to(out.device), refs, counts, out)
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """The gated delta rule over every value head of a layer."""
+
+    key_heads: int
+    value_heads: int
+    name: str = "delta_step"
+
+    @property
+    def state_shape(self) -> tuple[int, ...]:
+        """Shape of a slot's state."""
+        return (self.value_heads, STATE, STATE)
+
+    def tokens(self, seed: int, count: int, flavour: str = "plain") -> Inputs:
+        """Return q, k [count, key heads, 128], v [count, V, 128], g and beta [count, V]."""
+        heads = (self.key_heads, self.key_heads, self.value_heads)
+        q, k, v = (flavoured(drawn(3 * seed + i, count, n, STATE), flavour)
+                   for i, n in enumerate(heads))
+        given = GATES[flavour]
+        if given is None:
+            g, beta = (torch.sigmoid(drawn(5000 + 2 * seed + i, count, self.value_heads) + 2 * i)
+                       for i in (1, 0))
+        else:
+            size = count * self.value_heads
+            g, beta = (torch.tensor((some * size)[:size]).view(count, -1) for some in given)
+        return q, k, v, g, beta
+
+    def laid(self, inputs: Inputs, gap: int, device: str) -> tuple[Inputs, Tensor]:
+        """Return q, k and v side by side in one buffer, as a convolution left them, with poison."""
+        q, k, v, g, beta = inputs
+        joined = torch.cat([x.flatten(1) for x in (q, k, v)], dim=1)
+        whole = torch.nn.functional.pad(joined, (0, gap), value=torch.nan).to(device)
+        widths = [x[0].numel() if len(x) else x.shape[1] * STATE for x in (q, k, v)]
+        q, k, v = (part.unflatten(1, (-1, STATE))
+                   for part in whole[:, :sum(widths)].split(widths, 1))
+        return (q, k, v, g.to(device), beta.to(device)), whole
+
+    def out(self, inputs: Inputs) -> tuple[int, ...]:
+        """Return the shape of v."""
+        return tuple(inputs[2].shape)
+
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        """None: what differs from head to head comes with the tokens."""
+        return {}
+
+    def call(self, function: Any, inputs: Inputs, refs: Refs, counts: tuple[int, ...],
+             out: Tensor) -> None:
+        """Run an implementation."""
+        function(*inputs, refs, counts, out)
+
+
+OPS = {"conv_step": Convolution, "delta_step": DeltaRule}

@@ -1,0 +1,214 @@
+"""How P5's attack runs an op: a pool between guards, poison in idle slots, every stray write seen.
+
+What is judged is the path's op on the CPU and on a device, its portable kernel under the
+interpreter and where a case says so, or a candidate's function everywhere.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from contracts.schema import Budget, Case, load_contract
+from engine import ops
+from engine.state import Ints, Refs
+from falsifiers.engagement import interpreter_builder
+from falsifiers.errors import Declined, SuiteError
+from falsifiers.fences import Fence, fenced
+from falsifiers.judge import Judge
+from falsifiers.poison import guarded
+from falsifiers.steady import steady_dots
+from falsifiers.subject import Subject
+from phases.p5_batched_gdn.data import OPS, Inputs, Op, Row, drawn, flavoured
+
+CONTRACT = Path(__file__).parents[2] / "contracts" / "p5.yaml"
+
+
+class Arena:
+    """States of so many slots and of one more that nobody owns, between guards, all poison."""
+
+    def __init__(self, op: Op, slots: int, device: str) -> None:
+        self.slots = slots
+        self.room = guarded(slots + 1, *op.state_shape, device=device)
+        self.whole = self.room.inside
+
+    def write(self, slot: int, state: Tensor) -> None:
+        """Give a slot its state."""
+        self.whole[slot].copy_(state)
+
+    def refs(self, rows: Sequence[Row]) -> Refs:
+        """Return the states of the rows' slots, their addresses already on the device."""
+        plain = Refs(self.whole, tuple(row.slot for row in rows))
+        return Refs(plain.whole, plain.slots, plain.pointers)
+
+    def read(self, slot: int) -> Tensor:
+        """Return a copy of a slot's state, on the CPU."""
+        return self.whole[slot].clone().cpu()
+
+
+class Rig:
+    """The op that a case judges, with what it is run on."""
+
+    def __init__(self, case: Case, subject: Subject, judge: Judge) -> None:
+        self.judge, self.device = judge, subject.device
+        self.function, self.bitwise = function_of(case, subject, case["op"]), True
+        self.op: Op = OPS[case["op"]](*case["heads"])
+        if subject.candidate is not None:
+            self.bitwise = subject.candidate.bitwise
+
+    def arena(self, slots: int, states: dict[int, Tensor] | None = None) -> Arena:
+        """Return a new arena, these slots with a state and all others poison."""
+        arena = Arena(self.op, slots, self.device)
+        for slot, state in (states or {}).items():
+            arena.write(slot, state)
+        return arena
+
+    def state(self, seed: int, flavour: str = "plain") -> Tensor:
+        """Return a state that a sequence might have reached."""
+        return flavoured(drawn(900 + seed, *self.op.state_shape) * 0.3, flavour)
+
+    def fresh(self) -> Tensor:
+        """Return the state of a sequence without tokens."""
+        return torch.zeros(self.op.state_shape)
+
+    def run(self, arena: Arena, rows: Sequence[Row], **where: int | str) -> list[Tensor]:
+        """Return each row's output, on the CPU; judge what the call left behind."""
+        inputs, room = self._laid(rows)
+        out = guarded(*self.op.out(inputs), device=self.device)
+        state, held = arena.whole.clone(), [x.clone() for x in (room, *inputs)]
+        self._call(inputs, arena.refs(rows), counts_of(rows), out.inside)
+        out.hold(self.judge, "out", **where)
+        arena.room.hold(self.judge, "the pool", **where)
+        for x, before in zip((room, *inputs), held, strict=True):
+            self.judge.law(_same(x, before), "an input was written", rung="frame", **where)
+        asked = {row.slot for row in rows if row.count}
+        for slot in range(arena.slots + 1):
+            if slot not in asked:
+                self.judge.law(_same(arena.whole[slot], state[slot]), f"state[slot {slot}] was "
+                               f"changed by a call that does not name it", rung="frame", **where)
+        return list(out.inside.cpu().split([row.count for row in rows]))
+
+    def _laid(self, rows: Sequence[Row]) -> tuple[Inputs, Tensor]:
+        joined = tuple(torch.cat(parts) for parts in zip(*(row.inputs for row in rows),
+                                                         strict=True))
+        return self.op.laid(joined, 3 + len(rows) % 2, self.device)
+
+    def _call(self, inputs: Inputs, refs: Refs, counts: Ints, out: Tensor) -> None:
+        with warnings.catch_warnings(), np.errstate(all="ignore"), steady_dots():
+            warnings.simplefilter("ignore")
+            self.op.call(self.function, inputs, refs, counts, out)
+
+    def into(self, whole: Tensor, rows: Sequence[Row]) -> list[Tensor]:
+        """Return each row's output over any slots [slots, ...], judging nothing."""
+        inputs, _ = self._laid(rows)
+        out = torch.empty(self.op.out(inputs), device=self.device)
+        self._call(inputs, Refs(whole, tuple(row.slot for row in rows)), counts_of(rows), out)
+        return list(out.cpu().split([row.count for row in rows]))
+
+    def watched(self, arena: Arena, rows: Sequence[Row]) -> Fence:
+        """Run a call under the interpreter and return what its kernels touched.
+
+        They may read what they are given, and write the output and the rows' own states.
+        """
+        inputs, _ = self._laid(rows)
+        out, refs, counts = torch.empty(self.op.out(inputs)), arena.refs(rows), counts_of(rows)
+        given = {"addresses": refs.pointers, "starts": counts.starts.on(self.device),
+                 **self.op.constants, **{f"input {i}": x for i, x in enumerate(inputs)}}
+        states = {f"state of slot {row.slot}": arena.whole[row.slot] for row in rows if row.count}
+        with fenced(given, {"out": out, **states}) as fence:
+            self._call(inputs, refs, counts, out)
+        return fence
+
+    def alone(self, row: Row, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the output and the state that a row gets alone, in a pool of one slot."""
+        arena = self.arena(1, {0: state})
+        return self.run(arena, [row.part(0, row.count, 0)])[0], arena.read(0)
+
+    def truth(self, row: Row, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the output and the state that the engine's own op gives the row."""
+        whole, out = state.clone().unsqueeze(0), torch.empty(self.op.out(row.inputs))
+        self.op.call(getattr(ops, self.op.name), row.inputs, Refs(whole, (0,)), (row.count,), out)
+        return out, whole[0]
+
+    def hold(self, arena: Arena, rows: Sequence[Row], got: Sequence[Tensor],
+             want: Sequence[tuple[Tensor, Tensor]], finite: bool = True,
+             **where: int | str) -> None:
+        """Hold each row's output and state to what it should be, in bits."""
+        for i, (row, (out, state)) in enumerate(zip(rows, want, strict=True)):
+            at: Any = {"row": i, "slot": row.slot, **where}
+            self.judge.equal("out", got[i], out, finite=finite, **at)
+            self.judge.equal("state", arena.read(row.slot), state, finite=finite, **at)
+
+    def hold_true(self, arena: Arena, rows: Sequence[Row], got: Sequence[Tensor],
+                  before: dict[int, Tensor], finite: bool = True, **where: int | str) -> None:
+        """Hold each row to the engine's op: in bits, or to the budget of an own arithmetic."""
+        for i, row in enumerate(rows):
+            pairs = zip(("out", "state"), (got[i], arena.read(row.slot)),
+                        self.truth(row, before[row.slot]), strict=True)
+            for name, mine, want in pairs:
+                at: Any = {"row": i, "slot": row.slot, **where}
+                if self.bitwise:
+                    self.judge.equal(name, mine, want, rule="truth", finite=finite, **at)
+                else:
+                    self.judge.budget(name, mine.reshape(1, -1), want.reshape(1, -1),
+                                      own_budget(), **{**at, "row": i})
+
+
+@contextmanager
+def launches() -> Iterator[list[tuple[int, ...]]]:
+    """Note the grid of every kernel that the interpreter launches in the block."""
+    interpreter_builder()
+    executor: Any = importlib.import_module("triton.runtime.interpreter").GridExecutor
+    real, grids = executor.__call__, list[tuple[int, ...]]()
+
+    def counted(self: Any, *args: Any, **named: Any) -> Any:
+        grids.append(tuple(self.grid) if isinstance(self.grid, tuple) else ())
+        return real(self, *args, **named)
+
+    executor.__call__ = counted
+    try:
+        yield grids
+    finally:
+        executor.__call__ = real
+
+
+def counts_of(rows: Sequence[Row]) -> Ints:
+    """Return each row's tokens."""
+    return Ints(row.count for row in rows)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors hold the same bytes, any NaN its own."""
+    return torch.equal(a.view(torch.int32), b.view(torch.int32))
+
+
+def function_of(case: Case, subject: Subject, name: str) -> Any:
+    """Return the implementation of an op that a case judges."""
+    candidate = subject.candidate
+    if candidate is not None:
+        candidate.refuse(case)
+        if candidate.op(name) is None:
+            raise Declined(f"it offers no {name}")
+        if candidate.io_dtype is not None:
+            raise Declined("activations of this phase are f32")
+    op = getattr(subject.path, name)
+    portable = case.tier == "interpret" or case.given.get("kernel") == "portable"
+    return getattr(op, "portable", op) if portable else op
+
+
+@cache
+def own_budget() -> Budget:
+    """Return the contract's budget for candidates with an arithmetic of their own."""
+    budget = load_contract(CONTRACT).parity.own
+    if budget is None:
+        raise SuiteError(f"{CONTRACT.name} has no budget for an arithmetic of one's own")
+    return budget

@@ -1,0 +1,96 @@
+"""The recurrent ops of a GDN layer in CUDA C++ (`gdn.cu`), compiled by NVRTC: one launch an op.
+
+State is read once and written once a call, however many tokens a row has, and stays in registers
+between them. The bits are those of the Triton kernels and of the reference.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+from ctypes import c_float, c_longlong
+from functools import cache
+from pathlib import Path
+
+from torch import Tensor, contiguous_format
+
+from engine.config import STATE
+from engine.errors import InputError
+from engine.kernels.nvrtc import Kernel, compile_source
+from engine.state import Ints, Refs
+from phases.p5_batched_gdn.reference import scale_of
+
+ARITHMETIC = "ordered"
+SOURCE = Path(__file__).with_name("gdn.cu")
+CHANNELS = 256
+"""Channels of a block of the convolution."""
+HEAD_WARPS = 8
+"""Warps that share a value head."""
+BUSY = 128
+"""Blocks that keep a device's multiprocessors at work."""
+
+
+@cache
+def _function(name: str, warps: int = 4) -> Kernel:
+    return Kernel(compile_source(SOURCE.read_text(), options(warps)), name)
+
+
+def options(warps: int) -> tuple[str, ...]:
+    """Return the compiler options for blocks of the delta rule of this many warps."""
+    return (f"-DWARPS={warps}",)
+
+
+def warps_of(m: int, heads: int) -> int:
+    """Return the warps of a block: fewer when there is little to do, so that more blocks share it.
+
+    It decides speed and no bit.
+    """
+    return next((w for w in (4, 2) if m * heads * HEAD_WARPS >= w * BUSY), 1)
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """Return a tensor whose last axes are dense and whose tokens begin at 16 bytes, as x if so."""
+    dense = x[0].is_contiguous() if len(x) else True
+    if dense and x.data_ptr() % 16 == 0 and x.stride(0) % 4 == 0:
+        return x
+    return x.clone(memory_format=contiguous_format)
+
+
+def conv_step(x: Tensor, taps: Tensor, windows: Refs, counts: tuple[int, ...],
+              out: Tensor) -> None:
+    """Write the SiLU of the causal convolution of x[t, C] into out[t, C]; shift the windows."""
+    starts, channels = _starts(counts, x), x.shape[1]
+    blocks = (channels + CHANNELS - 1) // CHANNELS
+    _function("conv_step")((blocks, len(counts)), CHANNELS, 0, x, c_longlong(x.stride(0)),
+                           _aligned(taps), windows.pointers, starts, channels, out,
+                           c_longlong(out.stride(0)))
+
+
+def gates(a: Tensor, b: Tensor, decay: Tensor, bias: Tensor, g: Tensor, beta: Tensor) -> None:
+    """Write EXP(decay * SOFTPLUS(a + bias)) into g[t, V] and SIGMOID(b) into beta[t, V]."""
+    tokens, heads = a.shape
+    count = tokens * heads
+    _function("gates")(((count + 127) // 128, 1), 128, 0, a, c_longlong(a.stride(0)), b,
+                       c_longlong(b.stride(0)), decay, bias, heads, count, g, beta)
+
+
+def delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs,
+               counts: tuple[int, ...], out: Tensor) -> None:
+    """Advance the gated delta rule for each row's tokens in order; write reads into out[t, V, 128].
+
+    q and k are [t, key_heads, 128] and v is [t, V, 128], with any stride from token to token;
+    value head h uses key head h mod key_heads.
+    """
+    if v.shape[2] != STATE:
+        raise InputError(f"heads of width {v.shape[2]} are not supported, only {STATE}")
+    q, k, v = _aligned(q), _aligned(k), _aligned(v)
+    heads, warps = v.shape[1], warps_of(len(counts), v.shape[1])
+    _function("delta_step", warps)(
+        (heads * HEAD_WARPS // warps, len(counts)), warps * 32, 0, q, c_longlong(q.stride(0)), k,
+        c_longlong(k.stride(0)), v, c_longlong(v.stride(0)), g, beta, states.pointers,
+        _starts(counts, q), k.shape[1], heads, c_float(scale_of(q)), out)
+
+
+def _starts(counts: tuple[int, ...], like: Tensor) -> Tensor:
+    counts = counts if isinstance(counts, Ints) else Ints(counts)
+    return counts.starts.on(like.device)
