@@ -1,0 +1,314 @@
+// Attention of every row's tokens over the row's own slot (contracts/arithmetic.md, item 24).
+// `split` makes one split of 64 keys of one token and one KV head, and appends the token's key and
+// value; `merge` joins a head's splits in order. Compiled by NVRTC with -DGROUP (query heads of a
+// KV head). Contraction is off; each + - * / below rounds once.
+//
+// Nothing reads what a launch writes: keys from `length` on, those of this very step, come from
+// k and v as they were handed in, so tokens of a chunk need not wait for one another.
+
+typedef unsigned long long u64;
+typedef unsigned int u32;
+typedef long long i64;
+
+#define DIM 256
+#define SPLIT 64
+#define LANES 8          // of a split's keys
+#define THREADS 256
+#define WARPS 8
+#define KEYS 4           // of a warp, in registers at once
+#define ROUNDS (SPLIT / WARPS / KEYS)
+#define WIDE ((GROUP + 3) / 4 * 4)   // weights of a key's query heads, in whole float4
+#define NO_SCORE __int_as_float(0xff800000)  // minus infinity
+#define VALUES (GROUP * KEYS)        // scores that a warp makes in a round
+
+__device__ __forceinline__ float exp_of(float x) {  // EXP [14] for x <= 0; NaN stays NaN
+  const float y = x < -87.0f ? -87.0f : x;
+  const float n = __fadd_rn(__fadd_rn(__fmul_rn(y, __int_as_float(0x3fb8aa3b)), 12582912.0f),
+                            -12582912.0f);
+  const float t = __fsub_rn(__fsub_rn(y, __fmul_rn(n, __int_as_float(0x3f318000))),
+                            __fmul_rn(n, __int_as_float(0xb95e8083)));
+  float p = __int_as_float(0x394f83af);
+  p = __fadd_rn(__fmul_rn(p, t), __int_as_float(0x3ab6c737));
+  p = __fadd_rn(__fmul_rn(p, t), __int_as_float(0x3c08893a));
+  p = __fadd_rn(__fmul_rn(p, t), __int_as_float(0x3d2aaa46));
+  p = __fadd_rn(__fmul_rn(p, t), __int_as_float(0x3e2aaaaa));
+  p = __fadd_rn(__fmul_rn(p, t), __int_as_float(0x3f000000));
+  const float power = __int_as_float((__float2int_rn(n) + 127) << 23);
+  const float e = __fmul_rn(__fadd_rn(__fadd_rn(__fmul_rn(__fmul_rn(p, t), t), t), 1.0f), power);
+  return x < -87.0f ? 0.0f : e;
+}
+
+__device__ __forceinline__ float sigmoid_of(float x) {  // SIGMOID [16]
+  const float t = exp_of(-fabsf(x));
+  const float y = __fdiv_rn(x < 0.0f ? t : 1.0f, __fadd_rn(t, 1.0f));
+  return x != x ? x : y;
+}
+
+__device__ __forceinline__ void copy_16(float* to, const float* from, bool there) {
+  // asynchronous, past L1; an absent row becomes +0 and is not read
+  const u32 at = (u32)__cvta_generic_to_shared(to);
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :: "r"(at), "l"(from), "r"(there ? 16 : 0) : "memory");
+}
+
+struct Rows {  // where a step's rows begin among its tokens, and what their slots held before
+  const int* starts;   // i32[m + 1]; null when every row has one token
+  const int* lengths;  // i32[m]
+  int m;
+};
+
+struct Place {  // of one token
+  int row, start, length, keys;  // keys: how many it sees, itself among them
+};
+
+// Call with all threads of a block. A row of no tokens ends where it begins, so no token is its.
+__device__ __forceinline__ Place place_of(int token, const Rows& rows) {
+  Place p;
+  p.row = token, p.start = token;
+  if (rows.starts) {
+    p.row = 0;
+    for (int i = 0; i < rows.m; i += THREADS) {
+      const int at = i + threadIdx.x;
+      p.row += __syncthreads_count(at < rows.m && rows.starts[at + 1] <= token);
+    }
+    p.start = rows.starts[p.row];
+  }
+  p.length = rows.lengths[p.row];
+  p.keys = p.length + (token - p.start) + 1;
+  return p;
+}
+
+struct Source {  // a head's keys or values: those of the slot, then those of this step
+  const float* held;
+  const float* fresh;  // where the step's would begin if key 0 were among them
+  i64 held_row, fresh_row;
+  int length;
+  __device__ __forceinline__ const float* operator[](int key) const {
+    const bool old = key < length;
+    return (old ? held : fresh) + key * (old ? held_row : fresh_row);
+  }
+};
+
+struct Strides {
+  i64 token, head;
+};
+
+// Grid: x splits, y tokens times KV heads.
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
+split(const float* q, const float* k, const float* v, const u64* keys, const u64* values,
+      const int* starts, const int* lengths, int m, int first, int groups, Strides q_at,
+      Strides k_at, Strides v_at, Strides key_at, Strides value_at, float* tops, float* parts) {
+  extern __shared__ float4 shared[];
+  float* const v_rows = (float*)shared;              // [SPLIT][DIM]
+  float* const q_rows = v_rows + SPLIT * DIM;        // [GROUP][DIM]
+  float* const scores = q_rows + GROUP * DIM;        // [SPLIT][WIDE], then their weights
+  const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+  const int local = blockIdx.y / groups, group = blockIdx.y % groups, token = first + local;
+  const Place place = place_of(token, Rows{starts, lengths, m});
+  const int start = blockIdx.x * SPLIT, here = min(place.keys - start, SPLIT);
+  if (here <= 0) return;
+
+  float* const slot_k = (float*)keys[place.row] + group * key_at.head;
+  float* const slot_v = (float*)values[place.row] + group * value_at.head;
+  const float* const own_k = k + place.start * k_at.token + group * k_at.head;
+  const float* const own_v = v + place.start * v_at.token + group * v_at.head;
+  const Source from_k = {slot_k, own_k - place.length * k_at.token, key_at.token, k_at.token,
+                         place.length};
+  const Source from_v = {slot_v, own_v - place.length * v_at.token, value_at.token, v_at.token,
+                         place.length};
+
+  // The first round's keys, then every value, then the second round's keys: all in flight at once.
+  // A lane holds dimensions 4 lane..4 lane + 3 of a key, and those 128 further on.
+  float4 held[ROUNDS][KEYS][2];
+#pragma unroll
+  for (int round = 0; round < ROUNDS; round++) {
+#pragma unroll
+    for (int i = 0; i < KEYS; i++) {
+      const int j = (round * KEYS + i) * WARPS + warp;
+      held[round][i][0] = held[round][i][1] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (j < here) {
+        const float4* at = (const float4*)from_k[start + j] + lane;
+        held[round][i][0] = __ldg(at);  // read-only: what the launch writes lies elsewhere
+        held[round][i][1] = __ldg(at + 32);
+      }
+    }
+    if (round == 0) {
+      for (int i = tid; i < GROUP * DIM / 4; i += THREADS) {
+        const int h = i / (DIM / 4), d = i % (DIM / 4) * 4;
+        copy_16(q_rows + h * DIM + d,
+                q + token * q_at.token + (group * GROUP + h) * q_at.head + d, true);
+      }
+      asm volatile("cp.async.commit_group;" ::: "memory");
+      const int whole = (here + LANES - 1) / LANES * LANES;  // up to a full round of lanes
+      for (int j = tid / (DIM / 4); j < whole; j += THREADS / (DIM / 4)) {
+        const int d = tid % (DIM / 4) * 4;
+        copy_16(v_rows + j * DIM + d, from_v[start + min(j, here - 1)] + d, j < here);
+      }
+      asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+  }
+  if (start + here == place.keys) {  // this token's own key and value, which nobody reads here
+    const i64 at = place.keys - 1;
+    slot_k[at * key_at.token + tid] = own_k[(token - place.start) * k_at.token + tid];
+    slot_v[at * value_at.token + tid] = own_v[(token - place.start) * v_at.token + tid];
+  }
+  asm volatile("cp.async.wait_group 1;" ::: "memory");  // the queries; values are still on their way
+  __syncthreads();
+
+  // Scores: SUM is 128 lanes, lane i with x_i + x_(i + 128), then adjacent pairs: two levels inside
+  // a lane, five across the warp. Which of two equal-sized sums stands left changes no bit. A lane
+  // of the text begins at +0; without it only the sign of a sum of zeros can differ, and a score
+  // of -0 does in every later step what +0 does. Sums travel so that each exchange halves what a
+  // lane still has to add: after it, `base` says which of the warp's VALUES it kept.
+#pragma unroll
+  for (int round = 0; round < ROUNDS; round++) {
+    float sum[VALUES];
+#pragma unroll
+    for (int h = 0; h < GROUP; h++) {
+      const float4 a = ((const float4*)(q_rows + h * DIM))[lane];
+      const float4 b = ((const float4*)(q_rows + h * DIM))[lane + 32];
+#pragma unroll
+      for (int i = 0; i < KEYS; i++) {
+        const float4 x = held[round][i][0], y = held[round][i][1];
+        const float l0 = __fadd_rn(__fmul_rn(a.x, x.x), __fmul_rn(b.x, y.x));
+        const float l1 = __fadd_rn(__fmul_rn(a.y, x.y), __fmul_rn(b.y, y.y));
+        const float l2 = __fadd_rn(__fmul_rn(a.z, x.z), __fmul_rn(b.z, y.z));
+        const float l3 = __fadd_rn(__fmul_rn(a.w, x.w), __fmul_rn(b.w, y.w));
+        sum[i * GROUP + h] = __fadd_rn(__fadd_rn(l0, l1), __fadd_rn(l2, l3));
+      }
+    }
+    int base = 0, left = VALUES;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const bool upper = lane & step;
+      if (left % 2 == 0) {
+        left /= 2;
+#pragma unroll
+        for (int i = 0; i < VALUES / 2; i++)
+          if (i < left) {
+            const float kept = upper ? sum[i + left] : sum[i], given = upper ? sum[i] : sum[i + left];
+            sum[i] = __fadd_rn(kept, __shfl_xor_sync(~0u, given, step));
+          }
+        base += upper ? left : 0;
+      } else {
+#pragma unroll
+        for (int i = 0; i < VALUES; i++)
+          if (i < left) sum[i] = __fadd_rn(sum[i], __shfl_xor_sync(~0u, sum[i], step));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < VALUES; i++)
+      if (i < left) {
+        const int number = base + i, j = (round * KEYS + number / GROUP) * WARPS + warp;
+        scores[j * WIDE + number % GROUP] = __fmul_rn(sum[i], 0.0625f);
+      }
+  }
+  __syncthreads();
+
+  // Weights of a query head, a warp each: lane has keys `lane` and `lane + 32`. A score that is NaN
+  // is passed over by the maximum and makes the head's sums NaN all the same.
+  const i64 part_of = ((i64)local * groups + group) * GROUP * gridDim.x + blockIdx.x;
+  for (int h = warp; h < GROUP; h += WARPS) {
+    float* const at = scores + lane * WIDE + h;
+    const bool one = lane < here, two = lane + 32 < here;
+    float top = fmaxf(one ? at[0] : NO_SCORE, two ? at[32 * WIDE] : NO_SCORE);
+#pragma unroll
+    for (int step = 16; step; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+    at[0] = one ? exp_of(__fsub_rn(at[0], top)) : 0.0f;
+    at[32 * WIDE] = two ? exp_of(__fsub_rn(at[32 * WIDE], top)) : 0.0f;
+    __syncwarp();
+    float low = 0.0f;  // lane l of the text, in threads l, l + 8, l + 16 and l + 24
+#pragma unroll
+    for (int j = 0; j < SPLIT; j += LANES)
+      low = __fadd_rn(low, scores[(j + lane % LANES) * WIDE + h]);
+#pragma unroll
+    for (int step = 1; step < LANES; step *= 2)
+      low = __fadd_rn(low, __shfl_xor_sync(~0u, low, step));
+    if (lane == 0) {
+      float* const told = tops + 2 * (part_of + (i64)h * gridDim.x);
+      told[0] = top, told[1] = low;
+    }
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  __syncthreads();
+
+  // Weighted values: a thread has one dimension, for each query head eight lanes of keys.
+  float acc[GROUP][LANES];
+#pragma unroll
+  for (int h = 0; h < GROUP; h++)
+#pragma unroll
+    for (int l = 0; l < LANES; l++) acc[h][l] = 0.0f;
+  for (int j = 0; j < here; j += LANES) {
+#pragma unroll
+    for (int l = 0; l < LANES; l++) {
+      const float value = v_rows[(j + l) * DIM + tid];
+      float weight[WIDE];
+#pragma unroll
+      for (int i = 0; i < WIDE / 4; i++)
+        ((float4*)weight)[i] = ((const float4*)(scores + (j + l) * WIDE))[i];
+#pragma unroll
+      for (int h = 0; h < GROUP; h++)
+        acc[h][l] = __fadd_rn(acc[h][l], __fmul_rn(weight[h], value));
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < GROUP; h++) {
+    const float* a = acc[h];
+    const float low = __fadd_rn(__fadd_rn(a[0], a[1]), __fadd_rn(a[2], a[3]));
+    const float high = __fadd_rn(__fadd_rn(a[4], a[5]), __fadd_rn(a[6], a[7]));
+    parts[(part_of + (i64)h * gridDim.x) * DIM + tid] = __fadd_rn(low, high);
+  }
+}
+
+#define AHEAD 32   // partial results that a thread has in flight
+
+__device__ __forceinline__ void ahead(float held[AHEAD], const float* from, int there) {
+#pragma unroll
+  for (int u = 0; u < AHEAD; u++) held[u] = u < there ? from[(i64)u * DIM] : 0.0f;
+}
+
+// Grid: x query heads, y tokens; a thread has one dimension.
+extern "C" __global__ void __launch_bounds__(THREADS)
+merge(const float* gate, const int* starts, const int* lengths, int m, int first, int splits,
+      const float* tops, const float* parts, float* out, Strides gate_at, Strides out_at) {
+  __shared__ float share[THREADS], low[THREADS], largest[WARPS];
+  const int tid = threadIdx.x, head = blockIdx.x, token = first + blockIdx.y;
+  const Place place = place_of(token, Rows{starts, lengths, m});
+  const int own = (place.keys + SPLIT - 1) / SPLIT;
+  const i64 part = ((i64)blockIdx.y * gridDim.x + head) * splits;
+  const float2* const told = (const float2*)tops + part;
+  const float* const from = parts + part * DIM + tid;
+  const float opened = sigmoid_of(gate[token * gate_at.token + head * gate_at.head + tid]);
+
+  float held[AHEAD];  // on its way while the shares are found
+  ahead(held, from, own);
+  float top = NO_SCORE;
+  for (int i = tid; i < own; i += THREADS) top = fmaxf(top, told[i].x);
+#pragma unroll
+  for (int step = 16; step; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+  if (tid % 32 == 0) largest[tid / 32] = top;
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < WARPS; w++) top = fmaxf(top, largest[w]);
+
+  float bottom = 0.0f, whole = 0.0f;
+  for (int i = 0; i < own; i += AHEAD) {
+    if (i % THREADS == 0) {
+      __syncthreads();
+      share[tid] = low[tid] = 0.0f;  // an absent split adds +0
+      if (i + tid < own) {
+        const float2 mine = told[i + tid];
+        share[tid] = exp_of(__fsub_rn(mine.x, top));
+        low[tid] = __fmul_rn(share[tid], mine.y);
+      }
+      __syncthreads();
+    }
+#pragma unroll
+    for (int u = 0; u < AHEAD; u++) {
+      bottom = __fadd_rn(bottom, low[i % THREADS + u]);
+      whole = __fadd_rn(whole, __fmul_rn(share[i % THREADS + u], held[u]));
+    }
+    ahead(held, from + (i64)(i + AHEAD) * DIM, own - i - AHEAD);
+  }
+  out[token * out_at.token + head * out_at.head + tid] = __fmul_rn(__fdiv_rn(whole, bottom), opened);
+}

@@ -1,0 +1,116 @@
+"""Compile this phase's kernels for sm_90 without a GPU and read what the compilers made of them.
+
+Run as `python -m phases.p6_batched_attention.compiled` without TRITON_INTERPRET; prints a line a
+kernel and exits with 1 when one holds a contracted, approximate or flushing f32 operation, or
+keeps values in memory. The CUDA source is compiled where NVRTC is to be had, which is told.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from triton.backends import nvidia
+
+from engine.kernels import compile as check
+from engine.kernels.nvrtc import compile_source, library
+from phases.p6_batched_attention import kernel_attend, kernel_attend_cuda, kernel_rotate
+
+TOOLS = Path(nvidia.__file__).parent / "bin"
+GROUPS = (1, 2, 3, 4, 6, 8)
+"""Query heads a KV head that the CUDA kernels are compiled for here."""
+DIVISIONS = 22
+"""FFMA of the two divisions in `merge`; `split` divides nothing and has none."""
+SUM = "__fadd_rn(acc[h][l], __fmul_rn(weight[h], value))"
+FUSED = "__fmaf_rn(weight[h], value, acc[h][l])"
+"""A sum of the source and what it must never become."""
+ROWS = {"starts": "*i32", "lengths": "*i32", "m": "i32"}
+CACHE = {"keys": "*u64", "values": "*u64"}
+
+
+def _strides(*names: str) -> dict[str, str]:
+    return {f"{name}_{axis}": "i32" for name in names for axis in
+            (("row", "head") if name in ("key", "value") else ("token", "head"))}
+
+
+KERNELS = {
+    "append": (kernel_attend._append,
+               {"k": "*fp32", "v": "*fp32", **CACHE, **ROWS, **_strides("k", "v", "key", "value")},
+               {"DIM": 256}),
+    "attend_split": (kernel_attend._attend_split,
+                     {"q": "*fp32", **CACHE, **ROWS, "first": "i32", "tops": "*fp32",
+                      "parts": "*fp32", "splits": "i32", **_strides("q", "key", "value")},
+                     {"GROUP": 4, "SPLIT": 64, "DIM": 256, "SCALE": 0.0625}),
+    "attend_merge": (kernel_attend._attend_merge,
+                     {"gate": "*fp32", **ROWS, "first": "i32", "tops": "*fp32", "parts": "*fp32",
+                      "splits": "i32", "out": "*fp32", **_strides("gate", "out")},
+                     {"SPLIT": 64, "DIM": 256}),
+    "rotate": (kernel_rotate._rotate,
+               {"x": "*fp32", "table": "*fp32", "positions": "*i64", "out": "*fp32",
+                **_strides("x", "out")}, {"PAIRS": 32, "DIM": 256}),
+}
+
+
+def cuda_faults(group: int, source: str) -> list[str]:
+    """Compile the CUDA source for a group and return what must not be in its machine code."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compile_source(source, kernel_attend_cuda.options(group)))
+        file.flush()
+        usage = _tool("cuobjdump", "-res-usage", file.name)
+        code = _tool("nvdisasm", "-c", file.name)
+    found = [f"{size} bytes of {name.lower()}" for name, size
+             in re.findall(r"(STACK|LOCAL):(\d+)", usage) if size != "0"]
+    functions = dict(re.findall(r"\n\.text\.(split|merge):(.*?)(?=\n\.text\.|\Z)", code, re.DOTALL))
+    if set(functions) != {"split", "merge"} or "REG:" not in usage:
+        return [*found, "no machine code told"]
+    for name, allowed in (("split", 0), ("merge", DIVISIONS)):
+        fused = len(re.findall(r"\bFFMA\b", functions[name]))
+        if fused > allowed:
+            found.append(f"{fused} fused multiply-adds in {name}")
+    return found
+
+
+def _tool(name: str, *args: str) -> str:
+    return subprocess.run([str(TOOLS / name), *args], capture_output=True, text=True,
+                          check=True).stdout
+
+
+def has_nvrtc() -> bool:
+    """Return whether NVRTC can be loaded here."""
+    try:
+        library()
+    except OSError:
+        return False
+    return True
+
+
+def main() -> int:
+    """Compile and check every kernel."""
+    check.KERNELS.update(KERNELS)
+    checks = {name: lambda name=name: check.found_in(check.ptx_of(name)) for name in KERNELS}
+    source = kernel_attend_cuda.SOURCE.read_text()
+    if has_nvrtc():
+        checks |= {f"attend.cu-{g}": lambda g=g: cuda_faults(g, source) for g in GROUPS}
+    else:
+        print("attend.cu: not compiled, since NVRTC is not installed")
+    bad = 0
+    for name, faults_of in checks.items():
+        faults = faults_of()
+        bad += bool(faults)
+        print(f"{name}: {', '.join(faults) or 'clean'}", flush=True)
+    if not check.found_in(check.ptx_of("rotate", fused=True)):
+        print("the check is blind: rotate compiled with contraction passes it")
+        bad += 1
+    if has_nvrtc() and not cuda_faults(4, source.replace(SUM, FUSED)):
+        print("the check is blind: attend.cu with a fused sum passes it")
+        bad += 1
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

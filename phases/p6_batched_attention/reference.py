@@ -1,0 +1,103 @@
+"""Attention of all rows at once in plain PyTorch: one split of 64 keys after another, all tokens.
+
+Letters: t tokens of all rows, n keys of a split, G KV heads, R query heads of each, D = 256. The
+bits are those of arithmetic.md, item 24. A row of no tokens is a pad: its slot is not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.arithmetic import exp, pairwise, sigmoid, total
+from engine.ops import KEY_LANES, SPLIT, rotate  # every token turns at its own position already
+from engine.state import Refs
+
+__all__ = ["attend", "rotate"]
+
+BLOCK = 1 << 20
+"""Products of one split of the tokens that are worked together: what a cache holds."""
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
+           lengths: Sequence[int], counts: Sequence[int], out: Tensor) -> None:
+    """Append k and v [t, G, D] to each row's cache and write gated attention into out[t, H, D].
+
+    lengths[i] is how many rows slot i's cache holds before this step, counts[i] how many tokens
+    of row i stand among t; query head h reads KV head h // (H / G).
+    """
+    slots = [s for s, count in zip(keys.slots, counts, strict=True) for _ in range(count)]
+    places = [n for n, count in zip(lengths, counts, strict=True) for n in range(n, n + count)]
+    if not slots:
+        return
+    keys.whole[slots, places], values.whole[slots, places] = k, v
+    heads = q.unflatten(1, (k.shape[1], -1))  # [t, G, R, D]
+    size = max(1, BLOCK // (SPLIT * q[0].numel()))
+    for first in range(0, len(slots), size):
+        some = slice(first, first + size)
+        read = _read(heads[some], keys.whole, values.whole, torch.tensor(slots[some]),
+                     torch.tensor(places[some]) + 1)
+        out[some] = read.flatten(1, 2) * sigmoid(gate[some])
+
+
+def _read(q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, lengths: Tensor) -> Tensor:
+    """Return softmax(q k / 16) v of each token over the `lengths` first keys of its slot."""
+    starts = range(0, int(lengths.max()), SPLIT)
+    live = [(lengths > start).nonzero().flatten() for start in starts]  # who has such a split
+    scores = [_scores(q[i], keys, slots[i], lengths[i], start)
+              for i, start in zip(live, starts, strict=True)]
+    largest_of = [s.amax(1) for s in scores]
+    top = torch.full(q.shape[:3], -torch.inf)
+    for i, largest in zip(live, largest_of, strict=True):
+        top[i] = torch.maximum(top[i], largest)
+    bottom, whole = torch.zeros(q.shape[:3]), torch.zeros(q.shape)
+    for i, start, s, largest in zip(live, starts, scores, largest_of, strict=True):
+        low, acc = _weighted(s, largest, values, slots[i], lengths[i], start)
+        share = exp(largest - top[i])
+        bottom[i] = bottom[i] + share * low
+        whole[i] = whole[i] + share.unsqueeze(-1) * acc
+    return whole / bottom.unsqueeze(-1)
+
+
+def _rows(cache: Tensor, slots: Tensor, lengths: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    """Return a split of each token's cache [t or 1, n, G, D], and which rows are the token's."""
+    stop = min(start + SPLIT, int(lengths.max()))
+    there = (torch.arange(start, stop) < lengths.unsqueeze(1))[:, :, None, None]
+    if bool((slots == slots[0]).all()):  # tokens of one row read one cache: nothing is copied
+        return cache[int(slots[0]), start:stop].unsqueeze(0), there
+    return cache[slots, start:stop], there
+
+
+def _scores(q: Tensor, keys: Tensor, slots: Tensor, lengths: Tensor, start: int) -> Tensor:
+    """Return scores [t, n, G, R] of a split; -inf stands for a key that a token does not have."""
+    held, there = _rows(keys, slots, lengths, start)
+    scores = total(q.unsqueeze(1) * held.unsqueeze(3)) * (q.shape[-1] ** -0.5)
+    return torch.where(there, scores, -torch.inf)
+
+
+def _weighted(scores: Tensor, largest: Tensor, values: Tensor, slots: Tensor, lengths: Tensor,
+              start: int) -> tuple[Tensor, Tensor]:
+    """Return a split's sum of EXP(s - M) [t, G, R] and weighted values [t, G, R, D].
+
+    Key j is added to lane j mod 8; absent keys add +0, whatever their memory holds.
+    """
+    held, there = _rows(values, slots, lengths, start)
+    p = exp(scores - largest.unsqueeze(1))
+    if not bool(there.all()):
+        held, p = torch.where(there, held, 0.0), torch.where(there, p, 0.0)
+    low = torch.zeros(len(p), KEY_LANES, *p.shape[2:])
+    acc = torch.zeros(*low.shape, held.shape[-1])
+    for j in range(0, p.shape[1], KEY_LANES):
+        eight, n = slice(j, j + KEY_LANES), min(KEY_LANES, p.shape[1] - j)
+        low[:, :n] += p[:, eight]
+        acc[:, :n] += p[:, eight].unsqueeze(-1) * held[:, eight].unsqueeze(3)
+    return pairwise(low.movedim(1, -1)), _pairs(acc)
+
+
+def _pairs(x: Tensor) -> Tensor:
+    """Add adjacent pairs of axis 1 until one is left."""
+    while x.shape[1] > 1:
+        x = x[:, 0::2] + x[:, 1::2]
+    return x[:, 0]
