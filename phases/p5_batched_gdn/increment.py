@@ -9,9 +9,11 @@ from engine.path import Path
 from phases.p4_batched_matmul import increment as before
 from phases.p5_batched_gdn import reference
 
+OnDevice = before.OnDevice
+
 
 @dataclass(frozen=True)
-class Recurrent(before.OnDevice):
+class Recurrent(OnDevice):
     """An op with state: reference on the CPU, CUDA C++ on a device, and a portable kernel."""
 
     portable: before.Op

@@ -51,12 +51,14 @@ class Bunch:
 
     def gather(self, refs: Refs) -> Tensor:
         """Return copies of the rows' states, [rows, ...]."""
-        return refs.whole[[refs.slots[row] for row in self.rows]]
+        views = refs.views
+        return torch.stack([views[row] for row in self.rows])
 
     def scatter(self, refs: Refs, states: Tensor) -> None:
         """Write each row's state into its slot."""
+        views = refs.views
         for row, state in zip(self.rows, states, strict=True):
-            refs.whole[refs.slots[row]].copy_(state)
+            views[row].copy_(state)
 
 
 def conv_step(x: Tensor, taps: Tensor, windows: Refs, counts: tuple[int, ...],

@@ -28,25 +28,28 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Re
     lengths[i] is how many rows slot i's cache holds before this step, counts[i] how many tokens
     of row i stand among t; query head h reads KV head h // (H / G).
     """
-    slots = [s for s, count in zip(keys.slots, counts, strict=True) for _ in range(count)]
+    rows = [row for row, count in enumerate(counts) for _ in range(count)]
     places = [n for n, count in zip(lengths, counts, strict=True) for n in range(n, n + count)]
-    if not slots:
+    if not rows:
         return
-    keys.whole[slots, places], values.whole[slots, places] = k, v
+    held_k, held_v = keys.views, values.views
+    for token, (row, place) in enumerate(zip(rows, places, strict=True)):
+        held_k[row][place], held_v[row][place] = k[token], v[token]
     heads = q.unflatten(1, (k.shape[1], -1))  # [t, G, R, D]
     size = max(1, BLOCK // (SPLIT * q[0].numel()))
-    for first in range(0, len(slots), size):
+    for first in range(0, len(rows), size):
         some = slice(first, first + size)
-        read = _read(heads[some], keys.whole, values.whole, torch.tensor(slots[some]),
+        read = _read(heads[some], held_k, held_v, torch.tensor(rows[some]),
                      torch.tensor(places[some]) + 1)
         out[some] = read.flatten(1, 2) * sigmoid(gate[some])
 
 
-def _read(q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, lengths: Tensor) -> Tensor:
-    """Return softmax(q k / 16) v of each token over the `lengths` first keys of its slot."""
+def _read(q: Tensor, keys: list[Tensor], values: list[Tensor], rows: Tensor,
+          lengths: Tensor) -> Tensor:
+    """Return softmax(q k / 16) v of each token over the `lengths` first keys of its row."""
     starts = range(0, int(lengths.max()), SPLIT)
     live = [(lengths > start).nonzero().flatten() for start in starts]  # who has such a split
-    scores = [_scores(q[i], keys, slots[i], lengths[i], start)
+    scores = [_scores(q[i], keys, rows[i], lengths[i], start)
               for i, start in zip(live, starts, strict=True)]
     largest_of = [s.amax(1) for s in scores]
     top = torch.full(q.shape[:3], -torch.inf)
@@ -54,36 +57,38 @@ def _read(q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, lengths: Tenso
         top[i] = torch.maximum(top[i], largest)
     bottom, whole = torch.zeros(q.shape[:3]), torch.zeros(q.shape)
     for i, start, s, largest in zip(live, starts, scores, largest_of, strict=True):
-        low, acc = _weighted(s, largest, values, slots[i], lengths[i], start)
+        low, acc = _weighted(s, largest, values, rows[i], lengths[i], start)
         share = exp(largest - top[i])
         bottom[i] = bottom[i] + share * low
         whole[i] = whole[i] + share.unsqueeze(-1) * acc
     return whole / bottom.unsqueeze(-1)
 
 
-def _rows(cache: Tensor, slots: Tensor, lengths: Tensor, start: int) -> tuple[Tensor, Tensor]:
+def _rows(caches: list[Tensor], rows: Tensor, lengths: Tensor,
+          start: int) -> tuple[Tensor, Tensor]:
     """Return a split of each token's cache [t or 1, n, G, D], and which rows are the token's."""
     stop = min(start + SPLIT, int(lengths.max()))
     there = (torch.arange(start, stop) < lengths.unsqueeze(1))[:, :, None, None]
-    if bool((slots == slots[0]).all()):  # tokens of one row read one cache: nothing is copied
-        return cache[int(slots[0]), start:stop].unsqueeze(0), there
-    return cache[slots, start:stop], there
+    if bool((rows == rows[0]).all()):  # tokens of one row read one cache: nothing is copied
+        return caches[int(rows[0])][start:stop].unsqueeze(0), there
+    return torch.stack([caches[row][start:stop] for row in rows.tolist()]), there
 
 
-def _scores(q: Tensor, keys: Tensor, slots: Tensor, lengths: Tensor, start: int) -> Tensor:
+def _scores(q: Tensor, keys: list[Tensor], rows: Tensor, lengths: Tensor,
+            start: int) -> Tensor:
     """Return scores [t, n, G, R] of a split; -inf stands for a key that a token does not have."""
-    held, there = _rows(keys, slots, lengths, start)
+    held, there = _rows(keys, rows, lengths, start)
     scores = total(q.unsqueeze(1) * held.unsqueeze(3)) * (q.shape[-1] ** -0.5)
     return torch.where(there, scores, -torch.inf)
 
 
-def _weighted(scores: Tensor, largest: Tensor, values: Tensor, slots: Tensor, lengths: Tensor,
-              start: int) -> tuple[Tensor, Tensor]:
+def _weighted(scores: Tensor, largest: Tensor, values: list[Tensor], rows: Tensor,
+              lengths: Tensor, start: int) -> tuple[Tensor, Tensor]:
     """Return a split's sum of EXP(s - M) [t, G, R] and weighted values [t, G, R, D].
 
     Key j is added to lane j mod 8; absent keys add +0, whatever their memory holds.
     """
-    held, there = _rows(values, slots, lengths, start)
+    held, there = _rows(values, rows, lengths, start)
     p = exp(scores - largest.unsqueeze(1))
     if not bool(there.all()):
         held, p = torch.where(there, held, 0.0), torch.where(there, p, 0.0)

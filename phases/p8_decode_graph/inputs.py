@@ -17,13 +17,19 @@ from engine.state import CACHED, Ints, Pool, Refs, Table
 
 @dataclass(frozen=True)
 class Followed(Refs):
-    """State found by the addresses in a graph's input alone, whatever pool they point into."""
+    """State found by the addresses in a graph's input alone, whatever pool they point into.
+
+    `whole` is that of the spare slot and tells kernels of strides.
+    """
+
+    shape: tuple[int, ...] = ()
+    """What a host op may see behind an address."""
 
     @property
     def views(self) -> list[Tensor]:
-        """Views over the memory that the input points at now; `whole` has the shape alone."""
+        """Views over the memory that the input points at now."""
         assert self.held is not None
-        return [_at(address, self.whole.shape[1:]) for address in self.held.tolist()]
+        return [_at(address, self.shape) for address in self.held.tolist()]
 
 
 def _at(address: int, shape: Sequence[int]) -> Tensor:
@@ -40,11 +46,9 @@ class FollowedTable(Table):
 
     def refs(self, kind: str, layer: int) -> Refs:
         """Return one kind of one layer, in row order."""
-        shape = list(getattr(self.pool, kind)[layer].shape)
-        if kind in CACHED:
-            shape[1] = self.reach
-        nowhere = torch.empty(shape, device="meta")  # so that no op can bypass the addresses
-        return Followed(nowhere, self.slots, self.pointers[self.pool.places[kind, layer]])
+        whole = getattr(self.pool, kind)[layer]
+        shape = (self.reach, *whole.shape[2:]) if kind in CACHED else tuple(whole.shape[1:])
+        return Followed(whole, self.slots, self.pointers[self.pool.places[kind, layer]], shape)
 
 
 @dataclass(frozen=True)
