@@ -109,5 +109,7 @@ CHOICES = (
            wo.op(argmax=wo.nan_is_small)),
     Mutant("argmax_blames_the_first_row", "NaN is refused, but always in row 0.", (NAN,),
            wo.op(argmax=wo.nan_is_seen_in_row_zero)),
+    Mutant("argmax_sees_nan_in_three_rows_alone", "NaN past a tile of three rows is not looked "
+           "for.", (NAN,), wo.op(argmax=wo.nan_in_a_tile_of_three)),
 )
 MUTANTS = STEPS + OPS_OF_A_STEP + KERNELS_ALONE + CHOICES
