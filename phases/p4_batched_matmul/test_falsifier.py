@@ -14,7 +14,7 @@ from engine.candidate import Engine, engine_of
 from engine.path import Path, Rows, traced
 from falsifiers.errors import Declined
 from falsifiers.judge import Judge
-from falsifiers.streams import Batch, Stream, alone, prompt_of, state_digest
+from falsifiers.streams import Batch, Stream, alone, bad_steps, prompt_of, state_digest
 from falsifiers.subject import Subject
 from phases.p4_batched_matmul import attacks
 from phases.p4_batched_matmul.looped import Trace, hold_traces, looped
@@ -141,7 +141,7 @@ def test_refusals_change_nothing(case: Case, subject: Subject, judge: Judge) -> 
     for slot in range(2):
         batch.join(slot, _solo(engine, model, 90 + slot, 2, 2, 8))
     batch.step([0, 1])
-    for name, value, tokens, rows in attacks.bad_steps(model.config.vocab):
+    for name, value, tokens, rows in bad_steps(Rows, model.config.vocab):
         batch.refuse(name, value, tokens, rows)
     batch.step([1, 0])
 
