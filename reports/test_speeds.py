@@ -88,3 +88,25 @@ def test_kept_times_are_fresh_only_for_the_kernels_that_were_measured(tmp_path: 
     assert [one.fresh for one in speeds.kept(tmp_path, contracts)] == [True, False, False]
     kept = speeds.kept(ROOT, contracts)
     assert len(kept) == len(load_steps(ROOT)) + len(load_products(ROOT)) > 0
+
+
+README = {"head, 248320x2560 Q6_K": ("output", 248320), "8192x2560 Q5_K": ("attn_qkv", 8192),
+          "9216x2560 Q4_K": ("ffn_gate", 9216), "2560x9216 Q6_K": ("ffn_down", 2560),
+          "4096x2560 Q4_K": ("attn_gate", 4096)}
+
+
+def test_readme_quotes_the_products_that_are_kept() -> None:
+    kept = load_products(ROOT)[0]
+
+    def line(told: str, name: str, rows: int) -> str:
+        mine = {f.m: f for f in kept.figures
+                if (f.name, f.rows, f.kind) == (name, rows, told.split()[-1])}
+        values = [mine[1].floor, *(mine[m].microseconds for m in (1, 2, 4, 8, 16))]
+        return f"| {told} | " + " | ".join(f"{v:.2f}" if v < 9.995 else f"{v:.1f}"
+                                           for v in values) + " |"
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    due = [line(told, *place) for told, place in README.items()]
+    assert [row for row in text.splitlines() if row.partition(" | ")[0][2:] in README] == due
+    assert f"at the {kept.bandwidth_tb_s:.2f} TB/s" in text
+    assert f"({kept.quantize_m8_us:.1f} us" in text
