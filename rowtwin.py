@@ -127,6 +127,31 @@ def bank(phase: str) -> Bank:
                 wrong.MUTANTS, subject_for)
 
 
+def path_of(name: str) -> Any:
+    """Return a decode path by its phase's name, or the newest with a candidate's ops in it."""
+    from falsifiers.errors import SuiteError
+    if name == "newest" or name in DECODE:
+        return assemble(name, None).path
+    subject = assemble("newest", None, name)
+    if any(subject.candidate.op(own) for own in ("engine", "step")):
+        raise SuiteError(f"{name} brings a step of its own; ops of a path are what can be timed")
+    return replace(subject.path, name=name)
+
+
+def measures() -> dict[str, tuple[str, Any]]:
+    """Return what `rowtwin receipt` measures beside verdicts: by name, the phase and a function."""
+    def gemv(tell: Any) -> Any:
+        products = importlib.import_module("phases.p3_row_twin.speed")
+        return products.measure((1, 2, 4, 8, 16), tell=tell)
+
+    def step(tell: Any) -> Any:
+        run = importlib.import_module("phases.step_run")
+        return run.kept(path_of("p1"), path_of("newest"), tell)
+
+    decode = newest(DECODE)
+    return {"gemv": ("p3", gemv), "step": (decode, step)} if decode else {}
+
+
 def open_model(file: str, candidate: str | None = None) -> Opened:
     """Open a user's own GGUF file for a report: the newest path, or a candidate, over it."""
     from engine.candidate import engine_of
@@ -219,6 +244,8 @@ def root(ctx: typer.Context) -> None:
     ctx.obj = bank
     ctx.meta["open_model"] = open_model
     ctx.meta["golden"] = golden_makers
+    ctx.meta["path_of"] = path_of
+    ctx.meta["figures"] = measures
 
 
 def main() -> None:

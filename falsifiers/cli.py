@@ -176,17 +176,28 @@ def mutants(
 def receipt(
     ctx: typer.Context,
     phase: Annotated[str | None, typer.Option(
-        metavar="N|engine", help="One phase (default: every phase with device cases).")] = None,
+        metavar="N|engine", help="One phase, without times (default: every phase with device "
+                                 "cases).")] = None,
 ) -> None:
-    """Judge every device case here and write what passed to reports/receipts/."""
+    """Judge every device case here and write what passed to reports/receipts/.
+
+    Once all phases have passed, times of products and of whole steps are measured too.
+    """
     from falsifiers import issue
     from falsifiers.session import contracts_of, phase_name
     wanted = [c for c in contracts_of().values()
               if (phase is None or c.phase == phase_name(phase)) and issue.wants_device(c)]
     banks = {c.phase: bank for c in wanted
              for bank in _banks(ctx.obj, c.phase.removeprefix("p"), "cuda")}
+    print(f"judging the device cases of {', '.join(banks) or 'no phase'}", file=sys.stderr)
     with Progress(False) as tell:
         written, refused = issue.receipts(wanted, banks, tell)
+    measures = ctx.meta["figures"]() if phase is None and not refused else {}
+    for name, (judged, measure) in measures.items():
+        print(f"measuring {name}", file=sys.stderr)
+        found, lost = issue.figures(name, measure, contracts_of()[judged],
+                                    lambda line: print(f"  {line}", file=sys.stderr))
+        written, refused = [*written, *found], [*refused, *lost]
     for path in written:
         print(path)
     for why in refused:

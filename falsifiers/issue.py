@@ -1,4 +1,7 @@
-"""Issuing receipts: every device case judged here and now, written only when they prove a phase."""
+"""Issuing receipts: device cases judged here and now, written only when they prove a phase.
+
+Times are measured after them, and only when every phase was proved.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pathlib import Path
 from contracts.schema import Contract
 from falsifiers import mutants as runner
 from falsifiers import tiers
+from falsifiers.figures import Conditions, NotEqual
 from falsifiers.mutants import Bank
 from falsifiers.receipts import FOLDER, Receipt, digest_of, proves
 from falsifiers.session import ROOT, Wanted, built, run_gate
@@ -20,6 +24,32 @@ from falsifiers.session import ROOT, Wanted, built, run_gate
 def wants_device(contract: Contract) -> bool:
     """Tell whether a phase is built and has cases that only a device can judge."""
     return built(contract, ROOT) and any(case.tier == "cuda" for case in contract.expand())
+
+
+Measure = Callable[[Callable[[str], None]], Conditions]
+"""Measures times, telling how far it has come."""
+
+
+def folder_of(device: str) -> Path:
+    """Return where what was measured on a device is kept."""
+    return ROOT / FOLDER / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
+def figures(name: str, measure: Measure, contract: Contract,
+            tell: Callable[[str], None]) -> tuple[list[Path], list[str]]:
+    """Measure times of a phase's kernels; return the file written, or the reason for none."""
+    try:
+        found = measure(tell)
+    except NotEqual as broken:
+        return [], [f"{name}: no figures, since {broken}"]
+    device, versions = machine()
+    kept = found.model_copy(update={
+        "versions": versions, "digest": digest_of(contract, ROOT), "measured": today()})
+    folder = folder_of(device)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(kept.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    return [path.relative_to(ROOT)], []
 
 
 def receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank],
@@ -33,7 +63,7 @@ def receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank],
     if not contracts:
         return written, ["no phase that was asked for has device cases"]
     name, versions = machine()
-    folder = ROOT / FOLDER / re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    folder = folder_of(name)
     for contract in contracts:
         mine = tuple(v for v in gated.run.verdicts if v.phase == contract.phase)
         if not proves(contract, mine):
@@ -45,13 +75,17 @@ def receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank],
         bank.mutants = tuple(m for m in bank.mutants if m.device == "cuda")
         rows = runner.run_matrix([bank]).mutants if bank.mutants else ()
         receipt = Receipt(phase=contract.phase, device=name, versions=versions, verdicts=mine,
-                          measured=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-                          digest=digest_of(contract, ROOT), mutants=rows)
+                          measured=today(), digest=digest_of(contract, ROOT), mutants=rows)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{contract.phase}.json"
         path.write_text(receipt.model_dump_json(indent=1) + "\n", encoding="utf-8")
         written.append(path.relative_to(ROOT))
     return written, refused
+
+
+def today() -> str:
+    """Return the day, `2026-01-31`."""
+    return datetime.datetime.now(tz=datetime.UTC).date().isoformat()
 
 
 def machine() -> tuple[str, dict[str, str]]:

@@ -61,6 +61,28 @@ def alone(engine: Any, rows: RowsOf, prompt: Sequence[int], decode: int, capacit
     return stream
 
 
+def bad_steps(rows: RowsOf, vocab: int) -> list[tuple[str, str, list[int], Any]]:
+    """Return steps to refuse on a pool of 3 slots of 8 tokens: name, value to name, tokens, rows.
+
+    The bad value stands behind a row that could have run.
+    """
+    return [
+        ("a slot outside the pool", "3", [1, 2], rows((0, 3), (1, 0), (1, 1))),
+        ("a negative slot", "-1", [1, 2], rows((0, -1), (1, 0), (1, 1))),
+        ("one slot in two rows", "slot 0", [1, 2], rows((0, 0), (1, 1), (1, 1))),
+        ("a token past the vocabulary", str(vocab), [1, 2, vocab], rows((0, 1), (1, 1), (2, 1))),
+        ("a negative token", "-1", [1, -1], rows((0, 1), (1, 1), (1, 1))),
+        ("a position past the state", "9", [1, 2], rows((0, 1), (1, 8), (1, 1))),
+        ("a chunk past the state", "9", [1, 2, 3, 4], rows((0, 1), (1, 6), (1, 3))),
+        ("a negative position", "-1", [1, 2], rows((0, 1), (1, -1), (1, 1))),
+        ("too few positions", "1 positions", [1, 2], rows((0, 1), (1,), (1, 1))),
+        ("too few tokens", "3", [1, 2], rows((0, 1), (1, 1), (1, 2))),
+        ("too many tokens", "3", [1, 2, 3], rows((0, 1), (1, 1), (1, 1))),
+        ("a count of none", "0", [1], rows((0, 1), (1, 1), (1, 0))),
+        ("no rows", "no rows", [], rows((), (), ())),
+    ]
+
+
 class Batch:
     """A pool under attack: sequences join, step and leave, and every step is judged.
 

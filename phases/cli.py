@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from falsifiers.figures import Conditions
 
 app = typer.Typer(no_args_is_help=True)
 bench_app = typer.Typer(no_args_is_help=True, help="Measure kernels on a device, beside the floor.")
@@ -27,19 +29,58 @@ def gemv(widths: Widths = "1,2,4,8,16,32", out: Out = None) -> None:
     _need_device()
     from phases.p3_row_twin.speed import measure
 
-    _keep(measure(_widths(widths), tell=typer.echo), out)
+    _keep(measure(_numbers("--m", widths, 64), tell=typer.echo), out)
 
 
-def _widths(text: str) -> list[int]:
+@bench_app.command(epilog="Example: rowtwin bench step --model 4b.gguf --m 1,8 --context 128")
+def step(
+    ctx: typer.Context,
+    model: Annotated[Path, typer.Option(metavar="FILE", help="A qwen35 GGUF file.")],
+    widths: Widths = "1,2,4,8,16,32",
+    contexts: Annotated[str, typer.Option(
+        "--context", help="Tokens in every slot's cache, separated by commas.")] = "128,4096",
+    path: Annotated[str, typer.Option(
+        metavar="pN|newest|SPEC", help="The path, or a candidate's ops in the newest.")] = "newest",
+    against: Annotated[str | None, typer.Option(
+        metavar="pN|newest|SPEC", help="A second path, whose steps take turns with it.")] = None,
+    prefill: Annotated[int, typer.Option(
+        metavar="T", help="Also time a prompt of T tokens; 0 does not.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+    out: Out = None,
+) -> None:
+    """Measure whole decode steps, each held to the looped path's bits before it is timed.
+
+    Without a CUDA device the command can be tried on a small file; it says so.
+    """
+    from falsifiers.figures import NotEqual
+    from phases.step_run import bench_of
+    from phases.step_show import lines
+    chosen = [ctx.meta["path_of"](name) for name in dict.fromkeys([path, against or path])]
+    try:
+        figures = bench_of(
+            model, ctx.meta["path_of"]("p1"), chosen, ms=_numbers("--m", widths, 64),
+            contexts=_numbers("--context", contexts), prefill=prefill,
+            tell=lambda line: typer.echo(line, err=True)).run()
+    except NotEqual as broken:
+        typer.echo(f"no time is told: {broken}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(figures.model_dump_json(indent=1) if as_json else "\n".join(lines(figures)))
+    _keep(figures, out)
+
+
+def _numbers(option: str, text: str, most: int | None = None) -> tuple[int, ...]:
+    """Return the numbers of an option, each once, in their order."""
     from engine.errors import InputError
 
     try:
-        widths = [int(part) for part in text.split(",")]
+        numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
-        raise InputError(f"--m {text!r} is not a list of numbers separated by commas") from None
-    if any(not 1 <= m <= 64 for m in widths):
-        raise InputError(f"--m {text!r} has a width outside 1 to 64")
-    return widths
+        raise InputError(f"{option} {text!r} is not a list of numbers separated by commas"
+                         ) from None
+    if any(n < 1 or (most is not None and n > most) for n in numbers):
+        raise InputError(f"{option} {text!r} has a number "
+                         + (f"outside 1 to {most}" if most else "below 1"))
+    return numbers
 
 
 def _need_device() -> None:
@@ -51,6 +92,12 @@ def _need_device() -> None:
         raise InputError("a benchmark of kernels needs a CUDA device, and none is usable here")
 
 
-def _keep(figures: dict[str, Any], out: Path | None) -> None:
-    if out is not None:
-        out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+def _keep(figures: Conditions, out: Path | None) -> None:
+    from engine.errors import InputError
+
+    if out is None:
+        return
+    try:
+        out.write_text(figures.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot be written: {error.strerror}") from None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from contracts.schema import Case, Contract, Falsifier
 from falsifiers import gate
+from falsifiers.figures import Products, Steps
 from falsifiers.gate import PhaseResult
 from falsifiers.matrix import Matrix
 from falsifiers.verdict import Verdict
@@ -57,6 +58,15 @@ class Kills:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """Times kept beside the receipts."""
+
+    figures: Steps | Products
+    fresh: bool
+    """Whether the kernels that were measured are those of this checkout."""
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Everything a report tells."""
 
@@ -82,6 +92,8 @@ class Evidence:
     """Phases that are built and were not judged, with the reason."""
     devices: Mapping[str, str] = field(default_factory=dict)
     """By phase, the devices that its receipts were measured on, and when."""
+    speeds: Sequence[Kept] = ()
+    """Times of the tree's own kernels; a candidate has none."""
 
     @property
     def judged(self) -> list[PhaseResult]:

@@ -14,7 +14,10 @@ from falsifiers.verdict import Verdict
 
 INK, ACCENT, LIMIT = "#010203", "#010204", "#010205"
 """Stand-ins that are replaced by the page's own colours."""
-COLOURS = {INK: "currentColor", ACCENT: "var(--plot)", LIMIT: "var(--bad)"}
+KINDS = tuple(f"#01021{number}" for number in range(7))
+"""Stand-ins for things of different kinds in one picture."""
+COLOURS = {INK: "currentColor", ACCENT: "var(--plot)", LIMIT: "var(--bad)",
+           **{stand_in: f"var(--kind-{number})" for number, stand_in in enumerate(KINDS)}}
 SMALLEST = 1e-17
 """Where an exact 0 is drawn on a logarithmic axis."""
 
@@ -34,19 +37,20 @@ def distance(phase: str, verdicts: Sequence[Verdict], budget: Budget) -> Plot | 
               if w.cosine is not None and v.phase == phase]
     if not points:
         return None
-    figure, axes = _axes(len(points), f"{phase}: how far from the independent implementation")
+    figure, axes = axes_of(len(points), f"{phase}: how far from the independent implementation")
     rows = range(len(points))
     axes.set_xscale("log")
     axes.plot([max(gap, SMALLEST) for _, gap in points], rows, "o", color=ACCENT, markersize=6)
     axes.axvline(1 - budget.cosine, color=LIMIT, linewidth=1.5, linestyle="--")
-    _label_rows(axes, [name for name, _ in points])
+    label_rows(axes, [name for name, _ in points])
     axes.set_ylim(len(points) - 0.5, -1.1)
     axes.annotate("budget", (1 - budget.cosine, -0.7), color=LIMIT, fontsize=9, ha="right",
                   va="center", xytext=(-5, 0), textcoords="offset points")
     axes.set_xlabel("1 - cosine of the worst row (no unit, logarithmic)")
     worst = max(gap for _, gap in points)
-    return _plot(figure, f"{phase}-distance", f"The largest 1 - cosine of any row is {worst:.1e} "
-                 f"over {len(points)} cases; the budget is {1 - budget.cosine:.1e}.")
+    return finished(figure, f"{phase}-distance", f"The largest 1 - cosine of any row is "
+                    f"{worst:.1e} over {len(points)} cases; the budget is "
+                    f"{1 - budget.cosine:.1e}.")
 
 
 def seconds(verdicts: Sequence[Verdict], most: int = 12) -> Plot | None:
@@ -58,44 +62,55 @@ def seconds(verdicts: Sequence[Verdict], most: int = 12) -> Plot | None:
     top = sorted(spent.items(), key=lambda item: -item[1])[:most]
     if not top or not sum(spent.values()):
         return None
-    figure, axes = _axes(len(top), "Where the time went")
+    figure, axes = axes_of(len(top), "Where the time went")
     axes.barh(range(len(top)), [value for _, value in top], color=ACCENT, height=0.6)
-    _label_rows(axes, [name for name, _ in top])
+    label_rows(axes, [name for name, _ in top])
     axes.set_xlabel("time in all cases (s)")
     share = sum(value for _, value in top) / sum(spent.values())
-    return _plot(figure, "seconds", f"The {len(top)} longest falsifiers take {share:.0%} of "
-                 f"{sum(spent.values()):.0f} s; the longest is {top[0][0]} at {top[0][1]:.1f} s.")
+    return finished(figure, "seconds", f"The {len(top)} longest falsifiers take {share:.0%} of "
+                    f"{sum(spent.values()):.0f} s; the longest is {top[0][0]} at "
+                    f"{top[0][1]:.1f} s.")
 
 
-def _axes(rows: int, title: str) -> tuple[Any, Any]:
+def axes_of(rows: int, title: str) -> tuple[Any, Any]:
     """Return a figure for a number of labelled rows; no window system is asked for."""
     from matplotlib.figure import Figure
     figure = Figure(figsize=(7.2, 1.25 + 0.27 * rows), layout="constrained")
     axes = figure.add_subplot()
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK)
-    axes.tick_params(colors=INK, labelsize=9, length=3)
-    axes.tick_params(axis="y", length=0)
-    axes.xaxis.label.set(color=INK, fontsize=9)
-    for side, spine in axes.spines.items():
-        spine.set(color=INK, linewidth=0.8, visible=side == "bottom")
-    axes.patch.set_visible(False)
-    axes.grid(axis="x", color=INK, alpha=0.15, linewidth=0.8)
-    axes.set_axisbelow(True)
+    dressed(axes, "x")
     return figure, axes
 
 
-def _label_rows(axes: Any, names: Sequence[str]) -> None:
-    axes.set_yticks(range(len(names)), [_plain(name) for name in names])
+def dressed(axes: Any, grid: str, size: int = 9) -> Any:
+    """Give axes the page's look, with lines across one axis; return them."""
+    axes.tick_params(colors=INK, labelsize=size, length=3)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(which="minor", length=0)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set(color=INK, fontsize=size)
+    for side, spine in axes.spines.items():
+        spine.set(color=INK, linewidth=0.8, visible=side == "bottom")
+    axes.patch.set_visible(False)
+    axes.grid(axis=grid, color=INK, alpha=0.15, linewidth=0.8)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def label_rows(axes: Any, names: Sequence[str]) -> None:
+    """Name the rows of a picture from the top."""
+    axes.set_yticks(range(len(names)), [plain(name) for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
 
 
-def _plain(name: str) -> str:
+def plain(name: str, most: int = 60) -> str:
     """Return a name without what matplotlib would read as a formula, cut to a line."""
     name = "".join(c if c.isprintable() else "?" for c in name.replace("$", "\\$"))
-    return name if len(name) <= 60 else f"{name[:57]}…"
+    return name if len(name) <= most else f"{name[:most - 3]}…"
 
 
-def _plot(figure: Any, name: str, caption: str) -> Plot:
+def finished(figure: Any, name: str, caption: str) -> Plot:
+    """Return a figure as markup in the page's colours; its ids begin with `name`."""
     import matplotlib as mpl
     out = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):

@@ -16,7 +16,7 @@ from falsifiers import candidates, gate, mutants, recording, session, tiers
 from falsifiers.errors import SuiteError
 from falsifiers.session import ROOT, Gated, Wanted
 from falsifiers.verdict import Verdict
-from reports import environment, files, killing
+from reports import environment, files, killing, speeds
 from reports.evidence import Evidence, Kills, OwnRun
 from reports.killing import BankOf
 from reports.progress import Stage
@@ -68,6 +68,7 @@ def produce(asked: Asked, bank_of: BankOf, open_model: OpenModel | None) -> int:
         command=asked.command, aside=aside, devices=environment.measured_on(phases, ROOT),
         subject=asked.candidate or "in-tree", trouble=gated.run.trouble, output=gated.run.output,
         environment=environment.describe(ROOT, chosen), seconds=time.perf_counter() - started,
+        speeds=() if asked.candidate else speeds.kept(ROOT, contracts),
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         not_run=environment.not_run({phase: contracts[phase] for phase in phases},
                                     {v.case for v in verdicts}, asked.device))

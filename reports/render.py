@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from reports import headline, plots, views
+from reports import headline, plots, speeds, views
 from reports.evidence import Evidence
 from reports.grid import SYMBOLS
 from reports.plots import Plot
@@ -59,7 +59,8 @@ def context(evidence: Evidence) -> dict[str, Any]:
         "output": "\n".join(evidence.output.splitlines()[-TAIL:]),
         "idle": matrix.idle_falsifiers, "untold": untold,
         "away": [name for name in matrix.not_run if name not in untold],
-        "devices": evidence.devices, "own": own,
+        "devices": evidence.devices, "own": own, "speeds": speeds.views(evidence),
+        "speed_head": speeds.HEAD,
         "own_worst": views.worst_of(own.verdicts) if own else (),
         "own_attacks": views.attacks(own.falsifiers, own.cases, own.verdicts) if own else (),
         "plots": pictures(evidence, sections), "time_plot": plots.seconds(evidence.verdicts),

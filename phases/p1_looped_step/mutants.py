@@ -15,6 +15,13 @@ from engine.model import Model
 from engine.path import Path, Rows, Sink, Step
 from engine.state import Pool, Refs, State
 from falsifiers.subject import Mutant, Subject
+from falsifiers.wrong_steps import (
+    chunks_from_zero,
+    in_a_kept_buffer,
+    in_slot_order,
+    unchecked,
+    wrapped,
+)
 from phases.p1_looped_step.reference import step_rows
 
 Args = tuple[Model, Pool, Sequence[int], Rows, "Sink | None"]
@@ -46,16 +53,6 @@ def _first_row_for_all(rows: Rows, pool: Pool) -> Rows:
 def _longest(rows: Rows, pool: Pool) -> Rows:
     room = pool.capacity - max(rows.counts)
     return replace(rows, positions=(min(max(rows.positions), room),) * len(rows.positions))
-
-
-def _slot_order(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
-                sink: Sink | None) -> Tensor:
-    starts = [sum(rows.counts[:i]) for i in range(len(rows.counts))]
-    order = sorted(range(len(rows.slots)), key=lambda i: rows.slots[i])
-    arranged = [t for i in order for t in tokens[starts[i]:starts[i] + rows.counts[i]]]
-    slots, positions, counts = (tuple(column[i] for i in order) for column
-                                in (rows.slots, rows.positions, rows.counts))
-    return step_rows(path, model, pool, arranged, Rows(slots, positions, counts), sink)
 
 
 class _ZeroedOnChange:
@@ -103,14 +100,6 @@ def _one_position_a_chunk(path: Path, model: Model, pool: Pool, tokens: Sequence
         logits.append(last)
         at += count
     return torch.stack(logits)
-
-
-def _chunk_from_zero(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
-                     sink: Sink | None) -> Tensor:
-    for slot, count in zip(rows.slots, rows.counts, strict=True):
-        if count > 1:
-            pool.slot(slot).clear()
-    return step_rows(path, model, pool, tokens, rows, sink)
 
 
 def _cursor_in_units(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
@@ -205,36 +194,9 @@ def _odd_tail(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows:
     return logits
 
 
-class _LastCall:
-    """Writes logits into one buffer that it keeps, as a captured graph might."""
-
-    def __init__(self) -> None:
-        self.buffer: dict[int, Tensor] = {}
-
-    def __call__(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
-                 sink: Sink | None) -> Tensor:
-        logits = step_rows(path, model, pool, tokens, rows, sink)
-        return self.buffer.setdefault(len(rows.slots), logits).copy_(logits)
-
-
 def _rolled(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
             sink: Sink | None) -> Tensor:
     return step_rows(path, model, pool, tokens, rows, sink).roll(1, 0)
-
-
-class _UncheckedPath(Path):
-    """Checks nothing before it works."""
-
-    def step(self, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
-             sink: Sink | None = None) -> Tensor:
-        return self.step_rows(self, model, pool, tokens, rows, sink)
-
-
-def _unchecked(step: Step) -> Callable[[Subject], Subject]:
-    def build(subject: Subject) -> Subject:
-        return replace(subject, path=_UncheckedPath(subject.path.name, step))
-
-    return build
 
 
 def _wraps_round(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
@@ -268,7 +230,7 @@ MUTANTS = (
     Mutant("row_index_is_the_slot", "Row i runs on slot i, whatever slot it names.", (SLOTS, ONCE),
            _rows(lambda rows, pool: replace(rows, slots=tuple(range(len(rows.slots)))))),
     Mutant("rows_in_slot_order", "Rows are worked and returned in the order of their slots.",
-           (MEMBERS, CHUNKS), _step(_slot_order)),
+           (MEMBERS, CHUNKS), wrapped(in_slot_order)),
     Mutant("states_zeroed_when_rows_change", "States are zeroed when the row list changes.",
            (MEMBERS,), _step(_ZeroedOnChange), "B037"),
     Mutant("state_written_to_the_first_slot_too", "A pad row clamped to slot 0 writes it.",
@@ -280,7 +242,7 @@ MUTANTS = (
     Mutant("chunk_tokens_share_a_position", "All tokens of a chunk get the first one's position.",
            (CHUNKS,), _step(_one_position_a_chunk), "B154"),
     Mutant("chunk_starts_from_zero_state", "A chunk of several tokens ignores the state it finds.",
-           (CHUNKS,), _step(_chunk_from_zero), "B113"),
+           (CHUNKS,), wrapped(chunks_from_zero), "B113"),
     Mutant("row_cursor_rounded_to_a_unit", "The row cursor advances by whole units of 4 tokens.",
            (CHUNKS,), _step(_cursor_in_units), "B034"),
     Mutant("one_token_prompt_not_cleared", "A first chunk of one token trusts what the slot holds.",
@@ -298,15 +260,15 @@ MUTANTS = (
     Mutant("last_row_of_an_odd_batch_copied", "The last row of an odd batch repeats its neighbour.",
            (STREAMS,), _step(_odd_tail), "B077"),
     Mutant("logits_of_the_last_call", "Logits come in a buffer that the next step reuses.",
-           (REPEATS,), _step(_LastCall)),
+           (REPEATS,), wrapped(in_a_kept_buffer)),
     Mutant("logits_rolled_by_one_row", "Each row gets its neighbour's logits.", (STREAMS, MEMBERS),
            _step(_rolled)),
     Mutant("longest_row_sets_the_length", "The longest row's position is used for all.",
            (STREAMS, NEIGHBOURS), _rows(_longest), "B158"),
     Mutant("checked_row_by_row", "Each row is checked when its turn comes, after others wrote.",
-           (REFUSALS,), _unchecked(step_rows)),
+           (REFUSALS,), unchecked),
     Mutant("nothing_is_checked", "Bad values wrap round instead of being refused.", (REFUSALS,),
-           _unchecked(_wraps_round)),
+           lambda subject: unchecked(_step(_wraps_round)(subject))),
     Mutant("row_worked_twice", "Every row is worked a second time, from the state it had.",
            (ONCE,), _step(_worked_twice)),
 )

@@ -12,7 +12,7 @@ from engine.candidate import Engine, engine_of
 from engine.path import Rows, traced
 from falsifiers.errors import Declined
 from falsifiers.judge import Judge
-from falsifiers.streams import Batch, Stream, alone, prompt_of
+from falsifiers.streams import Batch, Stream, alone, bad_steps, prompt_of
 from falsifiers.subject import Subject
 
 CAPACITY = 96
@@ -105,7 +105,7 @@ def test_refusals_change_nothing(case: Case, subject: Subject, judge: Judge) -> 
     for slot in range(2):
         batch.join(slot, _stream(engine, model, 90 + slot, 2, 2, 8))
     batch.step([0, 1])
-    for name, value, tokens, rows in _bad_calls(model.config.vocab):
+    for name, value, tokens, rows in bad_steps(Rows, model.config.vocab):
         batch.refuse(name, value, tokens, rows)
     batch.step([1, 0])
 
@@ -161,24 +161,3 @@ def _engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
 def _stream(engine: Engine, model: Any, seed: int, length: int, decode: int,
             capacity: int = CAPACITY) -> Stream:
     return alone(engine, Rows, prompt_of(seed, length, model.config.vocab), decode, capacity)
-
-
-def _bad_calls(vocab: int) -> list[tuple[str, str, list[int], Rows]]:
-    """Return calls to refuse on a pool of 3 slots of 8 tokens: name, value to name, tokens, rows.
-
-    The bad value stands in the second row, after one that could have run.
-    """
-    return [
-        ("a slot outside the pool", "3", [1, 2], Rows((0, 3), (1, 0), (1, 1))),
-        ("a negative slot", "-1", [1, 2], Rows((0, -1), (1, 0), (1, 1))),
-        ("one slot in two rows", "slot 0", [1, 2], Rows((0, 0), (1, 1), (1, 1))),
-        ("a token past the vocabulary", str(vocab), [1, vocab], Rows((0, 1), (1, 1), (1, 1))),
-        ("a negative token", "-1", [1, -1], Rows((0, 1), (1, 1), (1, 1))),
-        ("a position past the state", "9", [1, 2], Rows((0, 1), (1, 8), (1, 1))),
-        ("a chunk past the state", "9", [1, 2, 3, 4], Rows((0, 1), (1, 6), (1, 3))),
-        ("a negative position", "-1", [1, 2], Rows((0, 1), (1, -1), (1, 1))),
-        ("too few positions", "1 positions", [1, 2], Rows((0, 1), (1,), (1, 1))),
-        ("too many tokens", "3", [1, 2, 3], Rows((0, 1), (1, 1), (1, 1))),
-        ("a count of none", "0", [1], Rows((0, 1), (1, 1), (1, 0))),
-        ("no rows", "no rows", [], Rows((), (), ())),
-    ]

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from ctypes import c_longlong
-from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +17,7 @@ from torch import Tensor
 from engine.blocks import TYPES
 from engine.kernels.nvrtc import Kernel, compile_source
 from engine.weights import Weight
+from falsifiers.figures import Product, Products
 from phases.p3_row_twin import kernel_exact_mma as mma
 from phases.p3_row_twin.packing import pack
 
@@ -45,22 +44,6 @@ extern "C" __global__ void read_all(const uint4* p, long long n, unsigned* out) 
   if (a == 0x9e3779b9) *out = a;
 }
 """
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One measured product."""
-
-    name: str
-    kind: str
-    rows: int
-    columns: int
-    m: int
-    microseconds: float
-    floor: float
-    """Microseconds to read the file's bytes once."""
-    fastest: float
-    slowest: float
 
 
 def timed(run: Callable[[], None]) -> tuple[float, float, float]:
@@ -120,9 +103,9 @@ def _quantize_twenty() -> None:
 
 
 def measure(ms: Sequence[int], shapes: Sequence[tuple[str, str, int, int]] = SHAPES,
-            tell: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+            tell: Callable[[str], None] = lambda line: None) -> Products:
     """Measure every shape at every width; return figures with their conditions."""
-    speed, figures = bandwidth(), []
+    speed, figures = bandwidth(), list[Product]()
     for name, kind, rows, columns in shapes:
         block = TYPES[kind]
         size = rows * (columns // block.weights) * block.bytes
@@ -130,11 +113,12 @@ def measure(ms: Sequence[int], shapes: Sequence[tuple[str, str, int, int]] = SHA
         copies = [packed.clone() for _ in range(max(2, min(24, OUT_OF_CACHE // size + 1)))]
         for m in ms:
             middle, least, most = timed(_products(weight, copies, m))
-            figures.append(Figure(name, kind, rows, columns, m, middle / len(copies),
-                                  size / speed * 1e6, least / len(copies), most / len(copies)))
+            figures.append(Product(
+                name=name, kind=kind, rows=rows, columns=columns, m=m, floor=size / speed * 1e6,
+                microseconds=middle / len(copies), fastest=least / len(copies),
+                slowest=most / len(copies)))
         tell(f"{name} {kind} {rows}x{columns}: floor {figures[-1].floor:.2f} us, " + ", ".join(
             f"m={f.m} {f.microseconds:.2f}" for f in figures[-len(ms):]))
     shared = timed(_quantize_twenty)[0] / 20
-    return {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
-            "bandwidth_tb_s": speed / 1e12, "quantize_m8_us": shared,
-            "figures": [asdict(figure) for figure in figures]}
+    return Products(device=torch.cuda.get_device_name(), torch=torch.__version__,
+                    bandwidth_tb_s=speed / 1e12, quantize_m8_us=shared, figures=tuple(figures))

@@ -33,27 +33,6 @@ def splits(which: str, length: int) -> list[tuple[int, ...]]:
     return [(length,), (length - 1, 1), (length - 6, 6), (a, b - a, length - b)]
 
 
-def bad_steps(vocab: int) -> list[tuple[str, str, list[int], Rows]]:
-    """Return steps to refuse on a pool of 3 slots of 8 tokens: name, value to name, tokens, rows.
-
-    The bad value stands behind a row that could have run.
-    """
-    return [
-        ("a slot outside the pool", "3", [1, 2], Rows((0, 3), (1, 0), (1, 1))),
-        ("a negative slot", "-1", [1, 2], Rows((0, -1), (1, 0), (1, 1))),
-        ("one slot in two rows", "slot 0", [1, 2], Rows((0, 0), (1, 1), (1, 1))),
-        ("a token past the vocabulary", str(vocab), [1, 2, vocab], Rows((0, 1), (1, 1), (2, 1))),
-        ("a negative token", "-1", [1, -1], Rows((0, 1), (1, 1), (1, 1))),
-        ("a position past the state", "9", [1, 2], Rows((0, 1), (1, 8), (1, 1))),
-        ("a chunk past the state", "9", [1, 2, 3, 4], Rows((0, 1), (1, 6), (1, 3))),
-        ("a negative position", "-1", [1, 2], Rows((0, 1), (1, -1), (1, 1))),
-        ("too few positions", "1 positions", [1, 2], Rows((0, 1), (1,), (1, 1))),
-        ("too few tokens", "3", [1, 2], Rows((0, 1), (1, 1), (1, 2))),
-        ("a count of none", "0", [1], Rows((0, 1), (1, 1), (1, 0))),
-        ("no rows", "no rows", [], Rows((), (), ())),
-    ]
-
-
 def calls_due(model: Model) -> dict[str, int]:
     """Return how often a step runs each op without state, whatever its rows and tokens."""
     config = model.config

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from falsifiers.subject import Mutant
+from falsifiers.wrong_steps import (
+    chunks_from_zero,
+    in_a_kept_buffer,
+    in_slot_order,
+    unchecked,
+    wrapped,
+)
 from phases.p4_batched_matmul import wrong_ops as wo
 from phases.p4_batched_matmul import wrong_steps as ws
 
@@ -36,15 +43,15 @@ STEPS = (
     Mutant("window_found_by_the_row_index", "Conv windows alone are found by row.",
            (MEMBERS, OPS), ws.layers(ws.WindowByRow)),
     Mutant("rows_in_slot_order", "Rows are worked and returned in the order of their slots.",
-           (MEMBERS, CHUNKS), ws.step(ws.slot_order)),
+           (MEMBERS, CHUNKS), wrapped(in_slot_order)),
     Mutant("state_written_to_last_steps_slot", "The slot that stood first before is written.",
            (MEMBERS,), ws.step(ws.StateByLastCall)),
     Mutant("chunk_starts_from_zero_state", "A chunk of several tokens ignores the state it finds.",
-           (PREFILL, CHUNKS), ws.step(ws.chunks_from_zero), "B113"),
+           (PREFILL, CHUNKS), wrapped(chunks_from_zero), "B113"),
     Mutant("logits_in_a_kept_buffer", "Logits come in a buffer that the next step reuses.",
-           (REPEATS,), ws.step(ws.KeptBuffer)),
+           (REPEATS,), wrapped(in_a_kept_buffer)),
     Mutant("nothing_is_checked", "A step works on whatever it is given.", (REFUSALS,),
-           ws.unchecked),
+           unchecked),
 )
 OPS_OF_A_STEP = (
     Mutant("row_pointer_not_advanced", "Every row is multiplied as if it were the first.",
@@ -109,5 +116,7 @@ CHOICES = (
            wo.op(argmax=wo.nan_is_small)),
     Mutant("argmax_blames_the_first_row", "NaN is refused, but always in row 0.", (NAN,),
            wo.op(argmax=wo.nan_is_seen_in_row_zero)),
+    Mutant("argmax_sees_nan_in_three_rows_alone", "NaN past a tile of three rows is not looked "
+           "for.", (NAN,), wo.op(argmax=wo.nan_in_a_tile_of_three)),
 )
 MUTANTS = STEPS + OPS_OF_A_STEP + KERNELS_ALONE + CHOICES

@@ -14,7 +14,7 @@ from engine.candidate import Engine, engine_of
 from engine.path import Path, Rows, traced
 from falsifiers.errors import Declined
 from falsifiers.judge import Judge
-from falsifiers.streams import Batch, Stream, alone, prompt_of, state_digest
+from falsifiers.streams import Batch, Stream, alone, bad_steps, prompt_of, state_digest
 from falsifiers.subject import Subject
 from phases.p4_batched_matmul import attacks
 from phases.p4_batched_matmul.looped import Trace, hold_traces, looped
@@ -27,10 +27,11 @@ def test_rows_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
     draw = random.Random(case["m"])
     batch = Batch(engine, Rows, judge, slots=case["m"] + 1, capacity=CAPACITY)
     order = draw.sample(range(case["m"] + 1), case["m"])
-    lengths = [1 + (5 * i + 2) % 7 for i in range(case["m"])]
-    for slot, length in zip(order, lengths, strict=True):
-        batch.join(slot, _solo(engine, model, slot, length, case["decode"]))
-    batch.step(order, lengths)  # from here on no two rows stand at one position
+    streams = [_solo(engine, model, i, 1 + (5 * i + 2) % 7, case["decode"])
+               for i in range(min(case["m"], case["streams"]))]
+    for row, slot in enumerate(order):  # where rows share streams, no two side by side do
+        batch.join(slot, streams[row % len(streams)])
+    batch.step(order, [len(batch.live[slot].tokens) - case["decode"] for slot in order])
     for _ in range(case["decode"]):
         batch.step(draw.sample(order, case["m"]))
     judge.engaged(rows_a_step=batch.widest, steps=batch.step_number)
@@ -140,7 +141,7 @@ def test_refusals_change_nothing(case: Case, subject: Subject, judge: Judge) -> 
     for slot in range(2):
         batch.join(slot, _solo(engine, model, 90 + slot, 2, 2, 8))
     batch.step([0, 1])
-    for name, value, tokens, rows in attacks.bad_steps(model.config.vocab):
+    for name, value, tokens, rows in bad_steps(Rows, model.config.vocab):
         batch.refuse(name, value, tokens, rows)
     batch.step([1, 0])
 
@@ -199,12 +200,13 @@ def test_argmax_takes_the_lowest_index(case: Case, subject: Subject, judge: Judg
 
 def test_argmax_refuses_nan(case: Case, subject: Subject, judge: Judge) -> None:
     argmax = _kernel(case, subject.path.argmax)
-    for row, column in ((0, 0), (2, case["vocab"] - 1), (1, case["vocab"] // 2)):
+    m, last = case["rows"], case["vocab"] - 1
+    for row, column in ((0, 0), (m - 1, last), (1, last // 2), (m - 2, 1)):
         for bits in (0x7FC00000, 0x7F800001, -1):
-            logits = torch.linspace(-3, 3, 3 * case["vocab"]).reshape(3, -1)
+            logits = torch.linspace(-3, 3, m * case["vocab"]).reshape(m, -1)
             logits[row, column] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
             try:
-                argmax(logits.to(subject.device), torch.zeros(3, dtype=torch.int64,
+                argmax(logits.to(subject.device), torch.zeros(m, dtype=torch.int64,
                                                               device=subject.device))
             except ValueError as error:
                 judge.law(f"row {row} " in str(error), f"the refusal of NaN in row {row} says "

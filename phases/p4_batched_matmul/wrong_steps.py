@@ -109,16 +109,6 @@ def slots_by_row(path: Path, model: Model, pool: Pool, tokens: Sequence[int], ro
     return step_rows(path, model, pool, tokens, counted, sink)
 
 
-def slot_order(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
-               sink: Sink | None) -> Tensor:
-    starts = [sum(rows.counts[:i]) for i in range(len(rows.counts))]
-    order = sorted(range(len(rows.slots)), key=lambda i: rows.slots[i])
-    arranged = [t for i in order for t in tokens[starts[i]:starts[i] + rows.counts[i]]]
-    slots, positions, counts = (tuple(column[i] for i in order) for column
-                                in (rows.slots, rows.positions, rows.counts))
-    return step_rows(path, model, pool, arranged, Rows(slots, positions, counts), sink)
-
-
 class StateByLastCall:
     """Copies the first row's states back into the slot that stood first in the last step."""
 
@@ -132,35 +122,3 @@ class StateByLastCall:
             pool.slot(rows.slots[0]).copy_to(pool.slot(self.first))
         self.first = rows.slots[0]
         return logits
-
-
-class KeptBuffer:
-    """Returns logits in one buffer a width, as a captured graph might."""
-
-    def __init__(self) -> None:
-        self.buffer: dict[int, Tensor] = {}
-
-    def __call__(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
-                 sink: Sink | None) -> Tensor:
-        logits = step_rows(path, model, pool, tokens, rows, sink)
-        return self.buffer.setdefault(len(rows.slots), logits).copy_(logits)
-
-
-class _Unchecked(Path):
-    def step(self, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
-             sink: Sink | None = None) -> Tensor:
-        return self.step_rows(self, model, pool, tokens, rows, sink)
-
-
-def unchecked(subject: Subject) -> Subject:
-    """Give the subject a path that looks at nothing before it works."""
-    parts = {name: getattr(subject.path, name) for name in Path.__dataclass_fields__}
-    return replace(subject, path=_Unchecked(**parts))
-
-
-def chunks_from_zero(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
-                     sink: Sink | None) -> Tensor:
-    for slot, count in zip(rows.slots, rows.counts, strict=True):
-        if count > 1:
-            pool.slot(slot).clear()
-    return step_rows(path, model, pool, tokens, rows, sink)

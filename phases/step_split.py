@@ -1,0 +1,161 @@
+"""Which op a step's time goes to, and how many kernels it takes.
+
+A step is run with `traced` and leaves a mark in the profile after every op; whatever was launched
+since the mark before belongs to that op. Then it runs as it is, and its kernels get their ops from
+the marked run by their order, so that a replayed graph can be split too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tempfile
+import time
+import warnings
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.config import Config
+
+MARK = "rowtwin op "
+RUNS, CALLS = ("kernel", "gpu_memcpy", "gpu_memset"), ("cuda_runtime", "cuda_driver")
+LAST = "argmax"
+"""What comes after a step's last report: the choice of each row's token."""
+UNKNOWN = "not told apart"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One thing that ran on the device."""
+
+    name: str
+    milliseconds: float
+    op: str
+    """`3.project.attn_qkv`."""
+    kernel: bool
+    """False for a copy or a fill."""
+
+
+@dataclass
+class Split:
+    """Where one step's time went."""
+
+    milliseconds: dict[str, float] = field(default_factory=dict)
+    kernels: int = 0
+    launches: int = 0
+    a_layer: dict[str, float] = field(default_factory=dict)
+
+
+class HostClock:
+    """A sink that gives each op the time since the op before; its first op starts with it."""
+
+    def __init__(self) -> None:
+        self.spent: Counter[str] = Counter()
+        self.last = time.perf_counter()
+
+    def __call__(self, op: str, slot: int, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Take one report."""
+        self.end(op)
+
+    def end(self, op: str) -> None:
+        """Give what has passed since the last report to an op."""
+        now = time.perf_counter()
+        self.spent[family(op)] += now - self.last  # type: ignore[assignment]
+        self.last = now
+
+    def split(self) -> Split:
+        """Return the milliseconds by op."""
+        return Split({op: 1e3 * seconds for op, seconds in self.spent.items()})
+
+
+def mark(op: str, slot: int = 0, inputs: tuple[Tensor, ...] = (),
+         output: Tensor | None = None) -> None:
+    """Leave a mark in the profile: what was launched before it belongs to `op`."""
+    with torch.autograd.profiler.record_function(MARK + op):
+        pass
+
+
+def family(op: str) -> str:
+    """Return an op without its layer, `project.attn_qkv`."""
+    return re.sub(r"^\d+\.", "", op)
+
+
+def profiled(run: Callable[[], object]) -> list[dict[str, Any]]:
+    """Run under torch's profiler; return the events of its trace."""
+    from torch.profiler import ProfilerActivity, profile
+    kinds = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        kinds.append(ProfilerActivity.CUDA)
+    with tempfile.TemporaryDirectory(prefix="rowtwin-") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the profiler's own future
+        with profile(activities=kinds) as taken:
+            run()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+        path = FilePath(folder, "trace.json")
+        taken.export_chrome_trace(str(path))
+        events: list[dict[str, Any]] = json.loads(path.read_bytes())["traceEvents"]
+    return events
+
+
+def ran(events: Iterable[dict[str, Any]]) -> list[Ran]:
+    """Return what ran on the device in its order, each with the op of the mark after its launch.
+
+    Without marks the op is not told apart.
+    """
+    events = list(events)
+    marks = sorted((e["ts"], e["name"].removeprefix(MARK)) for e in events
+                   if e.get("cat") == "user_annotation" and e["name"].startswith(MARK))
+    launched = {e["args"]["correlation"]: e["ts"] for e in events
+                if e.get("cat") in CALLS and "correlation" in e.get("args", {})}
+    found = []
+    for event in sorted((e for e in events if e.get("cat") in RUNS), key=lambda e: e["ts"]):
+        at = launched.get(event["args"].get("correlation"))
+        place = bisect_left(marks, (at,)) if at is not None else len(marks)
+        op = marks[place][1] if place < len(marks) else LAST if marks else UNKNOWN
+        found.append(Ran(event["name"], event["dur"] / 1e3, op, event["cat"] == "kernel"))
+    return found
+
+
+def calls(events: Iterable[dict[str, Any]]) -> int:
+    """Return how often the host started kernels: launches, and launches of whole graphs."""
+    return sum(bool(re.match(r"cu(da)?(Launch|GraphLaunch)", e["name"])) for e in events
+               if e.get("cat") in CALLS)
+
+
+def matched(plain: Sequence[Ran], marked: Sequence[Ran]) -> list[Ran]:
+    """Return a plain run with the ops of a marked one, where the two ran the same in one order."""
+    ops, names, others = [UNKNOWN] * len(plain), [r.name for r in plain], [r.name for r in marked]
+    if names == others:
+        ops = [r.op for r in marked]
+    else:
+        alike = difflib.SequenceMatcher(None, names, others, autojunk=False)
+        for a, b, size in alike.get_matching_blocks():
+            ops[a:a + size] = [r.op for r in marked[b:b + size]]
+    return [Ran(r.name, r.milliseconds, op, r.kernel)
+            for r, op in zip(plain, ops, strict=True)]
+
+
+def split_of(found: Sequence[Ran], launches: int, config: Config) -> Split:
+    """Return the time by op, and the kernels by kind of layer."""
+    split, layers = Split(launches=launches), Counter[str]()
+    kinds = {"gdn": sum(config.recurrent), "attention": config.layers - sum(config.recurrent),
+             "outside": 1}
+    for one in found:
+        op = family(one.op)
+        split.milliseconds[op] = split.milliseconds.get(op, 0.0) + one.milliseconds
+        split.kernels += one.kernel
+        number = one.op.partition(".")[0]
+        kind = "outside" if not number.isdigit() else \
+            "gdn" if config.recurrent[int(number)] else "attention"
+        layers[kind] += one.kernel
+    split.a_layer = {kind: layers[kind] / count for kind, count in kinds.items() if count}
+    return split

@@ -1,0 +1,112 @@
+"""Speed on the page: with its conditions, from what is kept, and never beside anything red."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.schema import load_all
+from falsifiers.figures import load_products, load_steps
+from falsifiers.meta.made_up_figures import products, step, steps
+from falsifiers.receipts import FOLDER, digest_of
+from falsifiers.session import ROOT
+from reports import made_up, peer, speed_plots, speeds
+from reports.evidence import Evidence, Kept
+from reports.render import page
+from reports.test_render import Outline
+
+H200 = {"device": peer.DEVICE, "model": f"{peer.SHAPE} and more"}
+
+
+def with_speeds(**more: Any) -> Evidence:
+    return made_up.evidence(speeds=(Kept(steps(), True), Kept(products(), False)), **more)
+
+
+def test_page_shows_steps_and_products_with_their_conditions() -> None:
+    outline = Outline(text := page(with_speeds()))
+    whole = " ".join(outline.texts("main."))
+    assert "#0102" not in text
+    for words in ("Speed on a device", "a made-up device, torch 0.0, 2026-01-31; of these very "
+                  "kernels. 32 layers, made up.", "not known to be of these very kernels",
+                  "S7 asks for 0.50", "P4's goal is 1.50", "2,048 tokens in 0.250 s, 8,192",
+                  "Quantising eight rows takes 2.0 us"):
+        assert words in whole
+    assert len([row for row in outline.texts("tbody.") if "4,096" in row]) == 1
+    assert outline.tags.count("svg") == 4  # with where the gate's own time went
+    named = [value for name, value in outline.attributes if name == "aria-label" and value]
+    assert any(value.startswith("32 layers, made up. Medians") for value in named)
+
+
+def test_page_without_kept_times_says_nothing_of_speed() -> None:
+    assert 'id="speed"' not in page(made_up.evidence())
+
+
+@pytest.mark.parametrize("red", [
+    {"outcomes": made_up.MIXED}, {"kills": made_up.kills(survivors=("p1/copied",))},
+    {"own": made_up.own_run("failed")}])
+def test_red_page_shows_no_speed(red: dict[str, Any]) -> None:
+    assert 'id="speed"' not in page(with_speeds(**red))
+
+
+def test_peer_is_drawn_only_beside_its_own_conditions_and_labelled() -> None:
+    beside = speed_plots.step_times(steps(**H200))
+    assert peer.NAME in beside.svg
+    assert peer.CONDITIONS in beside.caption
+    for other in (steps(), steps(**{**H200, "device": "another"}),
+                  steps(step(1, 4096), **H200), steps(**{**H200, "model": "24 layers"})):
+        assert peer.NAME not in speed_plots.step_times(other).svg
+
+
+def test_split_is_drawn_by_family_and_nothing_is_lost() -> None:
+    one = step(4, split={"project.attn_q": 1.0, "norm.q": 2.0, "rotate.k": 4.0, "conv_step": 8.0,
+                         "gated_norm": 16.0, "argmax": 32.0, "head": 64.0, "silu_mul": 128.0})
+    told = speed_plots.families(one)
+    assert told == {"projections": 1.0, "head": 64.0, "recurrence": 24.0, "attention": 4.0,
+                    "norms": 2.0, "SiLU": 128.0, "others": 32.0}
+    assert speed_plots.step_split(steps(step(4, split={}))) is None
+
+
+def test_hostile_words_of_kept_figures_are_escaped() -> None:
+    hostile = page(made_up.evidence(speeds=[Kept(
+        steps(device=made_up.HOSTILE, model=made_up.HOSTILE, left_out=(made_up.HOSTILE,)), True)]))
+    assert "<script" not in hostile
+    assert Outline(hostile).open == []
+
+
+def test_kept_times_are_fresh_only_for_the_kernels_that_were_measured(tmp_path: Path) -> None:
+    contracts = load_all()
+    now = digest_of(contracts["p4"], ROOT)
+    for name, digest in (("a", now), ("b", "older"), ("c", "")):
+        folder = tmp_path / FOLDER / name
+        folder.mkdir(parents=True)
+        (folder / "step.json").write_text(steps(digest=digest).model_dump_json())
+    (tmp_path / "engine").symlink_to(ROOT / "engine")
+    (tmp_path / "phases").symlink_to(ROOT / "phases")
+    (tmp_path / "contracts").symlink_to(ROOT / "contracts")
+    assert [one.fresh for one in speeds.kept(tmp_path, contracts)] == [True, False, False]
+    kept = speeds.kept(ROOT, contracts)
+    assert len(kept) == len(load_steps(ROOT)) + len(load_products(ROOT)) > 0
+
+
+README = {"head, 248320x2560 Q6_K": ("output", 248320), "8192x2560 Q5_K": ("attn_qkv", 8192),
+          "9216x2560 Q4_K": ("ffn_gate", 9216), "2560x9216 Q6_K": ("ffn_down", 2560),
+          "4096x2560 Q4_K": ("attn_gate", 4096)}
+
+
+def test_readme_quotes_the_products_that_are_kept() -> None:
+    kept = load_products(ROOT)[0]
+
+    def line(told: str, name: str, rows: int) -> str:
+        mine = {f.m: f for f in kept.figures
+                if (f.name, f.rows, f.kind) == (name, rows, told.split()[-1])}
+        values = [mine[1].floor, *(mine[m].microseconds for m in (1, 2, 4, 8, 16))]
+        return f"| {told} | " + " | ".join(f"{v:.2f}" if v < 9.995 else f"{v:.1f}"
+                                           for v in values) + " |"
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    due = [line(told, *place) for told, place in README.items()]
+    assert [row for row in text.splitlines() if row.partition(" | ")[0][2:] in README] == due
+    assert f"at the {kept.bandwidth_tb_s:.2f} TB/s" in text
+    assert f"({kept.quantize_m8_us:.1f} us" in text
