@@ -38,6 +38,8 @@ class Fence:
 
     may_read: tuple[Span, ...]
     may_write: tuple[Span, ...]
+    around: tuple[Span, ...] = ()
+    """Where accesses are held, when given; what a callee allocated itself lies outside."""
     accesses: int = 0
     """Loads and stores watched."""
     strays: list[str] = field(default_factory=list)
@@ -45,20 +47,29 @@ class Fence:
 
     def watch(self, what: str, addresses: Any, width: int) -> None:
         """Look at one operation of `width` bytes at each address."""
-        if not len(addresses):
+        at = addresses.astype(np.int64)
+        if self.around:
+            at = at[_inside(at, width, self.around, partly=True)]
+        if not len(at):
             return
         self.accesses += 1
-        at = addresses.astype(np.int64)
         spans = self.may_read if what == "load" else self.may_write
-        inside = np.zeros(len(at), dtype=bool)
-        for span in spans:
-            inside |= (at >= span.start) & (at + width <= span.end)
+        inside = _inside(at, width, spans)
         if not inside.all():
             self.strays.append(f"a {what} of {width} bytes {_place(spans, int(at[~inside][0]))}")
         skewed = at[at % width != 0]
         if len(skewed):
             self.strays.append(f"a {what} of {width} bytes at an address that is "
                                f"{int(skewed[0]) % width} past a multiple of {width}")
+
+
+def _inside(at: Any, width: int, spans: tuple[Span, ...], partly: bool = False) -> Any:
+    """Return which accesses lie in a span, all of their bytes or some."""
+    room = width - 1 if partly else 0
+    inside = np.zeros(len(at), dtype=bool)
+    for span in spans:
+        inside |= (at + room >= span.start) & (at + width - room <= span.end)
+    return inside
 
 
 def _place(spans: tuple[Span, ...], address: int) -> str:
@@ -70,14 +81,17 @@ def _place(spans: tuple[Span, ...], address: int) -> str:
 
 
 @contextmanager
-def fenced(may_read: Mapping[str, Tensor], may_write: Mapping[str, Tensor]) -> Iterator[Fence]:
+def fenced(may_read: Mapping[str, Tensor], may_write: Mapping[str, Tensor],
+           around: Mapping[str, Tensor] | None = None) -> Iterator[Fence]:
     """Watch what kernels launched in the block touch; tensors are on the CPU, of any strides.
 
-    What may be written may be read too. Raises `Unmeasurable` without the interpreter.
+    What may be written may be read too. With `around`, memory outside of it is not judged.
+    Raises `Unmeasurable` without the interpreter.
     """
     writable = tuple(Span.of(name, x) for name, x in may_write.items())
     readable = tuple(Span.of(name, x) for name, x in may_read.items())
-    fence = Fence((*readable, *writable), writable)
+    outer = tuple(Span.of(name, x) for name, x in (around or {}).items())
+    fence = Fence((*readable, *writable), writable, outer)
     builder = interpreter_builder()
     load, store = builder.create_masked_load, builder.create_masked_store
 

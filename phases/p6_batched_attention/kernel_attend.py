@@ -1,8 +1,7 @@
 """Split attention in Triton, for any device and the interpreter: append, splits, then merge.
 
 A program takes one token, one KV head and one split of 64 keys, found through the row's pointers;
-the query heads of a group share the keys that it loads. Not tuned: `kernel_attend_cuda` is the
-fast one.
+the query heads of a group share what it loads. Not tuned: `kernel_attend_cuda` is the fast one.
 """
 
 # mypy: ignore-errors
@@ -15,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels import launch, pair_sum
+from engine.kernels import launch
 from engine.kernels.functions import exp, sigmoid
 from engine.state import Refs
 from phases.p6_batched_attention.launches import DIM, SPLIT, as_ints, check, launches
@@ -65,88 +64,105 @@ def _pairs_of_columns(x, KEYS: tl.constexpr, WIDTH: tl.constexpr, STEPS: tl.cons
 
 
 @triton.jit
-def _pairs_of_lanes(x, DIM: tl.constexpr):
-    """Add adjacent pairs of the eight lanes of x[8, DIM] until one is left: [DIM]."""
+def _pairs_of_lanes(x, HEADS: tl.constexpr, WIDTH: tl.constexpr):
+    """Add adjacent pairs of the eight lanes of x[HEADS, 8, WIDTH] until one is left."""
     for step in tl.static_range(3):
-        pairs = tl.permute(tl.reshape(x, [4 >> step, 2, DIM]), [0, 2, 1])
+        pairs = tl.permute(tl.reshape(x, [HEADS, 4 >> step, 2, WIDTH]), [0, 1, 3, 2])
         left, right = tl.split(pairs)
         x = left + right
-    return tl.reshape(x, [DIM])
+    return tl.reshape(x, [HEADS, WIDTH])
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def _attend_split(q, keys, values, starts, lengths, m, first, tops, parts, splits, q_token, q_head,
                   key_row, key_head, value_row, value_head, GROUP: tl.constexpr,
-                  SPLIT: tl.constexpr, DIM: tl.constexpr, SCALE: tl.constexpr):
+                  HEADS: tl.constexpr, SPLIT: tl.constexpr, DIM: tl.constexpr,
+                  SCALE: tl.constexpr):
     place, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     token = first + place
     row = _row_of(token, starts, m)
     left = _reach(token, starts, lengths, row) - split * SPLIT
     if left > 0:
-        HALF: tl.constexpr = DIM // 2
-        j, lane = tl.arange(0, SPLIT), tl.arange(0, HALF)
         first_key = (split * SPLIT).to(tl.int64)
         held_k = tl.load(keys + row).to(tl.pointer_type(tl.float32)) + first_key * key_row \
             + head.to(tl.int64) * key_head
         held_v = tl.load(values + row).to(tl.pointer_type(tl.float32)) + first_key * value_row \
             + head.to(tl.int64) * value_head
-        at = held_k + j.to(tl.int64)[:, None] * key_row + lane[None, :]
-        there = (j < left)[:, None]
-        low_k = tl.load(at, mask=there, other=0.0)
-        high_k = tl.load(at + HALF, mask=there, other=0.0)
-        heads = tl.num_programs(1) * GROUP
-        for r in tl.static_range(GROUP):
-            h = head * GROUP + r
-            mine = q + token.to(tl.int64) * q_token + h.to(tl.int64) * q_head
-            sums = (0.0 + tl.load(mine + lane)[None, :] * low_k) \
-                + tl.load(mine + HALF + lane)[None, :] * high_k
-            score = _pairs_of_columns(sums, SPLIT, HALF, 7) * SCALE
-            top = tl.max(tl.where(j < left, score, float("-inf")), axis=0)
-            p = tl.where(j < left, exp(score - top), 0.0)
-            part = (place * heads + h).to(tl.int64) * splits + split
-            tl.store(tops + 2 * part, top)
-            _store_sums(p, held_v, left, value_row, tops + 2 * part + 1, parts + part * DIM,
-                        SPLIT, DIM)
+        mine = q + token.to(tl.int64) * q_token + head.to(tl.int64) * GROUP * q_head
+        score = _scores(mine, held_k, left, q_head, key_row, GROUP, HEADS, SPLIT, DIM // 2, SCALE)
+        there = (tl.arange(0, SPLIT) < left)[None, :]
+        top = tl.max(tl.where(there, score, float("-inf")), axis=1)
+        p = tl.where(there, exp(score - top[:, None]), 0.0)
+        low, part = _sums(p, held_v, left, value_row, HEADS, SPLIT, DIM)
+        r, d = tl.arange(0, HEADS), tl.arange(0, DIM)
+        heads = place.to(tl.int64) * tl.num_programs(1) * GROUP + head * GROUP + r
+        at = heads * splits + split
+        tl.store(tops + 2 * at, top, mask=r < GROUP)
+        tl.store(tops + 2 * at + 1, low, mask=r < GROUP)
+        tl.store(parts + at[:, None] * DIM + d[None, :], part, mask=(r < GROUP)[:, None])
 
 
 @triton.jit
-def _store_sums(p, held_v, left, value_row, low, part, SPLIT: tl.constexpr, DIM: tl.constexpr):
-    """Store a split's sum of p and of p times its values: key j to lane j mod 8, in order."""
+def _scores(q, keys, left, q_head, key_row, GROUP: tl.constexpr, HEADS: tl.constexpr,
+            SPLIT: tl.constexpr, HALF: tl.constexpr, SCALE: tl.constexpr):
+    """Return the scores [HEADS, SPLIT] of a group's query heads; each key is loaded once."""
+    j, lane = tl.arange(0, SPLIT), tl.arange(0, HALF)
+    at = keys + j.to(tl.int64)[:, None] * key_row + lane[None, :]
+    there = (j < left)[:, None]
+    low, high = tl.load(at, mask=there, other=0.0), tl.load(at + HALF, mask=there, other=0.0)
+    scores = tl.zeros([HEADS, SPLIT], tl.float32)
+    for r in tl.static_range(GROUP):
+        mine = q + r * q_head + lane
+        sums = (0.0 + tl.load(mine)[None, :] * low) + tl.load(mine + HALF)[None, :] * high
+        own = _pairs_of_columns(sums, SPLIT, HALF, 7) * SCALE
+        scores = tl.where((tl.arange(0, HEADS) == r)[:, None], own[None, :], scores)
+    return scores
+
+
+@triton.jit
+def _sums(p, values, left, value_row, HEADS: tl.constexpr, SPLIT: tl.constexpr,
+          DIM: tl.constexpr):
+    """Return the sums of p [HEADS] and of p times values [HEADS, DIM]: key j to lane j mod 8."""
     eight, d, octet = tl.arange(0, 8), tl.arange(0, DIM), tl.arange(0, SPLIT // 8)
-    p = tl.reshape(p, [SPLIT // 8, 8])
-    sums, whole = tl.zeros([8], tl.float32), tl.zeros([8, DIM], tl.float32)
-    for i in range(SPLIT // 8):
+    p = tl.reshape(p, [HEADS, SPLIT // 8, 8])
+    low, whole = tl.zeros([HEADS, 8, 1], tl.float32), tl.zeros([HEADS, 8, DIM], tl.float32)
+    for i in range((tl.minimum(left, SPLIT) + 7) // 8):  # what is left out would add +0
         j = i * 8 + eight
-        v = tl.load(held_v + j.to(tl.int64)[:, None] * value_row + d[None, :],
+        v = tl.load(values + j.to(tl.int64)[:, None] * value_row + d[None, :],
                     mask=(j < left)[:, None], other=0.0)
-        # one of the eight sums' terms is not masked, so nothing is rounded
-        mine = tl.sum(tl.where((octet == i)[:, None], p, 0.0), axis=0)
-        sums = sums + mine
-        whole = whole + mine[:, None] * v
-    tl.store(low, pair_sum(sums, 8, 3))
-    tl.store(part + d, _pairs_of_lanes(whole, DIM))
+        # one term of each of these sums is not masked, so nothing is rounded
+        mine = tl.sum(tl.where((octet == i)[None, :, None], p, 0.0), axis=1)
+        low = low + mine[:, :, None]
+        whole = whole + mine[:, :, None] * v[None, :, :]
+    return (tl.reshape(_pairs_of_lanes(low, HEADS, 1), [HEADS]),
+            _pairs_of_lanes(whole, HEADS, DIM))
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def _attend_merge(gate, starts, lengths, m, first, tops, parts, splits, out, gate_token, gate_head,
-                  out_token, out_head, SPLIT: tl.constexpr, DIM: tl.constexpr):
-    place, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    token = first + place
+                  out_token, out_head, GROUP: tl.constexpr, HEADS: tl.constexpr,
+                  SPLIT: tl.constexpr, DIM: tl.constexpr):
+    place, token = tl.program_id(0).to(tl.int64), first + tl.program_id(0)
     own = (_reach(token, starts, lengths, _row_of(token, starts, m)) + SPLIT - 1) // SPLIT
-    d = tl.arange(0, DIM)
-    part = (place.to(tl.int64) * tl.num_programs(1) + head) * splits
-    top = tl.load(tops + 2 * part)
+    r, d = tl.arange(0, HEADS), tl.arange(0, DIM)
+    there, wide = r < GROUP, (r < GROUP)[:, None]
+    head = tl.program_id(1).to(tl.int64) * GROUP + r
+    at = (place * tl.num_programs(1) * GROUP + head) * splits
+    top = tl.load(tops + 2 * at, mask=there, other=0.0)
     for i in range(1, own):
-        top = tl.maximum(top, tl.load(tops + 2 * (part + i)))
-    bottom, whole = tl.zeros([DIM], tl.float32), tl.zeros([DIM], tl.float32)
+        top = tl.maximum(top, tl.load(tops + 2 * (at + i), mask=there, other=0.0))
+    bottom, whole = tl.zeros([HEADS], tl.float32), tl.zeros([HEADS, DIM], tl.float32)
     for i in range(own):
-        share = exp(tl.load(tops + 2 * (part + i)) - top)
-        bottom = bottom + share * tl.load(tops + 2 * (part + i) + 1)
-        whole = whole + share * tl.load(parts + (part + i) * DIM + d)
+        share = exp(tl.load(tops + 2 * (at + i), mask=there, other=0.0) - top)
+        bottom = bottom + share * tl.load(tops + 2 * (at + i) + 1, mask=there, other=1.0)
+        whole = whole + share[:, None] * tl.load(parts + (at + i)[:, None] * DIM + d[None, :],
+                                                 mask=wide, other=0.0)
     token = token.to(tl.int64)
-    opened = sigmoid(tl.load(gate + token * gate_token + head * gate_head + d))
-    tl.store(out + token * out_token + head * out_head + d,
-             tl.div_rn(whole, bottom) * opened)
+    opened = sigmoid(tl.load(gate + token * gate_token + head[:, None] * gate_head + d[None, :],
+                             mask=wide, other=0.0))
+    read = tl.div_rn(whole, tl.zeros([HEADS, DIM], tl.float32) + bottom[:, None])
+    tl.store(out + token * out_token + head[:, None] * out_head + d[None, :], read * opened,
+             mask=wide)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
@@ -154,6 +170,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Re
     """Append k and v [t, G, D] to each row's cache and write gated attention into out[t, H, D]."""
     check(q, k, v, gate, keys, values, out)
     (t, heads), groups, m = q.shape[:2], k.shape[1], len(counts)
+    group = heads // groups
     lengths, counts = as_ints(lengths), as_ints(counts)
     key_at, value_at = keys.pointers, values.pointers
     rows = counts.starts.on(out.device), lengths.on(out.device), m
@@ -165,6 +182,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Re
         tops, parts = one.scratch(heads, out)
         launch(_attend_split, (one.tokens, groups, one.splits), q, key_at, value_at, *rows,
                one.first, tops, parts, one.splits, *q.stride()[:2], *cache,
-               GROUP=heads // groups, SPLIT=SPLIT, DIM=DIM, SCALE=DIM ** -0.5)
-        launch(_attend_merge, (one.tokens, heads), gate, *rows, one.first, tops, parts,
-               one.splits, out, *gate.stride()[:2], *out.stride()[:2], SPLIT=SPLIT, DIM=DIM)
+               GROUP=group, HEADS=triton.next_power_of_2(group), SPLIT=SPLIT, DIM=DIM,
+               SCALE=DIM ** -0.5)
+        launch(_attend_merge, (one.tokens, groups), gate, *rows, one.first, tops, parts,
+               one.splits, out, *gate.stride()[:2], *out.stride()[:2], GROUP=group,
+               HEADS=triton.next_power_of_2(group), SPLIT=SPLIT, DIM=DIM)

@@ -14,6 +14,8 @@ from engine.state import Ints, Refs
 
 DIM = 256
 """Width of a head; a model of another is refused when it is loaded."""
+WIDEST = 1024
+"""Tokens of one launch."""
 ROOM = 1 << 25
 """Floats of partial results that one launch may leave for the next."""
 
@@ -41,7 +43,7 @@ def launches(lengths: Sequence[int], counts: Sequence[int], heads: int) -> Itera
     first = 0
     while first < len(reach):
         last, longest = first + 1, reach[first]
-        while last < len(reach):
+        while last < min(len(reach), first + WIDEST):
             wider = max(longest, reach[last])
             if -(-wider // SPLIT) * (last + 1 - first) > room:
                 break

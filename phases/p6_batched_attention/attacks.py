@@ -1,0 +1,82 @@
+"""What P6's falsifiers attack with: rows, pads, cuts, a two-pass softmax and wide strides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from contracts.schema import Case
+from falsifiers.poison import Guarded
+from phases.p6_batched_attention.harness import DIM, Attention, Row, Step, drawn, own_budget
+
+
+def rows_of(case: Case) -> list[Row]:
+    """Return a case's rows: by `lengths`, or `m` ragged ones below `longest`; counts if given."""
+    lengths = case.given.get("lengths")
+    if lengths is None:
+        longest = case["longest"]
+        lengths = [(37 * i * i + 13 * i + longest - 1) % longest for i in range(case["m"])]
+    counts = case.given.get("counts", [1] * len(lengths))
+    return [Row(length, count, seed, case.given.get("flavour", "plain"))
+            for seed, (length, count) in enumerate(zip(lengths, counts, strict=True))]
+
+
+def padded(rows: Sequence[Row], most: int) -> Iterator[list[Row]]:
+    """Yield the rows with 1 to `most` pads in front, behind and between."""
+    for pads in range(1, most + 1):
+        some = [Row(7 * i, 0) for i in range(pads)]
+        yield [*some, *rows]
+        yield [*rows, *some]
+        yield [rows[0], *some, *rows[1:]]
+
+
+def cuts(which: str, count: int) -> list[tuple[int, ...]]:
+    """Return ways to cut a chunk: `all` in two and token by token, or a `few`."""
+    single = (1,) * count
+    if which == "all":
+        return [single, *((a, count - a) for a in range(1, count))]
+    third = max(1, count // 3)
+    return [single, (1, count - 1), (count - 1, 1), (third, third, count - 2 * third)]
+
+
+def two_pass(row: Row, heads: int, groups: int) -> Tensor:
+    """Return gated attention of a row in f64: scores, their largest, weights, and their sum."""
+    own = drawn(row, heads, groups)
+    q, gate = (x.double() for x in own.queries(row))
+    k, v = (x.double().repeat_interleave(heads // groups, 1) for x in (own.k, own.v))
+    out = torch.empty_like(q)
+    for i in range(row.count):
+        n = row.length + i + 1
+        scores = torch.einsum("hd,nhd->hn", q[i], k[:n]) / DIM ** 0.5
+        weights = (scores - scores.amax(1, keepdim=True)).exp()
+        out[i] = torch.einsum("hn,nhd->hd", weights, v[:n]) / weights.sum(1, keepdim=True)
+    return (out * torch.sigmoid(gate)).float()
+
+
+def hold_exact(attend: Attention, got: Tensor, want: Tensor, **where: int | str) -> None:
+    """Hold outputs that no rounding can change: in bits, or to the budget of one's own."""
+    if attend.bitwise:
+        attend.judge.equal("attend", got, want, rule="truth", **where)
+    else:
+        attend.judge.budget("attend", got.flatten(0, 1), want.flatten(0, 1), own_budget(),
+                            **where)  # type: ignore[arg-type]
+
+
+def far_apart(step: Step, stride: int) -> Step:
+    """Return a step of one slot with its cache rows `stride` values apart, poison at their ends."""
+    def spread(cache: Guarded) -> Guarded:
+        _, rows, groups, width = cache.inside.shape
+        whole = torch.empty(rows * stride, device=cache.inside.device)
+        far = whole.as_strided((1, rows, groups, width), (rows * stride, stride, width, 1))
+        return Guarded(far.copy_(cache.inside[:1]), cache.whole)
+
+    return replace(step, keys=spread(step.keys), values=spread(step.values))
+
+
+def bytes_due(rows: Sequence[Row], groups: int) -> int:
+    """Return the bytes of all keys that a step's tokens see, each token's once."""
+    seen = sum(row.length + i + 1 for row in rows for i in range(row.count))
+    return seen * groups * DIM * 4

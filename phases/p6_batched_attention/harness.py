@@ -1,0 +1,310 @@
+"""How P6's attack runs attention: slots laid out with poison and guards, every byte after judged.
+
+A sequence is drawn from its seed alone, so that the same row can stand in any slot, beside any
+others, cut at any token. What is judged is the subject's op where the case's tier has it run.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from contracts.schema import Budget, Case, load_contract
+from engine import ops
+from engine.state import Ints, Refs
+from falsifiers.errors import Declined, SuiteError
+from falsifiers.fences import Fence, fenced
+from falsifiers.judge import Judge
+from falsifiers.poison import Guarded, guarded
+from falsifiers.steady import steady_dots
+from falsifiers.subject import Subject
+
+CONTRACT = Path(__file__).parents[2] / "contracts" / "p6.yaml"
+DIM = 256
+NOWHERE = 1 << 20
+"""A slot that no pool has, for pads."""
+QUERIES = 61
+"""Different queries and gates of a sequence; later positions take them again."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a step: a sequence, how much of it the slot holds, and how many tokens join."""
+
+    length: int
+    count: int = 1
+    seed: int = 0
+    flavour: str = "plain"
+
+    @property
+    def reach(self) -> int:
+        """Tokens that the slot holds after the step."""
+        return self.length + self.count
+
+
+PAD = Row(0, 0)
+"""A row of no tokens: its slot and its pointer are nobody's."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Queries, gates, keys and values of a sequence's positions."""
+
+    q: Tensor
+    gate: Tensor
+    k: Tensor
+    v: Tensor
+
+    def queries(self, row: Row) -> tuple[Tensor, Tensor]:
+        """Return q and gate of a row's tokens, [count, H, D]."""
+        at = torch.arange(row.length, row.reach) % QUERIES
+        return self.q[at], self.gate[at]
+
+
+def drawn(row: Row, heads: int, groups: int) -> Drawn:
+    """Return a row's sequence up to its reach; a longer one of this seed begins with the same."""
+    return _drawn(row.seed, row.flavour, row.reach, heads, groups)
+
+
+@lru_cache(maxsize=256)
+def _drawn(seed: int, flavour: str, reach: int, heads: int, groups: int) -> Drawn:
+    draw = torch.Generator().manual_seed(1000 * seed + heads)
+    q, gate = (torch.randn(QUERIES, heads, DIM, generator=draw) for _ in range(2))
+    k, v = torch.randn(reach, 2, groups, DIM, generator=draw).unbind(1)  # position by position
+    return _flavoured(flavour, Drawn(q, gate * 2.0, k, v))
+
+
+def _flavoured(flavour: str, drawn: Drawn) -> Drawn:
+    """Return the sequence with scores that rise, fall, agree or leave f32, as it is asked."""
+    q, k, v = drawn.q, drawn.k, drawn.v
+    n = torch.arange(len(k), dtype=torch.float32)[:, None, None]
+    one = q[:1, :1]
+    if flavour in ("rising", "falling"):  # a score is about half its key's position, or less that
+        slope = 0.5 if flavour == "rising" else -0.5
+        q, k = one.expand_as(q), one * (slope * 16.0 * n / one.square().sum())
+    elif flavour == "equal":
+        k = one
+    elif flavour == "huge":  # every seventh score is -inf, others are near the end of f32 or small
+        q = q.abs() * 1e19
+        k = torch.where(n % 7 == 3, -k.abs() * 1e20, torch.where(n % 7 == 5, k * 1e17, k * 1e-19))
+    elif flavour == "large":  # all but a few weights are +0
+        q = q * 40.0
+    elif flavour == "ones":  # no score but 0 and no value but 1
+        q, v = torch.zeros_like(q), torch.ones_like(v)
+    elif flavour == "heads":  # a KV head's values are a power of two of its own
+        v = torch.exp2(torch.arange(v.shape[1], dtype=torch.float32))[:, None].expand_as(v)
+    elif flavour == "broken":
+        q, k, v = q * 3e38, torch.where(n % 3 == 1, torch.nan, k), torch.where(n % 2 == 1, 3e38, v)
+    elif flavour != "plain":
+        raise SuiteError(f"no sequence has the flavour {flavour!r}")
+    return Drawn(q.contiguous(), drawn.gate, k.expand_as(drawn.k).contiguous(), v.contiguous())
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where rows lie and what surrounds them."""
+
+    slots: tuple[int, ...] | None = None
+    """The slot of each row; the first m when not given."""
+    room: int = 0
+    """Slots of the pool; one more than the rows need when 0."""
+    beyond: float = float("nan")
+    """What fills every cache row that no sequence has written."""
+    capacity: int = 0
+    """Rows of a slot; three more than the longest needs when 0."""
+
+
+@dataclass
+class Step:
+    """One call under way: its operands, and what they must be afterwards."""
+
+    rows: Sequence[Row]
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gate: Tensor
+    keys: Guarded
+    values: Guarded
+    trap: Guarded
+    """Memory that is no slot's, where the pointers of pads lead."""
+    out: Guarded
+    slots: tuple[int, ...]
+    pointers: tuple[Tensor, Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pointers = self._addresses(self.keys.inside), self._addresses(self.values.inside)
+
+    def _addresses(self, cache_: Tensor) -> Tensor:
+        apart = cache_.stride(0) * cache_.element_size()
+        at = [cache_.data_ptr() + slot * apart if row.count else self.trap.inside.data_ptr()
+              for slot, row in zip(self.slots, self.rows, strict=True)]
+        return torch.tensor(at, dtype=torch.uint64).to(cache_.device)
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Return the op's arguments."""
+        refs = [Refs(cache_.inside, self.slots, held)
+                for cache_, held in zip((self.keys, self.values), self.pointers, strict=True)]
+        return (self.q, self.k, self.v, self.gate, *refs, Ints(row.length for row in self.rows),
+                Ints(row.count for row in self.rows), self.out.inside)
+
+    def spans(self) -> list[slice]:
+        """Return where each row's tokens stand among all."""
+        starts = Ints(row.count for row in self.rows).starts
+        return [slice(a, b) for a, b in zip(starts, starts[1:], strict=False)]
+
+
+class Attention:
+    """The attention that a case judges, and the rule of truth for its arithmetic."""
+
+    def __init__(self, case: Case, subject: Subject, judge: Judge) -> None:
+        self.judge, self.device, self.candidate = judge, subject.device, subject.candidate
+        self.heads, self.groups = case["heads"]
+        self.bitwise = self.candidate is None or self.candidate.bitwise
+        if self.candidate is not None:
+            self.candidate.refuse(case)
+        self.op = op_of(case, subject, "attend")
+
+    def __call__(self, rows: Sequence[Row], layout: Layout | None = None) -> list[Tensor]:
+        """Return each row's outputs [count, H, D] on the CPU; judge what else became of memory."""
+        step = self.laid_out(rows, layout or Layout())
+        held = {name: x.clone() for name, x in self._memory(step).items()}
+        self.run(step)
+        self._hold_memory(step, held)
+        out = step.out.inside.cpu()
+        return [out[span] for span in step.spans()]
+
+    def run(self, step: Step) -> None:
+        """Run the op; what a candidate or numpy warns of is no parity fault."""
+        with warnings.catch_warnings(), np.errstate(all="ignore"), steady_dots():
+            warnings.simplefilter("ignore")
+            self.op(*step.arguments())
+
+    def laid_out(self, rows: Sequence[Row], layout: Layout) -> Step:
+        """Return a step's operands: slots filled up to each row's length, poison elsewhere."""
+        heads, groups, dev = self.heads, self.groups, self.device
+        slots = layout.slots or tuple(range(len(rows)))
+        slots = tuple(s if row.count else NOWHERE for s, row in zip(slots, rows, strict=True))
+        real = [s for s in slots if s != NOWHERE]
+        room = layout.room or max(real, default=0) + 2
+        capacity = layout.capacity or max(row.reach for row in rows) + 3
+        t = sum(row.count for row in rows)
+        keys, values = (guarded(room, capacity, groups, DIM, device=dev) for _ in range(2))
+        for cache_ in (keys, values):
+            cache_.inside.fill_(layout.beyond)
+        both = torch.full((t, heads, 2, DIM), torch.nan)  # a head's query, then its gate
+        k, v = torch.empty(t, groups, DIM), torch.empty(t, groups, DIM)
+        at = 0
+        for slot, row in zip(slots, rows, strict=True):
+            if row.count:
+                own, span = drawn(row, heads, groups), slice(at, at + row.count)
+                both[span, :, 0], both[span, :, 1] = own.queries(row)
+                k[span], v[span] = own.k[row.length:], own.v[row.length:]
+                keys.inside[slot, :row.length] = own.k[:row.length].to(dev)
+                values.inside[slot, :row.length] = own.v[:row.length].to(dev)
+                at += row.count
+        q, gate = both.to(dev).unbind(2)
+        return Step(rows, q.contiguous(), k.to(dev), v.to(dev), gate, keys, values,
+                    guarded(capacity, groups, DIM, device=dev),
+                    guarded(t, heads, DIM, device=dev), slots)
+
+    @staticmethod
+    def _memory(step: Step) -> dict[str, Tensor]:
+        return {"keys": step.keys.inside, "values": step.values.inside, "q": step.q, "k": step.k,
+                "v": step.v, "gate": step.gate, "memory of no slot": step.trap.inside}
+
+    def _hold_memory(self, step: Step, held: dict[str, Tensor]) -> None:
+        """Hold all memory to what it was, the new rows of each slot to the step's k and v."""
+        for name, joined in (("keys", step.k), ("values", step.v)):
+            for slot, row, span in zip(step.slots, step.rows, step.spans(), strict=True):
+                if row.count:
+                    held[name][slot, row.length:row.reach] = joined[span]
+        for name, x in self._memory(step).items():
+            wrong = (x.contiguous().view(torch.int32) != held[name].contiguous().view(torch.int32))
+            if bool(wrong.any()):
+                place = wrong.nonzero()[0].tolist()
+                self.judge.law(False, f"{name}{place} is not what it should be after the step: an "
+                               f"old row, a tail, an idle slot or an input was written, or a new "
+                               f"row was not", rung="frame")
+        self.judge.law(True, "memory is as it should be")
+        for name, guard in (("keys", step.keys), ("values", step.values), ("out", step.out),
+                            ("memory of no slot", step.trap)):
+            guard.hold(self.judge, name)
+
+    def hold_true(self, got: Tensor, of: Row, **where: int | str) -> None:
+        """Hold a row's outputs to the engine's: in bits, or to the budget of one's own."""
+        want = _engine_s(of, self.heads, self.groups)
+        if self.bitwise:
+            self.judge.equal("attend", got, want, rule="truth", finite=False, **where)
+        else:
+            self.judge.budget("attend", got.flatten(0, 1), want.flatten(0, 1), own_budget(),
+                              **where)  # type: ignore[arg-type]
+
+    @contextmanager
+    def fence(self, step: Step) -> Iterator[Fence]:
+        """Watch what a call under the interpreter touches of the memory that it was given.
+
+        A token may read its row's keys and values as far as it reaches; a pad not even its pointer.
+        """
+        read, write = {"q": step.q, "k": step.k, "v": step.v, "gate": step.gate}, {}
+        around = {"out": step.out.whole, "memory of no slot": step.trap.whole}
+        write["out"] = step.out.inside
+        for name, whole, held in zip(("keys", "values"), (step.keys, step.values), step.pointers,
+                                     strict=True):
+            around |= {name: whole.whole, f"pointers of {name}": held}
+            for i, (slot, row) in enumerate(zip(step.slots, step.rows, strict=True)):
+                if row.count:
+                    own = whole.inside[slot]
+                    read[f"{name} of slot {slot}"] = own[:row.reach]
+                    read[f"pointer {i} of {name}"] = held[i:i + 1]
+                    write[f"new {name} of slot {slot}"] = own[row.length:row.reach]
+        with fenced(read, write, around) as fence:
+            yield fence
+
+
+@lru_cache(maxsize=256)
+def _engine_s(row: Row, heads: int, groups: int) -> Tensor:
+    """Return what the engine gives a row alone, [count, H, D]."""
+    own = drawn(row, heads, groups)
+    keys, values = (Refs(x.clone().unsqueeze(0), (0,)) for x in (own.k, own.v))
+    q, gate = own.queries(row)
+    out = torch.empty_like(q)
+    ops.attend(q, own.k[row.length:], own.v[row.length:], gate, keys, values, (row.length,),
+               (row.count,), out)
+    return out
+
+
+def op_of(case: Case, subject: Subject, name: str) -> Callable[..., None]:
+    """Return the op that a case judges: on the CPU as it is, else what a device would run.
+
+    A case on a device may ask for the portable kernel in place of the one that the path takes.
+    """
+    op = getattr(subject.path, name)
+    if subject.candidate is not None:
+        own = subject.candidate.op(name)
+        if own is None:
+            raise Declined(f"it offers no {name}")
+        op = own
+    elif case.given.get("kernel") == "triton":
+        op = getattr(import_module(f"{__package__}.kernel_{name}"), name)
+    elif case.tier == "interpret":
+        op = getattr(op, "kernel", op)
+    return op  # type: ignore[no-any-return]
+
+
+@cache
+def own_budget() -> Budget:
+    """Return the contract's budget, for candidates of their own arithmetic and for f64."""
+    budget = load_contract(CONTRACT).parity.own
+    if budget is None:
+        raise SuiteError(f"{CONTRACT.name} has no budget for an arithmetic of one's own")
+    return budget

@@ -1,0 +1,264 @@
+"""The attack on P6: attention and rotation of all rows against each row alone, and whole steps."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from contracts.schema import Case
+from engine import ops
+from engine.arithmetic import sigmoid
+from engine.candidate import Engine, engine_of
+from engine.path import Rows
+from engine.rope import rope_table
+from falsifiers.engagement import counting
+from falsifiers.errors import Declined
+from falsifiers.judge import Judge
+from falsifiers.poison import guarded
+from falsifiers.relations import (
+    alone_equals_in_batch,
+    neighbours_cannot_reach,
+    permuted_rows_permute,
+    repeats,
+)
+from falsifiers.streams import Batch, Stream, alone, prompt_of
+from falsifiers.subject import Subject
+from phases.p6_batched_attention import attacks
+from phases.p6_batched_attention.harness import (
+    DIM,
+    Attention,
+    Layout,
+    Row,
+    drawn,
+    op_of,
+    own_budget,
+)
+
+
+def test_rows_equal_alone(case: Case, subject: Subject, judge: Judge) -> None:
+    attend = Attention(case, subject, judge)
+    alone_equals_in_batch(judge, attend, attacks.rows_of(case), "attend")
+
+
+def test_attention_is_true(case: Case, subject: Subject, judge: Judge) -> None:
+    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    for i, (row, got) in enumerate(zip(rows, attend(rows), strict=True)):
+        attend.hold_true(got, row, row=i, length=row.length)
+
+
+def test_rows_and_slots_may_move(case: Case, subject: Subject, judge: Judge) -> None:
+    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    m, draw = len(rows), random.Random(len(rows))
+    permuted_rows_permute(judge, attend, rows, draw.sample(range(m), m), "attend")
+    straight = attend(rows)
+    for slots in (range(8 - m, 8), reversed(range(8 - m, 8)), draw.sample(range(8), m)):
+        moved = attend(rows, Layout(slots=tuple(slots), room=8))
+        for i, got in enumerate(moved):
+            judge.equal("attend", got, straight[i], row=i)
+
+
+def test_pads_do_nothing(case: Case, subject: Subject, judge: Judge) -> None:
+    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    want = attend(rows)
+    for padded in attacks.padded(rows, case["pads"]):
+        got = [out for out, row in zip(attend(padded), padded, strict=True) if row.count]
+        for i, out in enumerate(got):
+            judge.equal("attend", out, want[i], row=i, rows=len(padded))
+    judge.law(not any(len(out) for out in attend([Row(0, 0), Row(5, 0)])),
+              "a step of pads alone has outputs")
+
+
+def test_what_lies_beyond_cannot_reach_a_row(case: Case, subject: Subject, judge: Judge) -> None:
+    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    want = attend(rows)
+    for beyond in (3e38, -3e38, 0.0):
+        for i, got in enumerate(attend(rows, Layout(beyond=beyond))):
+            judge.equal("attend", got, want[i], row=i, beyond=str(beyond))
+
+
+def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judge) -> None:
+    attend, (row, *rest) = Attention(case, subject, judge), attacks.rows_of(case)
+    crowds = [rest, *([replace(r, flavour=f) for r in rest] for f in ("broken", "huge", "large")),
+              [replace(r, length=2 * r.length + 63, count=r.count + 1) for r in rest]]
+    neighbours_cannot_reach(judge, attend, row, crowds, "attend")
+
+
+def test_only_new_rows_are_written(case: Case, subject: Subject, judge: Judge) -> None:
+    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    order = tuple(random.Random(1).sample(range(len(rows) + 3), len(rows)))
+    for beyond in (1.25, float("nan")):  # every call holds all memory to what it should be
+        attend(rows, Layout(slots=order, room=len(rows) + 3, beyond=beyond))
+
+
+def test_chunks_equal_steps(case: Case, subject: Subject, judge: Judge) -> None:
+    attend, length, count = Attention(case, subject, judge), case["length"], case["count"]
+    whole = attend([Row(length, count)])[0]
+    for cut in attacks.cuts(case["cuts"], count):
+        at = length
+        for size in cut:
+            got = attend([Row(at, size)])[0]
+            judge.equal("attend", got, whole[at - length:at - length + size], cut=str(cut), at=at)
+            at += size
+    mixed = [Row(40, 1, 1), Row(length, count), Row(0, 3, 2), Row(63, 1, 3), Row(length, 2, 4)]
+    alone_equals_in_batch(judge, attend, mixed, "attend")
+
+
+def test_softmax_is_sound(case: Case, subject: Subject, judge: Judge) -> None:
+    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    for row, got in zip(rows, attend(rows), strict=True):
+        want = attacks.two_pass(row, attend.heads, attend.groups)
+        judge.budget("attend", got.flatten(0, 1), want.flatten(0, 1), own_budget(),
+                     length=row.length)
+    ones = [replace(row, flavour="ones") for row in rows]
+    for row, got in zip(ones, attend(ones), strict=True):
+        gate = drawn(row, attend.heads, attend.groups).queries(row)[1]
+        attacks.hold_exact(attend, got, sigmoid(gate), length=row.length)
+
+
+def test_heads_are_grouped(case: Case, subject: Subject, judge: Judge) -> None:
+    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    shares = attend.heads // attend.groups
+    powers = torch.tensor([2.0 ** (h // shares) for h in range(attend.heads)])
+    for row, got in zip(rows, attend(rows), strict=True):
+        gate = drawn(row, attend.heads, attend.groups).queries(row)[1]
+        attacks.hold_exact(attend, got, powers[:, None] * sigmoid(gate), length=row.length)
+
+
+def test_rotation_is_each_rows_own(case: Case, subject: Subject, judge: Judge) -> None:
+    rotate, positions = op_of(case, subject, "rotate"), case["positions"]
+    dev, pairs, t = subject.device, case["pairs"], len(positions)
+    table = rope_table(max(positions) + 1, 2 * pairs, 1e7)
+    x = torch.randn(t, case["heads"], DIM, generator=torch.Generator().manual_seed(t))
+    want = torch.empty_like(x)
+    ops.rotate(x, table, positions, want)
+    judge.law(torch.equal(want[..., 2 * pairs:], x[..., 2 * pairs:]), "the engine turns the rest")
+    for first, last in ((0, t), *((i, i + 1) for i in range(t))):  # all at once, then each alone
+        out = guarded(last - first, *x.shape[1:], device=dev)
+        rotate(x[first:last].to(dev), table.to(dev), torch.tensor(positions[first:last]).to(dev),
+               out.inside)
+        judge.equal("rotate", out.inside, want[first:last], rule="truth", row=first)
+        out.hold(judge, "rotate")
+
+
+def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
+    attend = Attention(case, subject, judge)
+    repeats(judge, attend, attacks.rows_of(case), case["times"], "attend")
+
+
+def test_offsets_do_not_wrap(case: Case, subject: Subject, judge: Judge) -> None:
+    attend, (row,) = Attention(case, subject, judge), attacks.rows_of(case)
+    step = attacks.far_apart(attend.laid_out([row], Layout()), case["stride"])
+    attend.run(step)
+    judge.equal("attend", step.out.inside, attend([row])[0], length=row.length)
+    for name, cache, joined in (("keys", step.keys, step.k), ("values", step.values, step.v)):
+        judge.equal(name, cache.inside[0, row.length:row.reach], joined, rule="truth")
+
+
+def test_loads_and_stores_stay_inside(case: Case, subject: Subject, judge: Judge) -> None:
+    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    for padded in ([Row(9, 0), *rows, Row(0, 0)], rows):
+        step = attend.laid_out(padded, Layout())
+        with attend.fence(step) as fence:
+            attend.run(step)
+        if not fence.accesses and subject.candidate is not None:
+            raise Declined("it is not Triton's, so its loads are not seen")
+        judge.law(not fence.strays, next(iter(fence.strays), ""), rung="frame")
+        judge.law(fence.accesses > 0, "no load or store was seen")
+    judge.engaged(accesses_watched=fence.accesses)
+
+
+def test_keys_are_read_once(case: Case, subject: Subject, judge: Judge) -> None:
+    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    step = attend.laid_out(rows, Layout())
+    with counting(keys=step.keys.inside, values=step.values.inside) as reads:
+        attend.run(step)
+    if not any(read.loads for read in reads.values()) and subject.candidate is not None:
+        raise Declined("it is not Triton's, so its loads are not seen")
+    due = attacks.bytes_due(rows, attend.groups)
+    for name, read in reads.items():
+        judge.law(read.total == due, f"{read.total} bytes of {name} were loaded, but {due} are "
+                  f"each token's keys once, whatever the query heads of a group")
+    judge.engaged(bytes_of_keys=due, query_heads=attend.heads, kv_heads=attend.groups)
+
+
+def test_steps_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
+    engine, model = _engine(case, subject)
+    draw, m, capacity = random.Random(case["m"]), case["m"], case["longest"] + case["decode"] + 2
+    batch = Batch(engine, Rows, judge, slots=m + 1, capacity=capacity)
+    order = draw.sample(range(m + 1), m)
+    lengths = [case["longest"] - (11 * i + 3 * i * i) % case["longest"] for i in range(m)]
+    for slot, length in zip(order, lengths, strict=True):
+        batch.join(slot, _solo(engine, model, slot, length, case["decode"], capacity))
+    batch.step(order, lengths)
+    for _ in range(case["decode"]):
+        batch.step(draw.sample(order, m))
+    if subject.candidate is None:
+        oracle, stream = subject.models(case["model"]), batch.live[order[-1]]
+        state = oracle.new_state(capacity)
+        for position, logits in enumerate(stream.logits):
+            judge.equal("logits", logits, oracle.forward_single(
+                stream.tokens[position], state, position), rule="truth", step=position)
+    judge.engaged(rows_a_step=batch.widest, steps=batch.step_number)
+
+
+def test_membership_may_change_every_step(case: Case, subject: Subject, judge: Judge) -> None:
+    engine, model = _engine(case, subject)
+    draw, slots, waiting = random.Random(case["seed"]), 4, list(range(case["sequences"]))
+    batch = Batch(engine, Rows, judge, slots=slots, capacity=96)
+    for slot in range(slots):
+        batch.poison(slot)
+    while waiting or batch.live:
+        free = [s for s in range(slots) if s not in batch.live]
+        while waiting and free and (not batch.live or draw.random() < 0.7):
+            number = waiting.pop()
+            batch.join(free.pop(draw.randrange(len(free))),
+                       _solo(engine, model, 40 + number, 1 + 17 * number % 68, 3, 96))
+        order = draw.sample(sorted(batch.live), k=draw.randint(1, len(batch.live)))
+        left = [len(batch.live[s].logits) - batch.fed[s] for s in order]
+        batch.step(order, [draw.choice((1, draw.randint(1, n), n)) for n in left])
+        for slot in [s for s in order if batch.fed[s] == len(batch.live[s].logits)]:
+            batch.leave(slot)
+            batch.poison(slot, draw.choice((float("nan"), 3e38)))
+    judge.engaged(rows_a_step=batch.widest, steps=batch.step_number)
+
+
+def test_long_runs_do_not_drift(case: Case, subject: Subject, judge: Judge) -> None:
+    engine, model = _engine(case, subject)
+    steps, m = case["steps"], case["m"]
+    batch = Batch(engine, Rows, judge, slots=m, capacity=steps + 4)
+    for slot in range(m):
+        batch.join(slot, _solo(engine, model, 120 + slot, 1 + slot, steps - slot, steps + 4))
+    for step in range(steps):
+        batch.step(range(m)[::(-1) ** step])
+    judge.engaged(steps=batch.step_number, rows_a_step=batch.widest)
+
+
+def test_kernels_run_the_step(case: Case, subject: Subject, judge: Judge) -> None:
+    model, m = subject.models(case["model"]), case["m"]
+    rows = Rows(tuple(range(m))[::-1], (0,) * m, tuple(1 + i % 2 for i in range(m)))
+    tokens = prompt_of(7, sum(rows.counts), model.config.vocab)
+    kernels = {name: op_of(case, subject, name) for name in ("attend", "rotate")}
+    results = []
+    for path in (replace(subject.path, **kernels), subject.path):
+        pool = model.new_pool(m, 4)
+        results.append({"logits": path.step(model, pool, tokens, rows),
+                        **{f"slot {s}, {name}": view for s in range(m)
+                           for name, view in pool.slot(s).named().items()}})
+    for name, got in results[0].items():
+        judge.equal(name, got, results[1][name], rule="truth")
+
+
+def _engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
+    model = subject.models(case["model"])
+    model = model if subject.device == "cpu" else model.to(subject.device)
+    candidate = subject.candidate
+    whole = hasattr(candidate, "engine") or hasattr(candidate, "step")
+    return engine_of(subject.path, candidate if whole else None, model), model
+
+
+def _solo(engine: Engine, model: Any, seed: int, length: int, decode: int,
+          capacity: int) -> Stream:
+    return alone(engine, Rows, prompt_of(seed, length, model.config.vocab), decode, capacity)
