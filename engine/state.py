@@ -41,8 +41,8 @@ class Ints(tuple[int, ...]):
 
 
 def to_device(values: Tensor, device: torch.device | str) -> Tensor:
-    """Return host values on a device; a copy to CUDA does not make the host wait for it."""
-    if torch.device(device).type != "cuda":
+    """Return values on a device; a copy from the host to CUDA does not make the host wait."""
+    if values.is_cuda or torch.device(device).type != "cuda":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
 
