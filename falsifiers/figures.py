@@ -86,11 +86,14 @@ class Step(Timed):
     floor: float
     """Milliseconds to read weights and caches once, and to read and write recurrent state."""
     equal_values: int = Field(gt=0)
-    """Logits and state values of this very step that equal the looped path's, bit for bit."""
+    """Logits, tokens and state values of this very step that equal the looped path's."""
     clock: Literal["device", "host"] = "device"
     """Where the split was measured: kernels' own time, or time on the host between ops."""
     split: dict[str, float] = Field(default_factory=dict)
-    """Milliseconds by op, glue before an op counted with it; empty where it was left out."""
+    """Milliseconds by op, glue before an op counted with it; empty where it was left out.
+
+    Products that are made together count as the first of them.
+    """
     kernels: int = 0
     """Kernels that ran on the device in one step."""
     launches: int = 0

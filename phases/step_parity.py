@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.errors import InputError
 from engine.model import Model
+from engine.ops import argmax
 from engine.path import Path, Rows
 from engine.state import Pool
 from falsifiers.figures import NotEqual
@@ -39,10 +40,19 @@ class Run:
         """The rows of the next step, in the slots from the last to the first."""
         return Rows.decode(range(self.m)[::-1], (self.context + self.done,) * self.m)
 
-    def once(self, path: Path | None = None) -> None:
-        """Run the next step and choose each row's token."""
-        self.tokens = (path or self.path).forward_batch_greedy(self.model, self.pool, self.tokens,
-                                                               self.rows)
+    def at(self, row: int) -> str:
+        """Say which row of which run, for a message."""
+        return (f"[row {row}, slot {self.rows.slots[row]}] of {self.path.name}, m = {self.m}, "
+                f"context {self.context:,}")
+
+    def once(self, traced: Path | None = None) -> None:
+        """Run the next step and choose each row's token, or run it by a traced path."""
+        if traced is not None:  # a path's own greedy steps need not report their ops
+            self.tokens = traced.forward_batch_greedy(self.model, self.pool, self.tokens,
+                                                      self.rows)
+        else:
+            chosen = self.path.decode_greedy(self.model, self.pool, self.tokens, self.rows, 1)
+            self.tokens = [row[0] for row in chosen]
         self.done += 1
 
 
@@ -83,29 +93,45 @@ class Right:
     def pool_of(self, model: Model, m: int) -> Pool:
         """Return a pool of m slots that hold the sequences in turn."""
         pool = model.new_pool(m, self.before.capacity)
-        owners = torch.tensor([self.owner(slot) for slot in range(m)], device=pool.device)
+        self.refill(pool)
+        return pool
+
+    def refill(self, pool: Pool) -> None:
+        """Put every slot back to before the step."""
+        owners = torch.tensor([self.owner(slot) for slot in range(pool.slots)], device=pool.device)
         for kind in KINDS:
             for layer, whole in getattr(pool, kind).items():
                 torch.index_select(getattr(self.before, kind)[layer], 0, owners, out=whole)
-        return pool
 
     def hold(self, run: Run) -> int:
-        """Run one step and hold it to the looped one; return how many values were compared."""
+        """Hold one step to the looped one, and then what will be timed: a greedy step.
+
+        Return how many values were compared; the run has taken the one step.
+        """
         slots = run.rows.slots
-        where = f"of {run.path.name}, m = {run.m}, context {self.context:,}"
         first = [first_token(run.model, self.owner(slot)) for slot in slots]
         logits = run.path.step(run.model, run.pool, first, run.rows)
-        run.done += 1
-        compared = 0
+        compared = self._hold_state(run)
         for row, slot in enumerate(slots):
-            compared += held(f"logits[row {row}, slot {slot}] {where}", logits[row],
-                             self.logits[self.owner(slot)])
+            compared += held(f"logits{run.at(row)}", logits[row], self.logits[self.owner(slot)])
+        self.refill(run.pool)
+        run.tokens = first
+        run.once()
+        best = torch.empty(len(self.logits), dtype=torch.int64, device=logits.device)
+        argmax(self.logits, best)
+        for row, slot in enumerate(slots):
+            want = int(best[self.owner(slot)])
+            if run.tokens[row] != want:
+                raise NotEqual(f"the greedy token{run.at(row)} is {run.tokens[row]}, but should be "
+                               f"{want}")
+        return compared + run.m + self._hold_state(run)
+
+    def _hold_state(self, run: Run) -> int:
+        compared = 0
+        for row, slot in enumerate(run.rows.slots):
             right = self.after.slot(self.owner(slot)).named()
             for name, view in run.pool.slot(slot).named().items():
-                compared += held(f"{name}[row {row}, slot {slot}] {where}", view, right[name])
-        chosen = torch.empty(run.m, dtype=torch.int64, device=logits.device)
-        run.path.argmax(logits, chosen)
-        run.tokens = [int(token) for token in chosen.tolist()]
+                compared += held(f"{name}{run.at(row)}", view, right[name])
         return compared
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path as FilePath
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,12 +15,14 @@ from torch import Tensor
 
 from engine import ops, testmodels
 from engine.errors import InputError
-from engine.path import Path
+from engine.path import Path, one_by_one
 from engine.weights import Weight
 from falsifiers.figures import NotEqual, Steps
 from phases import cli, step_split
 from phases.p1_looped_step import increment as p1
 from phases.p4_batched_matmul import increment as p4
+from phases.p4_batched_matmul.reference import step_rows
+from phases.p8_decode_graph import increment as p8
 from phases.step_floor import sizes_of
 from phases.step_parity import held
 from phases.step_run import bench_of
@@ -47,15 +50,18 @@ def test_every_width_and_context_has_a_figure_of_equal_bits() -> None:
     one, six = (steps.at("p4", m, 5) for m in (1, 6))
     assert one is not None
     assert six is not None
-    assert six.equal_values == 6 * one.equal_values
+    assert six.equal_values == 6 * one.equal_values > 2 * testmodels.load("nano").new_pool(
+        1, 5).nbytes // 4
     assert steps.prefill[0].equal_steps == 9
     assert Steps.model_validate_json(steps.model_dump_json()) == steps
     assert any("p4, context 66" in line for line in lines(steps)) is False  # no m = 4, no m = 8
 
 
-def test_two_paths_are_measured_side_by_side() -> None:
-    steps = bench(p4.path(), p1.path(), ms=(2,)).run()
-    assert [f.path for f in steps.figures] == ["p4", "p1"]
+@pytest.mark.parametrize("other", [p1, p8])
+def test_two_paths_are_measured_side_by_side(other: ModuleType) -> None:
+    steps = bench(p4.path(), other.path(), ms=(2,)).run()
+    assert [f.path for f in steps.figures] == ["p4", other.path().name]
+    assert all({"head", "attend"} <= set(f.split) for f in steps.figures)
     assert sum(line.endswith("ms by op on the host") for line in lines(steps)) == 2
 
 
@@ -64,6 +70,14 @@ def last_row_rounded(weight: Weight, x: Tensor, out: Tensor) -> None:
     ops.project(weight, x, out)
     if len(x) > 1:
         ops.project(weight, x[-1:].bfloat16().float(), out[-1:])
+
+
+def last_logit_off(*args: Any) -> Tensor:
+    """Run a step, then leave the last value of the last row a bit off."""
+    logits = step_rows(*args)
+    if len(logits) > 1:
+        logits[-1, -1] *= 1.0000002
+    return logits
 
 
 def neighbour_in_the_cache(*args: Any) -> None:
@@ -75,11 +89,20 @@ def neighbour_in_the_cache(*args: Any) -> None:
 
 
 @pytest.mark.parametrize(("wrong", "told"), [
-    ({"project": last_row_rounded}, r"logits\[row 2, slot 0\] of p4, m = 3, context 5"),
+    ({"project": last_row_rounded}, r"0\.conv\[row 2, slot 0\] of p4, m = 3, context 5"),
+    ({"step_rows": last_logit_off}, r"logits\[row 2, slot 0\] of p4, m = 3, context 5, value 508"),
     ({"attend": neighbour_in_the_cache}, r"1\.k\[row 2, slot 0\] of p4, m = 3, context 5")])
 def test_no_time_is_told_of_a_step_with_other_bits(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(NotEqual, match=told):
         bench(replace(p4.path(), **wrong)).run()
+
+
+def test_greedy_steps_are_held_too_since_they_are_what_is_timed() -> None:
+    def off(*args: Any) -> list[list[int]]:
+        return [[(row[0] + 1) % 509] for row in one_by_one(*args)]
+
+    with pytest.raises(NotEqual, match=r"the greedy token\[row 0, slot 0\] of p4, m = 1"):
+        bench(replace(p4.path(), greedy_rows=off)).run()
 
 
 def test_prompt_with_other_bits_is_not_timed() -> None:
