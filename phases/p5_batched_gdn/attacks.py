@@ -28,7 +28,7 @@ def seated(rig: Rig, m: int, longest: int, seed: int, flavour: str = "plain"
     Rows are seated by a draw, so that no row's slot is its number but by chance.
     """
     slots = random.Random(seed).sample(range(m + 2), m)
-    rows = [sequence(rig, seed + 7 * i, 1 + (5 * i + 2) % longest, slot, flavour)
+    rows = [sequence(rig, seed + 7 * i, 1 + (2 - i) % longest, slot, flavour)
             for i, slot in enumerate(slots)]
     states = {slot: rig.state(seed + slot, flavour) for slot in slots}
     return rig.arena(m + 2, states), rows, states

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -35,6 +36,7 @@ def flavoured(x: Tensor, flavour: str) -> Tensor:
     flat = x.flatten().clone()
     if flavour == "zeros":
         flat = torch.where(flat > 0.7, flat, torch.where(flat > 0, 0.0, -0.0))
+        flat.view(x.shape)[..., ::5] = -0.0
     elif flavour == "huge":
         flat = flat * torch.tensor([1e18, 1e-18, 3e-39, 1.0]).repeat(len(flat) // 4 + 1)[:len(flat)]
     elif flavour == "broken":
@@ -149,6 +151,8 @@ class DeltaRule:
         heads = (self.key_heads, self.key_heads, self.value_heads)
         q, k, v = (flavoured(drawn(3 * seed + i, count, n, STATE), flavour)
                    for i, n in enumerate(heads))
+        if flavour == "zeros":  # a head of nothing, and a token whose sums have addends of -0 alone
+            q[0], k[0], q[:, 0], k[:, 0] = q[0].abs(), k[0].abs(), 0.0, 0.0
         given = GATES[flavour]
         if given is None:
             g, beta = (torch.sigmoid(drawn(5000 + 2 * seed + i, count, self.value_heads) + 2 * i)
@@ -183,4 +187,4 @@ class DeltaRule:
         function(*inputs, refs, counts, out)
 
 
-OPS = {"conv_step": Convolution, "delta_step": DeltaRule}
+OPS: dict[str, Callable[[int, int], Op]] = {"conv_step": Convolution, "delta_step": DeltaRule}

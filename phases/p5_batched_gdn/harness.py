@@ -25,7 +25,7 @@ from falsifiers.engagement import interpreter_builder
 from falsifiers.errors import Declined, SuiteError
 from falsifiers.fences import Fence, fenced
 from falsifiers.judge import Judge
-from falsifiers.poison import guarded
+from falsifiers.poison import guarded, poison
 from falsifiers.steady import steady_dots
 from falsifiers.subject import Subject
 from phases.p5_batched_gdn.data import OPS, Inputs, Op, Row, drawn, flavoured
@@ -34,12 +34,17 @@ CONTRACT = Path(__file__).parents[2] / "contracts" / "p5.yaml"
 
 
 class Arena:
-    """States of so many slots and of one more that nobody owns, between guards, all poison."""
+    """States of so many slots and of one more that nobody owns, between guards, all poison.
+
+    NaN hides what is worked on in place, so every other slot and the last hold small numbers.
+    """
 
     def __init__(self, op: Op, slots: int, device: str) -> None:
         self.slots = slots
         self.room = guarded(slots + 1, *op.state_shape, device=device)
         self.whole = self.room.inside
+        for slot in (*range(1, slots, 2), slots):
+            poison(self.whole[slot], sentinel=True)
 
     def write(self, slot: int, state: Tensor) -> None:
         """Give a slot its state."""
@@ -61,7 +66,7 @@ class Rig:
     def __init__(self, case: Case, subject: Subject, judge: Judge) -> None:
         self.judge, self.device = judge, subject.device
         self.function, self.bitwise = function_of(case, subject, case["op"]), True
-        self.op: Op = OPS[case["op"]](*case["heads"])
+        self.op = OPS[case["op"]](*case["heads"])
         if subject.candidate is not None:
             self.bitwise = subject.candidate.bitwise
 

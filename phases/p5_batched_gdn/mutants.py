@@ -61,7 +61,7 @@ RAGGED = (
     Mutant("wide_batches_add_otherwise", "More than one row goes to another kernel.",
            (ALONE, SEATS), ws.op(delta_step=wo.wide_batches_add_otherwise), "B106"),
     Mutant("outputs_a_longest_apart", "Each row's outputs begin at a stride of the longest row.",
-           (ALONE, CHUNKS), ws.stateful(ws.outputs_a_longest_apart), "B133"),
+           (ALONE, MEMBERS), ws.stateful(ws.outputs_a_longest_apart), "B133"),
     Mutant("rows_padded_to_the_longest", "Placeholder tokens of short rows enter their state.",
            (ALONE, CHUNKS), ws.stateful(ws.padded_to_the_longest), "B138"),
     Mutant("window_from_the_packed_tokens", "A chunk's window is what stands before it in x.",
@@ -96,7 +96,7 @@ ARITHMETIC = (
            ws.op(delta_step=wo.keys_shared_side_by_side), "B210"),
     Mutant("taps_reversed", "The first tap meets the present token.", (TRUE, STREAMS),
            ws.op(conv_step=wo.taps_reversed)),
-    Mutant("window_backwards", "The window is read from its newest value.", (TRUE, CHUNKS),
+    Mutant("window_backwards", "The window is read from its newest value.", (TRUE, STREAMS),
            ws.op(conv_step=wo.window_backwards)),
     Mutant("window_not_shifted", "The newest value replaces the last one in place.",
            (TRUE, RECYCLED), ws.op(conv_step=wo.window_not_shifted)),
@@ -134,7 +134,7 @@ KERNELS = (
       for op, made, faults in (
           ("conv_step", wk.conv, (
               ("follows_the_first_pointer", "Every program follows row 0's pointer.",
-               (ALONE, SEATS), wk.ROW_ZERO, ""),
+               (SEATS,), wk.ROW_ZERO, ""),
               ("counts_slots_from_the_first", "Pointer i is taken to be i strides after the first.",
                (SEATS,), wk.ROW_AS_SLOT, ""),
               ("works_on_pads", "A row without tokens is worked for one.", (INSIDE, PADS), wk.PADS,
@@ -145,7 +145,7 @@ KERNELS = (
                wk.BACKWARDS, ""),
               ("saves_the_first_token", "The window is saved after the first token alone.",
                (TRUE, CHUNKS), wk.FIRST_SAVED, ""),
-              ("takes_rows_for_tokens", "Row i reads and writes token i.", (ALONE, TRUE),
+              ("takes_rows_for_tokens", "Row i reads and writes token i.", (TRUE,),
                wk.ROW_OUT, ""))),
           ("delta_step", wk.delta, (
               ("follows_the_first_pointer", "Every program follows row 0's pointer.",
@@ -166,7 +166,7 @@ KERNELS = (
                wk.LATE, ""),
               ("saves_the_first_token", "State is saved after the first token alone.",
                (TRUE, CHUNKS), wk.FIRST_SAVED, ""),
-              ("writes_rows_for_tokens", "Row i's output is written at token i.", (ALONE, TRUE),
+              ("writes_rows_for_tokens", "Row i's output is written at token i.", (TRUE,),
                wk.ROW_OUT, ""))))
       for name, fault, killers, code, source in faults),
     Mutant("kernel_launched_for_each_row", "The loop over rows stands on the host.", (ONCE,),

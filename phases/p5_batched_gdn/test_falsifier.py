@@ -70,9 +70,11 @@ def test_chunks_equal_steps(case: Case, subject: Subject, judge: Judge) -> None:
         arena, got, at = rig.arena(3, {2: start, 0: other}), [], 0
         for number, count in enumerate(split):  # a decoding row stands before it
             rows = [beside.part(number, 1), whole.part(at, count)]
-            got.append(rig.run(arena, rows, split=str(split))[1])
+            got.append(rig.run(arena, rows, split=str(split)))
             at += count
-        rig.hold(arena, [whole], [torch.cat(got)], [want], split=str(split))
+        stepped = beside.part(0, len(split))
+        rig.hold(arena, [whole, stepped], [torch.cat([outs[i] for outs in got]) for i in (1, 0)],
+                 [want, rig.alone(stepped, other)], split=str(split))
 
 
 def test_recycled_slot_is_fresh(case: Case, subject: Subject, judge: Judge) -> None:

@@ -22,10 +22,13 @@ NONE, ROW_ZERO, ROW_AS_SLOT, PADS, TAIL, BACKWARDS, FIRST_SAVED, HEADS, NEXT_HEA
 
 
 @triton.jit
-def _conv(x, taps, windows, starts, out, channels, FAULT: tl.constexpr, BLOCK: tl.constexpr):
+def _conv(x, taps, windows, starts, out, channels, stride, FAULT: tl.constexpr,
+          BLOCK: tl.constexpr):
     row = tl.program_id(1)
     first, end = tl.load(starts + row), tl.load(starts + row + 1)
-    stop = tl.where(FAULT == 3, tl.maximum(end, first + 1), end)
+    stop = end
+    if FAULT == 3:
+        stop = tl.maximum(end, first + 1)
     if first < stop:
         channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         inside = channel < channels
@@ -40,18 +43,20 @@ def _conv(x, taps, windows, starts, out, channels, FAULT: tl.constexpr, BLOCK: t
         w1 = tl.load(taps + channel * 4 + 1, mask=inside, other=0.0)
         w2 = tl.load(taps + channel * 4 + 2, mask=inside, other=0.0)
         w3 = tl.load(taps + channel * 4 + 3, mask=inside, other=0.0)
-        saved = (inside & (FAULT != 4)) | ((channel < channels + 8) & (FAULT == 4))
+        saved = channel < (channels + 8 if FAULT == 4 else channels)
         for token in range(stop - first):
-            at = tl.where(FAULT == 11, row, tl.where(FAULT == 3, tl.minimum(
-                first + token, tl.load(starts + tl.num_programs(1)) - 1), first + token))
-            present = tl.load(x + at * channels + channel, mask=inside, other=0.0)
+            at = row if FAULT == 11 else first + token
+            if FAULT == 3:
+                at = tl.minimum(at, tl.load(starts + tl.num_programs(1)) - 1)
+            present = tl.load(x + at * stride + channel, mask=inside, other=0.0)
             if FAULT == 5:
                 y = ((w0 * c + w1 * b) + w2 * a) + w3 * present
             else:
                 y = ((w0 * a + w1 * b) + w2 * c) + w3 * present
-            tl.store(out + at * channels + channel, silu(y), mask=inside & (first < end))
+            tl.store(out + at * channels + channel, silu(y),
+                     mask=inside & (channel + first < channel + end))
             a, b, c = b, c, present
-            if (FAULT != 6) | (token == 0):
+            if FAULT != 6 or token == 0:
                 tl.store(window, a, mask=saved)
                 tl.store(window + 1, b, mask=saved)
                 tl.store(window + 2, c, mask=saved)
@@ -59,10 +64,12 @@ def _conv(x, taps, windows, starts, out, channels, FAULT: tl.constexpr, BLOCK: t
 
 @triton.jit
 def _delta(q, k, v, g, beta, states, starts, out, key_heads, heads, scale, size,
-           FAULT: tl.constexpr, KEYS: tl.constexpr, STEPS: tl.constexpr):
+           stride, FAULT: tl.constexpr, KEYS: tl.constexpr, STEPS: tl.constexpr):
     head, row = tl.program_id(0), tl.program_id(1)
     first, end = tl.load(starts + row), tl.load(starts + row + 1)
-    stop = tl.where(FAULT == 3, tl.maximum(end, first + 1), end)
+    stop = end
+    if FAULT == 3:
+        stop = tl.maximum(end, first + 1)
     if first < stop:
         key = tl.arange(0, KEYS)
         shared = head // (heads // key_heads) if FAULT == 7 else head % key_heads
@@ -84,21 +91,21 @@ def _delta(q, k, v, g, beta, states, starts, out, key_heads, heads, scale, size,
                 at = tl.minimum(at, tl.load(starts + tl.num_programs(1)) - 1)
             if FAULT == 9:
                 state = tl.load(place)
-            unit_k = _unit(tl.load(k + (at * key_heads + shared) * KEYS + key), KEYS, STEPS)
-            unit_q = _unit(tl.load(q + (at * key_heads + shared) * KEYS + key), KEYS, STEPS) * scale
+            unit_k = _unit(tl.load(k + at * stride + shared * KEYS + key), KEYS, STEPS)
+            unit_q = _unit(tl.load(q + at * stride + shared * KEYS + key), KEYS, STEPS) * scale
             decayed = state * tl.load(g + at * heads + head)
             seen = state if FAULT == 10 else decayed
             read = _over_keys(seen * unit_k[None, :], KEYS, KEYS, STEPS)
-            value = tl.load(v + (at * heads + head) * KEYS + key)
+            value = tl.load(v + at * stride + head * KEYS + key)
             change = tl.load(beta + at * heads + head) * (value - read)
             state = decayed + unit_k[None, :] * change[:, None]
             result = _over_keys(state * unit_q[None, :], KEYS, KEYS, STEPS)
             into = row if FAULT == 11 else at
-            tl.store(out + (into * heads + head) * KEYS + key, result, mask=(key < KEYS) &
-                     (first < end))
-            if (FAULT == 9) | ((FAULT == 6) & (token == 0)):
+            tl.store(out + (into * heads + head) * KEYS + key, result,
+                     mask=key + first < key + end)
+            if FAULT == 9 or (FAULT == 6 and token == 0):
                 tl.store(place, state)
-        if (FAULT != 6) & (FAULT != 9):
+        if FAULT != 6 and FAULT != 9:
             tl.store(saved, state)
 
 
@@ -106,8 +113,9 @@ def conv(fault: int) -> Any:
     """Return a convolution whose kernel has one fault, or none."""
     def conv_step(x: Tensor, taps: Tensor, windows: Refs, counts: Any, out: Tensor) -> None:
         channels = x.shape[1]
-        launch(_conv, (triton.cdiv(channels, 256), len(counts)), x.contiguous(), taps,
-               windows.pointers, counts.starts.on(x.device), out, channels, FAULT=fault, BLOCK=256)
+        launch(_conv, (triton.cdiv(channels, 256), len(counts)), x, taps,
+               windows.pointers, counts.starts.on(x.device), out, channels, x.stride(0),
+               FAULT=fault, BLOCK=256)
 
     return conv_step
 
@@ -117,9 +125,9 @@ def delta(fault: int) -> Any:
     def delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs,
                    counts: Any, out: Tensor) -> None:
         heads, width = v.shape[1:]
-        launch(_delta, (heads, len(counts)), q.contiguous(), k.contiguous(), v.contiguous(), g,
-               beta, states.pointers, counts.starts.on(q.device), out, k.shape[1], heads,
-               scale_of(q), states.whole[0].nbytes, FAULT=fault, KEYS=width,
+        launch(_delta, (heads, len(counts)), q, k, v, g, beta,
+               states.pointers, counts.starts.on(q.device), out, k.shape[1], heads,
+               scale_of(q), states.whole[0].nbytes, q.stride(0), FAULT=fault, KEYS=width,
                STEPS=width.bit_length() - 1)
 
     return delta_step

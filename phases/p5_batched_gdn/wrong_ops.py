@@ -86,14 +86,17 @@ def window_from_the_packed_tokens(x: Tensor, taps: Tensor, windows: Refs, counts
 
 
 def delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs, counts: Counts,
-          out: Tensor, *, summed: Summed | None = None, eps: float = 1e-6, scale: float | None = None,
-          side_by_side: bool = False, decay_late: bool = False, read_early: bool = False) -> None:
+          out: Tensor, *, summed: Summed | None = None, eps: float = 1e-6,
+          scale: float | None = None, side_by_side: bool = False, decay_late: bool = False,
+          read_early: bool = False) -> None:
     """Run a delta rule, a row after another, that may differ in one of its parts."""
     groups, summed = v.shape[1] // k.shape[1], summed or _tree
-    share = (lambda x: x.repeat_interleave(groups, 1)) if side_by_side else \
-        (lambda x: x.repeat(1, groups, 1))
-    q = share(l2_norm(q, eps) * (reference.scale_of(q) if scale is None else scale))
-    k = share(l2_norm(k, eps))
+    q = l2_norm(q, eps) * (reference.scale_of(q) if scale is None else scale)
+    k = l2_norm(k, eps)
+    if side_by_side:
+        q, k = q.repeat_interleave(groups, 1), k.repeat_interleave(groups, 1)
+    else:
+        q, k = q.repeat(1, groups, 1), k.repeat(1, groups, 1)
     at = 0
     for slot, count in zip(states.slots, counts, strict=True):
         for _ in range(count):
@@ -248,9 +251,8 @@ def last_decay_of_the_padded_chunk(q: Tensor, k: Tensor, v: Tensor, g: Tensor, b
 
 
 def strength_twice_through_sigmoid(*args: Any) -> None:
-    *given, beta = args
-    ops.gates(*given, beta)
-    beta.copy_(torch.sigmoid(beta))
+    ops.gates(*args)
+    args[-1].copy_(torch.sigmoid(args[-1]))
 
 
 def strength_through_bfloat16(*args: Any) -> None:

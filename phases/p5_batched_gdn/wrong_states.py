@@ -35,7 +35,7 @@ def kernel(name: str, wrong: Op) -> Build:
     return op(**{name: Recurrent(own, own, wrong)})
 
 
-def stateful(change: Callable[..., None], *names: str) -> Build:
+def stateful(change: Callable[..., Any], *names: str) -> Build:
     """Return a builder whose ops with state go through `change(right, args)`, made anew if a class.
 
     Args end in refs, counts and out.
