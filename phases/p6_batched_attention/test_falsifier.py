@@ -24,7 +24,7 @@ from falsifiers.relations import (
     permuted_rows_permute,
     repeats,
 )
-from falsifiers.streams import Batch, Stream, alone, prompt_of
+from falsifiers.streams import Batch, Stream, alone, prompt_of, state_digest
 from falsifiers.subject import Subject
 from phases.p6_batched_attention import attacks
 from phases.p6_batched_attention.harness import (
@@ -228,12 +228,21 @@ def test_membership_may_change_every_step(case: Case, subject: Subject, judge: J
 def test_long_runs_do_not_drift(case: Case, subject: Subject, judge: Judge) -> None:
     engine, model = _engine(case, subject)
     steps, m = case["steps"], case["m"]
-    batch = Batch(engine, Rows, judge, slots=m, capacity=steps + 4)
-    for slot in range(m):
-        batch.join(slot, _solo(engine, model, 120 + slot, 1 + slot, steps - slot, steps + 4))
+    pool, alone_in = engine.new_pool(m, steps), [engine.new_pool(1, steps) for _ in range(m)]
+    tokens = prompt_of(120, m, model.config.vocab)
     for step in range(steps):
-        batch.step(range(m)[::(-1) ** step])
-    judge.engaged(steps=batch.step_number, rows_a_step=batch.widest)
+        order = range(m)[::(-1) ** step]
+        logits = engine.step([tokens[i] for i in order], Rows.decode(order, (step,) * m), pool)
+        for row, i in enumerate(order):
+            single = engine.step([tokens[i]], Rows.decode((0,), (step,)), alone_in[i])
+            judge.equal("logits", logits[row], single[0], row=row, slot=i, step=step)
+            tokens[i] = int(logits[row].argmax())
+    for i in range(m):
+        held, want = (state_digest(engine.read_state(p, s))
+                      for p, s in ((pool, i), (alone_in[i], 0)))
+        judge.law(held == want, f"state[slot {i}] after {steps} steps is not what it has alone",
+                  rung="bits", slot=i)
+    judge.engaged(steps=steps, rows_a_step=m)
 
 
 def test_kernels_run_the_step(case: Case, subject: Subject, judge: Judge) -> None:

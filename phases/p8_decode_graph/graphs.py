@@ -36,6 +36,8 @@ class Meter:
     replays: int = 0
     eager_steps: int = 0
     failed_captures: int = 0
+    failure: str = ""
+    """What the device said of the last capture that failed."""
     evictions: int = 0
 
 
@@ -171,11 +173,13 @@ class Graphs:
         capture = self._capture or (self._captures if key.device == "cuda" else record)
         try:
             replay, out = capture(path, run, tail)
-        except RuntimeError:  # the device refused: the eager step does what this would have done
+        except RuntimeError as error:  # the device refused: the eager step does the same
             self.meter.failed_captures += 1
+            self.meter.failure = str(error)
             return None
         self.meter.captures += 1
-        return Graph(inputs, spare, replay, out, (model, model.rope.upto(key.reach)))
+        # what the warm run put on the device for its rows, the launches read at every replay
+        return Graph(inputs, spare, replay, out, (model, model.rope.upto(key.reach), rows))
 
     def _spare(self, key: Key) -> Pool | None:
         """Return the slot that padding of the same model's graphs points into, if there is one."""

@@ -34,7 +34,7 @@ def test_graph_equals_single(case: Case, subject: Subject, judge: Judge) -> None
     if not _is_foreign(subject):
         meter = graphs_of(subject.path).meter
         judge.law(meter.replays >= batch.step_number, f"{batch.step_number} decode steps replayed "
-                  f"{meter.replays} graphs", rung="law")
+                  f"{meter.replays} graphs {meter.failure}")
         judge.engaged(replays=meter.replays, captures=meter.captures)
 
 
@@ -76,8 +76,9 @@ def test_growth_past_a_bucket(case: Case, subject: Subject, judge: Judge) -> Non
 def test_padding_has_no_effect(case: Case, subject: Subject, judge: Judge) -> None:
     engine, _ = _engine(case, subject)
     single, width = _on_cpu(case, subject), case["width"]
-    batch = Batch(engine, Rows, judge, slots=width + 1, capacity=CAPACITY)
-    streams = [stream_of(single, 50 + i, 1, width + 1) for i in range(3)]
+    capacity = width + 4
+    batch = Batch(engine, Rows, judge, slots=width + 1, capacity=capacity)
+    streams = [stream_of(single, 50 + i, 1, width + 1, capacity) for i in range(3)]
     for slot in range(width + 1):
         batch.join(slot, streams[slot % 3])
     batch.step(range(width))  # the graph's last live rows are now those of a full width
