@@ -9,11 +9,13 @@ from engine.path import Path
 from phases.p5_batched_gdn import increment as before
 from phases.p6_batched_attention import reference
 
+OnDevice = before.OnDevice
+
 
 def path() -> Path:
     """Return the predecessor's path with batched attention and rotation."""
-    return replace(before.path(), name="p6", rotate=before.OnDevice(reference.rotate, _rotate),
-                   attend=before.OnDevice(reference.attend, _attend))
+    return replace(before.path(), name="p6", rotate=OnDevice(reference.rotate, _rotate),
+                   attend=OnDevice(reference.attend, _attend))
 
 
 def _rotate(*args: Any) -> None:  # Triton and NVRTC are imported when a kernel first runs

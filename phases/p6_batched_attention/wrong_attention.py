@@ -1,0 +1,385 @@
+"""Wrong attention and rotation: rows, slots, lengths and positions taken for one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine import ops
+from engine.arithmetic import sigmoid
+from engine.ops import SPLIT, attend_one
+from engine.state import Refs
+from falsifiers.subject import Subject
+from phases.p6_batched_attention import reference
+
+Build = Callable[[Subject], Subject]
+Op = Callable[..., None]
+
+
+def op(**wrong: Op | type) -> Build:
+    """Return a builder that gives the subject's path other ops, made anew if they keep state."""
+    def build(subject: Subject) -> Subject:
+        made = {n: w() if isinstance(w, type) else w for n, w in wrong.items()}
+        return replace(subject, path=replace(subject.path, **made))
+
+    return build
+
+
+@dataclass
+class Call:
+    """The operands of one call of `attend`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gate: Tensor
+    keys: Refs
+    values: Refs
+    lengths: Sequence[int]
+    counts: Sequence[int]
+    out: Tensor
+
+    def right(self, **changed: Any) -> None:
+        """Attend as the reference does, with some operands changed."""
+        args = {**vars(self), **changed}
+        reference.attend(**args)
+
+    def tokens(self) -> list[tuple[int, int]]:
+        """Return each token's row and the keys that it sees."""
+        return [(i, n + 1) for i, (length, count)
+                in enumerate(zip(self.lengths, self.counts, strict=True))
+                for n in range(length, length + count)]
+
+    def caches(self, row: int) -> tuple[Tensor, Tensor]:
+        """Return a row's keys and values."""
+        slot = self.keys.slots[row]
+        return self.keys.whole[slot], self.values.whole[slot]
+
+    def shown(self, row: int, n: int) -> tuple[Tensor, Tensor]:
+        """Return the first n rows of a row's caches, as far as there are any."""
+        keys, values = self.caches(row)
+        return keys[:n], values[:n]
+
+
+def attending(wrong: Callable[[Call], None]) -> Build:
+    """Return a builder whose attention is a function of one call."""
+    return op(attend=lambda *args: wrong(Call(*args)))
+
+
+def each(wrong: Callable[[Call, int, int, int], Tensor]) -> Build:
+    """Return a builder that appends rightly and then reads token by token in a way of its own.
+
+    `wrong` gets the call, the token, its row and the keys that it sees.
+    """
+    def run(call: Call) -> None:
+        call.right()
+        for at, (row, n) in enumerate(call.tokens()):
+            call.out[at] = wrong(call, at, row, n) * sigmoid(call.gate[at])
+
+    return attending(run)
+
+
+def longest_for_all(call: Call, at: int, row: int, n: int) -> Tensor:
+    return attend_one(call.q[at], *call.shown(row, max(reach for _, reach in call.tokens())))
+
+
+def up_to_a_page(call: Call, at: int, row: int, n: int) -> Tensor:
+    return attend_one(call.q[at], *call.shown(row, n + -n % 16))
+
+
+def one_key_ahead(call: Call, at: int, row: int, n: int) -> Tensor:
+    return attend_one(call.q[at], *call.shown(row, n + 1 if n % 16 == 0 else n))
+
+
+def masked_by_zero(call: Call, at: int, row: int, n: int) -> Tensor:
+    keys, values = call.shown(row, n + -n % 8)
+    there = (torch.arange(len(keys)) < n).float()[:, None, None]
+    return _two_pass(call.q[at], keys * there, values * there, len(keys))
+
+
+def no_mask_on_the_last_tile(call: Call, at: int, row: int, n: int) -> Tensor:
+    keys, values = call.shown(row, n)
+    short = torch.zeros(-n % 8, *keys.shape[1:])
+    return attend_one(call.q[at], torch.cat([keys, short]), torch.cat([values, short]))
+
+
+def newest_key_unseen(call: Call, at: int, row: int, n: int) -> Tensor:
+    return attend_one(call.q[at], *call.shown(row, max(1, n - 1)))
+
+
+def chunk_sees_itself_whole(call: Call, at: int, row: int, n: int) -> Tensor:
+    return attend_one(call.q[at], *call.shown(row, call.lengths[row] + call.counts[row]))
+
+
+def chunk_blind_to_itself(call: Call, at: int, row: int, n: int) -> Tensor:
+    keys, values = call.shown(row, n)
+    seen = [*range(call.lengths[row]), n - 1]
+    return attend_one(call.q[at], keys[seen], values[seen])
+
+
+def heads_by_remainder(call: Call, at: int, row: int, n: int) -> Tensor:
+    keys, values = call.shown(row, n)
+    groups = keys.shape[1]
+    order = [g for g in range(groups) for _ in range(len(call.q[at]) // groups)]
+    own = sorted(range(len(order)), key=lambda h: h % groups)  # heads of one remainder together
+    read = attend_one(call.q[at][own], keys, values)
+    return read[torch.tensor(own).argsort()]
+
+
+def first_kv_head_for_all(call: Call, at: int, row: int, n: int) -> Tensor:
+    keys, values = (x[:, :1].expand_as(x) for x in call.shown(row, n))
+    return attend_one(call.q[at], keys, values)
+
+
+def keys_of_the_last_row(call: Call, at: int, row: int, n: int) -> Tensor:
+    last, reach = call.tokens()[-1]
+    keys, values = call.shown(row, n)
+    there = min(n, reach)
+    return attend_one(call.q[at], torch.cat([call.shown(last, there)[0], keys[there:]]), values)
+
+
+def slot_by_the_row(call: Call) -> None:
+    slots = tuple(i if count else s
+                  for i, (s, count) in enumerate(zip(call.keys.slots, call.counts, strict=True)))
+    call.right(keys=replace(call.keys, slots=slots), values=replace(call.values, slots=slots))
+
+
+def offset_added_twice(call: Call) -> None:
+    room = len(call.keys.whole)
+    slots = tuple(2 * s % room if count else s
+                  for s, count in zip(call.keys.slots, call.counts, strict=True))
+    call.right(keys=replace(call.keys, slots=slots), values=replace(call.values, slots=slots))
+
+
+def values_of_the_next_slot(call: Call) -> None:
+    room = len(call.values.whole)
+    slots = tuple((s + 1) % room if count else s
+                  for s, count in zip(call.values.slots, call.counts, strict=True))
+    call.right(values=replace(call.values, slots=slots))
+
+
+def rows_in_slot_order(call: Call) -> None:
+    order = sorted(range(len(call.counts)), key=lambda i: call.keys.slots[i])
+    slots = tuple(call.keys.slots[i] for i in order)
+    call.right(keys=replace(call.keys, slots=slots), values=replace(call.values, slots=slots))
+
+
+def pads_clamped_to_slot_zero(call: Call) -> None:
+    call.right()
+    for i, count in enumerate(call.counts):
+        if not count:
+            keys, values = call.keys.whole[0], call.values.whole[0]
+            keys[call.lengths[i]], values[call.lengths[i]] = 0.0, 0.0
+
+
+def pads_take_any_slot(call: Call) -> None:
+    call.right()
+    busy = {s for s, count in zip(call.keys.slots, call.counts, strict=True) if count}
+    free = [s for s in range(len(call.keys.whole)) if s not in busy]
+    for i, count in enumerate(call.counts):
+        if not count and free:
+            call.keys.whole[free[0], call.lengths[i]] = 0.0
+
+
+def pads_take_the_last_token(call: Call) -> None:
+    call.right()
+    if not all(call.counts) and len(call.out):
+        call.out[-1] = call.out[-1] * 0.0
+
+
+def pads_shift_the_rows_behind(call: Call) -> None:
+    lengths = [length for length, count in zip(call.lengths, call.counts, strict=True) if count]
+    spare = [0] * (len(call.lengths) - len(lengths))
+    call.right(lengths=[*spare, *lengths])
+
+
+def empty_row_divides_by_zero(call: Call) -> None:
+    call.right()
+    if not all(call.counts):
+        call.out.copy_(call.out / torch.zeros_like(call.out) * 0.0 + call.out)
+
+
+def pad_slots_are_looked_up(call: Call) -> None:
+    views = list(zip(call.keys.views, call.values.views, strict=True))  # pads have none
+    assert len(views) == len(call.counts)
+    call.right()
+
+
+def appended_at_the_first_rows_length(call: Call) -> None:
+    call.right()
+    first = call.lengths[0]
+    for row, (length, count) in enumerate(zip(call.lengths, call.counts, strict=True)):
+        if count and length != first:
+            for cache in call.caches(row):
+                if first < len(cache):
+                    cache[first] = cache[length]
+
+
+def chunk_appends_its_last_only(call: Call) -> None:
+    held = call.keys.whole.clone(), call.values.whole.clone()
+    call.right()
+    for row, (length, count) in enumerate(zip(call.lengths, call.counts, strict=True)):
+        if count > 1:
+            for cache, old in zip(call.caches(row), held, strict=True):
+                cache[length:length + count - 1] = old[call.keys.slots[row],
+                                                       length:length + count - 1]
+
+
+def values_stored_as_keys(call: Call) -> None:
+    call.right()
+    for row, (length, count) in enumerate(zip(call.lengths, call.counts, strict=True)):
+        if count:
+            keys, values = call.caches(row)
+            keys[length:length + count] = values[length:length + count]
+
+
+def appended_to_a_full_octet(call: Call) -> None:
+    call.right()
+    for row, (length, count) in enumerate(zip(call.lengths, call.counts, strict=True)):
+        if count:
+            for cache in call.caches(row):
+                cache[length + count:length + count + -(length + count) % 8] = 0.0
+
+
+def chunks_cut_a_count_apart(call: Call) -> None:
+    t = len(call.q)
+    starts = [min(i * max(call.counts), t - count) for i, count in enumerate(call.counts)]
+    own = [s + j for s, count in zip(starts, call.counts, strict=True) for j in range(count)]
+    call.right(q=call.q[own])
+
+
+def gate_left_out(call: Call) -> None:
+    call.right(gate=torch.full_like(call.gate, 40.0))
+
+
+def gate_of_the_first_row(call: Call) -> None:
+    call.right(gate=call.gate[:1].expand_as(call.gate))
+
+
+def _two_pass(q: Tensor, keys: Tensor, values: Tensor, split: int,
+              largest: float | None = None) -> Tensor:
+    """Attend with splits of another size: right in real numbers, other bits."""
+    group = len(q) // keys.shape[1]
+    k, v = (x.repeat_interleave(group, 1) for x in (keys, values))
+    scores = torch.stack([(q * row).sum(-1) for row in k]) / 16.0
+    top = scores.amax(0) if largest is None else torch.full((len(q),), largest)
+    low, whole = torch.zeros_like(top), torch.zeros_like(q)
+    for i in range(0, len(scores), split):
+        p = (scores[i:i + split] - top).exp()
+        low = low + p.sum(0)
+        whole = whole + (p.unsqueeze(-1) * v[i:i + split]).sum(0)
+    return whole / low.unsqueeze(-1)
+
+
+def split_by_the_longest(call: Call, at: int, row: int, n: int) -> Tensor:
+    longest = max(reach for _, reach in call.tokens())
+    size = SPLIT if longest <= 4 * SPLIT else SPLIT // 2
+    return _two_pass(call.q[at], *call.shown(row, n), size)
+
+
+def split_by_the_mean(call: Call, at: int, row: int, n: int) -> Tensor:
+    reaches = [reach for _, reach in call.tokens()]
+    return _two_pass(call.q[at], *call.shown(row, n), max(8, sum(reaches) // len(reaches)))
+
+
+def largest_over_all_rows(call: Call) -> None:
+    call.right()
+    seen = [(at, *call.shown(row, n)) for at, (row, n) in enumerate(call.tokens())]
+    top = max((float((call.q[at].unsqueeze(1) * keys[:, :1].transpose(0, 1)).sum(-1).max()) / 16.0
+               for at, keys, _ in seen), default=0.0)
+    for at, keys, values in seen:
+        call.out[at] = _two_pass(call.q[at], keys, values, SPLIT, top) * sigmoid(call.gate[at])
+
+
+def rescale_is_always_one(call: Call, at: int, row: int, n: int) -> Tensor:
+    return _merged(call, at, row, n, lambda own, top: torch.ones_like(own))
+
+
+def first_split_sets_the_maximum(call: Call, at: int, row: int, n: int) -> Tensor:
+    return _merged(call, at, row, n, lambda own, top: (own - top[0]).exp())
+
+
+def last_split_lost(call: Call, at: int, row: int, n: int) -> Tensor:
+    return attend_one(call.q[at], *call.shown(row, n if n <= SPLIT else n // SPLIT * SPLIT))
+
+
+def oldest_key_lost_in_a_batch(call: Call, at: int, row: int, n: int) -> Tensor:
+    first = int(n > SPLIT and len(call.counts) > 1)
+    keys, values = call.shown(row, n)
+    return attend_one(call.q[at], keys[first:], values[first:])
+
+
+def scale_left_out(call: Call) -> None:
+    call.right(q=call.q * 16.0)
+
+
+def _merged(call: Call, at: int, row: int, n: int,
+            share: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Merge splits by a weight made of a split's largest score and all splits' largest."""
+    q, (keys, values) = call.q[at], call.shown(row, n)
+    parts = [ops._split(q.unflatten(0, (keys.shape[1], -1)), keys[i:i + SPLIT],
+                        values[i:i + SPLIT]) for i in range(0, n, SPLIT)]
+    tops = torch.stack([top for top, _, _ in parts])
+    low = sum(share(top, tops) * low for top, low, _ in parts)
+    whole = sum(share(top, tops).unsqueeze(-1) * acc for top, _, acc in parts)
+    return (torch.as_tensor(whole) / torch.as_tensor(low).unsqueeze(-1)).flatten(0, 1)
+
+
+class ScratchKept:
+    """Adds what the last call of this width left in its scratch."""
+
+    def __init__(self) -> None:
+        self.left: Tensor | None = None
+
+    def __call__(self, *args: Any) -> None:
+        call = Call(*args)
+        call.right()
+        old, self.left = self.left, call.out.clone()
+        if old is not None and old.shape == call.out.shape:
+            call.out.add_(old * 1e-3)
+
+
+def positions_from_zero(x: Tensor, table: Tensor, positions: Any, out: Tensor) -> None:
+    ops.rotate(x, table, list(range(len(x))), out)
+
+
+def position_of_the_first(x: Tensor, table: Tensor, positions: Any, out: Tensor) -> None:
+    ops.rotate(x, table, [int(positions[0])] * len(x), out)
+
+
+def chunk_shares_a_position(x: Tensor, table: Tensor, positions: Any, out: Tensor) -> None:
+    shared: list[int] = []
+    for i, place in enumerate(int(p) for p in positions):
+        follows = i and place == int(positions[i - 1]) + 1
+        shared.append(shared[-1] if follows else place)
+    ops.rotate(x, table, shared, out)
+
+
+class PositionKept:
+    """Turns by how far the newest call stood from the one before, as a shared offset would."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def __call__(self, x: Tensor, table: Tensor, positions: Any, out: Tensor) -> None:
+        moved = [(int(p) + self.last) % len(table) for p in positions]
+        self.last = 1 if len(set(map(int, positions))) > 1 else self.last
+        ops.rotate(x, table, moved, out)
+
+
+def neighbours_are_pairs(x: Tensor, table: Tensor, positions: Any, out: Tensor) -> None:
+    n = 2 * table.shape[2]
+    apart = torch.cat([x[..., 0:n:2], x[..., 1:n:2], x[..., n:]], -1)
+    turned = torch.empty_like(apart)
+    ops.rotate(apart, table, [int(p) for p in positions], turned)
+    out.copy_(turned)
+    out[..., 0:n:2], out[..., 1:n:2] = turned[..., :n // 2], turned[..., n // 2:n]
+
+
+def every_dimension_turns(x: Tensor, table: Tensor, positions: Any, out: Tensor) -> None:
+    times = x.shape[-1] // (2 * table.shape[2])
+    ops.rotate(x, table.repeat(1, 1, times), [int(p) for p in positions], out)

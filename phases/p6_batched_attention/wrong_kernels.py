@@ -1,0 +1,201 @@
+"""Wrong kernels: one part of a right one exchanged for another while it runs."""
+
+# ruff: noqa: ANN001, ANN202
+# mypy: ignore-errors
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.kernels import launch
+from engine.kernels.nvrtc import Kernel, compile_source
+from engine.state import Refs
+from falsifiers.subject import Subject
+from phases.p6_batched_attention import kernel_attend, kernel_attend_cuda, kernel_rotate, reference
+from phases.p6_batched_attention.increment import OnDevice
+from phases.p6_batched_attention.kernel_attend import _pairs_of_columns, _pairs_of_lanes
+
+Build = Callable[[Subject], Subject]
+
+
+@contextmanager
+def _exchanged(module, **parts):
+    """Run with some of a module's functions exchanged."""
+    own = {name: getattr(module, name) for name in parts}
+    try:
+        for name, part in parts.items():
+            setattr(module, name, part)
+        yield
+    finally:
+        for name, part in own.items():
+            setattr(module, name, part)
+
+
+def attend_with(before=None, **parts) -> Build:
+    """Return a builder whose Triton attention has other parts; the reference stays as it is."""
+    def run(*args):
+        if before is not None:
+            before(*args)
+        with _exchanged(kernel_attend, **parts):
+            kernel_attend.attend(*args)
+
+    return _on_device(attend=OnDevice(reference.attend, run))
+
+
+def rotate_with(**parts) -> Build:
+    """Return a builder whose rotation kernel is another; the reference stays as it is."""
+    def run(*args):
+        with _exchanged(kernel_rotate, **parts):
+            kernel_rotate.rotate(*args)
+
+    return _on_device(rotate=OnDevice(reference.rotate, run))
+
+
+def _on_device(**wrong) -> Build:
+    def build(subject: Subject) -> Subject:
+        return replace(subject, path=replace(subject.path, **wrong))
+
+    return build
+
+
+@triton.jit
+def row_is_the_token(token, starts, m):
+    return tl.minimum(token, m - 1)
+
+
+@triton.jit
+def chunk_reaches_its_first_token(token, starts, lengths, row):
+    return tl.load(lengths + row) + 1
+
+
+@triton.jit
+def halves_for_pairs(x, KEYS: tl.constexpr, WIDTH: tl.constexpr, STEPS: tl.constexpr):
+    for step in tl.static_range(STEPS):
+        halves = tl.permute(tl.reshape(x, [KEYS, 2, WIDTH >> (step + 1)]), [0, 2, 1])
+        left, right = tl.split(halves)
+        x = left + right
+    return tl.reshape(x, [KEYS])
+
+
+@triton.jit
+def library_exp(x):
+    return tl.exp(x)
+
+
+@triton.jit
+def scores_without_a_mask(q, keys, left, q_head, key_row, GROUP: tl.constexpr,
+                          HEADS: tl.constexpr, SPLIT: tl.constexpr, HALF: tl.constexpr,
+                          SCALE: tl.constexpr):
+    lane, j = tl.arange(0, HALF), tl.minimum(tl.arange(0, SPLIT), left)
+    at = keys + j.to(tl.int64)[:, None] * key_row + lane[None, :]
+    low, high = tl.load(at), tl.load(at + HALF)
+    scores = tl.zeros([HEADS, SPLIT], tl.float32)
+    for r in tl.static_range(GROUP):
+        mine = q + r * q_head + lane
+        sums = (0.0 + tl.load(mine)[None, :] * low) + tl.load(mine + HALF)[None, :] * high
+        own = _pairs_of_columns(sums, SPLIT, HALF, 7) * SCALE
+        scores = tl.where((tl.arange(0, HEADS) == r)[:, None], own[None, :], scores)
+    return scores
+
+
+@triton.jit
+def scores_read_by_each_head(q, keys, left, q_head, key_row, GROUP: tl.constexpr,
+                             HEADS: tl.constexpr, SPLIT: tl.constexpr, HALF: tl.constexpr,
+                             SCALE: tl.constexpr):
+    j, lane = tl.arange(0, SPLIT), tl.arange(0, HALF)
+    at = keys + j.to(tl.int64)[:, None] * key_row + lane[None, :]
+    there = (j < left)[:, None]
+    scores = tl.zeros([HEADS, SPLIT], tl.float32)
+    for r in tl.static_range(GROUP):
+        low, high = tl.load(at, mask=there, other=0.0), tl.load(at + HALF, mask=there, other=0.0)
+        mine = q + r * q_head + lane
+        sums = (0.0 + tl.load(mine)[None, :] * low) + tl.load(mine + HALF)[None, :] * high
+        own = _pairs_of_columns(sums, SPLIT, HALF, 7) * SCALE
+        scores = tl.where((tl.arange(0, HEADS) == r)[:, None], own[None, :], scores)
+    return scores
+
+
+@triton.jit
+def eight_keys_a_lane(p, values, left, value_row, HEADS: tl.constexpr, SPLIT: tl.constexpr,
+                      DIM: tl.constexpr):
+    eight, d, octet = tl.arange(0, 8), tl.arange(0, DIM), tl.arange(0, SPLIT // 8)
+    p = tl.reshape(p, [HEADS, 8, SPLIT // 8])
+    low, whole = tl.zeros([HEADS, 8, 1], tl.float32), tl.zeros([HEADS, 8, DIM], tl.float32)
+    for i in range(SPLIT // 8):
+        j = eight * 8 + i
+        v = tl.load(values + j.to(tl.int64)[:, None] * value_row + d[None, :],
+                    mask=(j < left)[:, None], other=0.0)
+        mine = tl.sum(tl.where((octet == i)[None, None, :], p, 0.0), axis=2)
+        low = low + mine[:, :, None]
+        whole = whole + mine[:, :, None] * v[None, :, :]
+    return (tl.reshape(_pairs_of_lanes(low, HEADS, 1), [HEADS]),
+            _pairs_of_lanes(whole, HEADS, DIM))
+
+
+@triton.jit
+def _touch(pointers, M: tl.constexpr):
+    tl.load(pointers + tl.arange(0, M))
+
+
+def every_pointer_is_read(q, k, v, gate, keys, values, lengths, counts, out) -> None:
+    for i in range(len(counts)):
+        launch(_touch, (1,), keys.pointers[i:i + 1], M=1)
+
+
+@triton.jit
+def rotate_by_the_first(x, table, positions, out, x_token, x_head, out_token, out_head,
+                        PAIRS: tl.constexpr, DIM: tl.constexpr):
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    position = tl.load(positions).to(tl.int64)
+    d = tl.arange(0, DIM)
+    turned = d < 2 * PAIRS
+    mine = x + token * x_token + head * x_head
+    value = tl.load(mine + d)
+    partner = tl.load(mine + tl.where(d < PAIRS, d + PAIRS, d - PAIRS), mask=turned, other=0.0)
+    entry = table + position * (2 * PAIRS) + d % PAIRS
+    cos = tl.load(entry, mask=turned, other=1.0)
+    sin = tl.load(entry + PAIRS, mask=turned, other=0.0)
+    value = tl.where(d < PAIRS, value * cos - partner * sin, value * cos + partner * sin)
+    tl.store(out + token * out_token + head * out_head + d, value)
+
+
+@cache
+def _from(source: str, name: str, group: int) -> Kernel:
+    return Kernel(compile_source(source, kernel_attend_cuda.options(group)), name)
+
+
+def cuda_source(right: str, wrong: str) -> Build:
+    """Return a builder whose CUDA source has one text for another."""
+    def run(*args):
+        source = kernel_attend_cuda.SOURCE.read_text()
+        changed = source.replace(right, wrong)
+        if changed == source:
+            raise RuntimeError(f"attend.cu has no {right!r}")
+        with _exchanged(kernel_attend_cuda, _function=lambda n, g: _from(changed, n, g)):
+            kernel_attend_cuda.attend(*args)
+
+    return _on_device(attend=OnDevice(reference.attend, run))
+
+
+def offset_of_31_bits(q, k, v, gate, keys, values, lengths, counts, out) -> None:
+    """Find each row of a cache where its offset would lie if it lost its upper bits."""
+    near = []
+    for cache_ in (keys, values):
+        rows, apart = cache_.whole.shape[1], cache_.whole.stride(1)
+        found = torch.tensor([i * apart % 2**31 // apart for i in range(rows)])
+        near.append(Refs(cache_.whole[:, found.to(out.device)].contiguous(), cache_.slots))
+    kernel_attend_cuda.attend(q, k, v, gate, *near, lengths, counts, out)
+    for cache_, copy in zip((keys, values), near, strict=True):
+        for slot, length, count in zip(keys.slots, lengths, counts, strict=True):
+            cache_.whole[slot, length:length + count] = copy.whole[slot, length:length + count]
+
+
+def offsets() -> Build:
+    """Return a builder whose attention on a device loses the upper bits of offsets."""
+    return _on_device(attend=OnDevice(reference.attend, offset_of_31_bits))
