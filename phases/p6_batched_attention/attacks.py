@@ -10,7 +10,8 @@ from torch import Tensor
 
 from contracts.schema import Case
 from falsifiers.poison import Guarded
-from phases.p6_batched_attention.harness import DIM, Attention, Row, Step, drawn, own_budget
+from phases.p6_batched_attention.data import DIM, Row, drawn
+from phases.p6_batched_attention.harness import Attention, Step, own_budget
 
 
 def rows_of(case: Case) -> list[Row]:
@@ -59,7 +60,7 @@ def two_pass(row: Row, heads: int, groups: int) -> Tensor:
 def hold_exact(attend: Attention, got: Tensor, want: Tensor, **where: int | str) -> None:
     """Hold outputs that no rounding can change: in bits, or to the budget of one's own."""
     if attend.bitwise:
-        attend.judge.equal("attend", got, want, rule="truth", **where)
+        attend.judge.equal("attend", got, want, rule="truth", **where)  # type: ignore[arg-type]
     else:
         attend.judge.budget("attend", got.flatten(0, 1), want.flatten(0, 1), own_budget(),
                             **where)  # type: ignore[arg-type]

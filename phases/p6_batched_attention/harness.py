@@ -1,7 +1,7 @@
 """How P6's attack runs attention: slots laid out with poison and guards, every byte after judged.
 
-A sequence is drawn from its seed alone, so that the same row can stand in any slot, beside any
-others, cut at any token. What is judged is the subject's op where the case's tier has it run.
+What is judged is the subject's op, as the case's tier has it run. A row of no tokens is a pad: its
+slot and its pointer are nobody's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,86 +29,11 @@ from falsifiers.judge import Judge
 from falsifiers.poison import Guarded, guarded
 from falsifiers.steady import steady_dots
 from falsifiers.subject import Subject
+from phases.p6_batched_attention.data import DIM, Row, drawn
 
 CONTRACT = Path(__file__).parents[2] / "contracts" / "p6.yaml"
-DIM = 256
 NOWHERE = 1 << 20
 """A slot that no pool has, for pads."""
-QUERIES = 61
-"""Different queries and gates of a sequence; later positions take them again."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of a step: a sequence, how much of it the slot holds, and how many tokens join."""
-
-    length: int
-    count: int = 1
-    seed: int = 0
-    flavour: str = "plain"
-
-    @property
-    def reach(self) -> int:
-        """Tokens that the slot holds after the step."""
-        return self.length + self.count
-
-
-PAD = Row(0, 0)
-"""A row of no tokens: its slot and its pointer are nobody's."""
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Queries, gates, keys and values of a sequence's positions."""
-
-    q: Tensor
-    gate: Tensor
-    k: Tensor
-    v: Tensor
-
-    def queries(self, row: Row) -> tuple[Tensor, Tensor]:
-        """Return q and gate of a row's tokens, [count, H, D]."""
-        at = torch.arange(row.length, row.reach) % QUERIES
-        return self.q[at], self.gate[at]
-
-
-def drawn(row: Row, heads: int, groups: int) -> Drawn:
-    """Return a row's sequence up to its reach; a longer one of this seed begins with the same."""
-    return _drawn(row.seed, row.flavour, row.reach, heads, groups)
-
-
-@lru_cache(maxsize=256)
-def _drawn(seed: int, flavour: str, reach: int, heads: int, groups: int) -> Drawn:
-    draw = torch.Generator().manual_seed(1000 * seed + heads)
-    q, gate = (torch.randn(QUERIES, heads, DIM, generator=draw) for _ in range(2))
-    k, v = torch.randn(reach, 2, groups, DIM, generator=draw).unbind(1)  # position by position
-    return _flavoured(flavour, Drawn(q, gate * 2.0, k, v))
-
-
-def _flavoured(flavour: str, drawn: Drawn) -> Drawn:
-    """Return the sequence with scores that rise, fall, agree or leave f32, as it is asked."""
-    q, k, v = drawn.q, drawn.k, drawn.v
-    n = torch.arange(len(k), dtype=torch.float32)[:, None, None]
-    one = q[:1, :1]
-    if flavour in ("rising", "falling"):  # a score is about half its key's position, or less that
-        slope = 0.5 if flavour == "rising" else -0.5
-        q, k = one.expand_as(q), one * (slope * 16.0 * n / one.square().sum())
-    elif flavour == "equal":
-        k = one
-    elif flavour == "huge":  # every seventh score is -inf, others are near the end of f32 or small
-        q = q.abs() * 1e19
-        k = torch.where(n % 7 == 3, -k.abs() * 1e20, torch.where(n % 7 == 5, k * 1e17, k * 1e-19))
-    elif flavour == "large":  # all but a few weights are +0
-        q = q * 40.0
-    elif flavour == "ones":  # no score but 0 and no value but 1
-        q, v = torch.zeros_like(q), torch.ones_like(v)
-    elif flavour == "heads":  # a KV head's values are a power of two of its own
-        v = torch.exp2(torch.arange(v.shape[1], dtype=torch.float32))[:, None].expand_as(v)
-    elif flavour == "broken":
-        q, k, v = q * 3e38, torch.where(n % 3 == 1, torch.nan, k), torch.where(n % 2 == 1, 3e38, v)
-    elif flavour != "plain":
-        raise SuiteError(f"no sequence has the flavour {flavour!r}")
-    return Drawn(q.contiguous(), drawn.gate, k.expand_as(drawn.k).contiguous(), v.contiguous())
 
 
 @dataclass(frozen=True)
@@ -160,7 +86,7 @@ class Step:
     def spans(self) -> list[slice]:
         """Return where each row's tokens stand among all."""
         starts = Ints(row.count for row in self.rows).starts
-        return [slice(a, b) for a, b in zip(starts, starts[1:], strict=False)]
+        return [slice(a, b) for a, b in pairwise(starts)]
 
 
 class Attention:
@@ -246,8 +172,10 @@ class Attention:
         if self.bitwise:
             self.judge.equal("attend", got, want, rule="truth", finite=False, **where)
         else:
-            self.judge.budget("attend", got.flatten(0, 1), want.flatten(0, 1), own_budget(),
-                              **where)  # type: ignore[arg-type]
+            if not bool(torch.isfinite(want).all()):
+                raise Declined("an arithmetic of its own is not held to a row that holds NaN")
+            self.judge.budget("attend", got.flatten(0, 1).float(), want.flatten(0, 1),
+                              own_budget(), **where)  # type: ignore[arg-type]
 
     @contextmanager
     def fence(self, step: Step) -> Iterator[Fence]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from falsifiers.subject import Mutant
 from phases.p6_batched_attention import wrong_attention as wa
 from phases.p6_batched_attention import wrong_kernels as wk
+from phases.p6_batched_attention import wrong_positions as wp
+from phases.p6_batched_attention import wrong_rows as wr
 
 ALONE, TRUE = "rows_equal_alone", "attention_is_true"
 MOVE, PADS = "rows_and_slots_may_move", "pads_do_nothing"
@@ -32,7 +34,7 @@ LENGTHS = (
            wa.each(wa.newest_key_unseen)),
     Mutant("last_short_split_lost", "A split of fewer than 64 keys behind whole ones is dropped.",
            (TRUE, SOUND), wa.each(wa.last_split_lost)),
-    Mutant("oldest_key_lost_in_a_batch", "Beside others a row of more than 64 keys loses its first.",
+    Mutant("oldest_key_lost_in_a_batch", "Beside others a row of over 64 keys loses its first.",
            (ALONE, DRIFT), wa.each(wa.oldest_key_lost_in_a_batch)),
     Mutant("chunk_sees_its_own_future", "A chunk's tokens see all of the chunk.", (CHUNKS, STEPS),
            wa.each(wa.chunk_sees_itself_whole)),
@@ -41,41 +43,41 @@ LENGTHS = (
 )
 ADDRESSES = (
     Mutant("slot_found_by_the_row", "Row i attends in slot i, whatever slot it has.",
-           (MOVE, MEMBERS), wa.attending(wa.slot_by_the_row)),
+           (MOVE, MEMBERS), wa.attending(wr.slot_by_the_row)),
     Mutant("offset_added_twice", "A row's base already holds the offset that is added again.",
-           (MOVE, TRUE, STEPS), wa.attending(wa.offset_added_twice), "B149"),
+           (MOVE, TRUE, STEPS), wa.attending(wr.offset_added_twice), "B149"),
     Mutant("values_of_the_next_slot", "Values are found one slot further than keys.",
-           (TRUE, WRITTEN), wa.attending(wa.values_of_the_next_slot)),
+           (TRUE, WRITTEN), wa.attending(wr.values_of_the_next_slot)),
     Mutant("slots_sorted_under_the_rows", "Slots are worked in order, rows are not.",
-           (MOVE, MEMBERS), wa.attending(wa.rows_in_slot_order)),
+           (MOVE, MEMBERS), wa.attending(wr.rows_in_slot_order)),
     Mutant("keys_of_the_last_row", "Every row is scored against the last row's keys.",
            (ALONE, NEIGHBOURS), wa.each(wa.keys_of_the_last_row)),
     Mutant("rows_cut_a_count_apart", "Row i's queries begin at i times the widest count.",
-           (CHUNKS, STEPS), wa.attending(wa.chunks_cut_a_count_apart), "B034"),
+           (CHUNKS, STEPS), wa.attending(wr.chunks_cut_a_count_apart), "B034"),
     Mutant("appended_at_the_first_rows_length", "New keys are stored where the first row's go.",
-           (WRITTEN, STEPS), wa.attending(wa.appended_at_the_first_rows_length)),
+           (WRITTEN, STEPS), wa.attending(wr.appended_at_the_first_rows_length)),
     Mutant("chunk_appends_its_last_only", "Of a chunk only the last token's key is kept.",
-           (WRITTEN, STEPS), wa.attending(wa.chunk_appends_its_last_only)),
+           (WRITTEN, STEPS), wa.attending(wr.chunk_appends_its_last_only)),
     Mutant("values_stored_as_keys", "Values are appended to both caches.", (WRITTEN, STEPS),
-           wa.attending(wa.values_stored_as_keys)),
+           wa.attending(wr.values_stored_as_keys)),
     Mutant("append_clears_an_octet", "Rows up to the next multiple of 8 are cleared.", (WRITTEN,),
-           wa.attending(wa.appended_to_a_full_octet)),
+           wa.attending(wr.appended_to_a_full_octet)),
     Mutant("offset_of_31_bits", "A cache row's offset loses its upper bits.", (OFFSETS,),
            wk.offsets(), "B141", device="cuda"),
 )
 EMPTY = (
     Mutant("pad_clamped_to_slot_zero", "A pad's slot becomes 0, which is somebody's.", (PADS,),
-           wa.attending(wa.pads_clamped_to_slot_zero), "B194"),
+           wa.attending(wr.pads_clamped_to_slot_zero), "B194"),
     Mutant("pad_takes_an_idle_slot", "A pad writes into a slot that looks free.", (PADS,),
-           wa.attending(wa.pads_take_any_slot), "B192"),
+           wa.attending(wr.pads_take_any_slot), "B192"),
     Mutant("pad_takes_the_last_token", "A pad works on the last token over again.", (PADS,),
-           wa.attending(wa.pads_take_the_last_token), "B193"),
+           wa.attending(wr.pads_take_the_last_token), "B193"),
     Mutant("pad_shifts_the_rows_behind", "Lengths are packed without the pads, rows are not.",
-           (PADS,), wa.attending(wa.pads_shift_the_rows_behind)),
+           (PADS,), wa.attending(wr.pads_shift_the_rows_behind)),
     Mutant("pad_divides_by_zero", "An empty softmax is divided by its sum.", (PADS,),
-           wa.attending(wa.empty_row_divides_by_zero), "B162"),
+           wa.attending(wr.empty_row_divides_by_zero), "B162"),
     Mutant("pad_slot_looked_up", "A pad's slot is looked up before it is known to be one.",
-           (PADS,), wa.attending(wa.pad_slots_are_looked_up)),
+           (PADS,), wa.attending(wr.pad_slots_are_looked_up)),
 )
 ARITHMETIC = (
     Mutant("split_by_the_longest_row", "The split's size is chosen by the longest row.",
@@ -103,17 +105,17 @@ ARITHMETIC = (
 )
 POSITIONS = (
     Mutant("positions_from_zero", "Tokens are turned by their place in the step.",
-           (ROTATION, STEPS), wa.op(rotate=wa.positions_from_zero), "B153"),
+           (ROTATION, STEPS), wa.op(rotate=wp.positions_from_zero), "B153"),
     Mutant("chunk_shares_a_position", "A chunk's tokens all turn by its first position.",
-           (ROTATION, STEPS), wa.op(rotate=wa.chunk_shares_a_position), "B154"),
+           (ROTATION, STEPS), wa.op(rotate=wp.chunk_shares_a_position), "B154"),
     Mutant("position_of_the_first_row", "Every row turns by the first row's position.",
-           (ROTATION, STEPS), wa.op(rotate=wa.position_of_the_first), "B155"),
+           (ROTATION, STEPS), wa.op(rotate=wp.position_of_the_first), "B155"),
     Mutant("position_kept_by_the_engine", "A row turns by an offset that another row left.",
-           (ROTATION, STEPS), wa.op(rotate=wa.PositionKept), "B152"),
+           (ROTATION, STEPS), wa.op(rotate=wp.PositionKept), "B152"),
     Mutant("neighbours_are_pairs", "Dimensions 2i and 2i + 1 turn together.", (ROTATION,),
-           wa.op(rotate=wa.neighbours_are_pairs)),
+           wa.op(rotate=wp.neighbours_are_pairs)),
     Mutant("every_dimension_turns", "Dimensions that should pass are turned.", (ROTATION,),
-           wa.op(rotate=wa.every_dimension_turns), "B217"),
+           wa.op(rotate=wp.every_dimension_turns), "B217"),
 )
 KERNELS = (
     Mutant("kernel_takes_the_token_for_its_row", "The kernel was made for one token a row.",

@@ -27,15 +27,8 @@ from falsifiers.relations import (
 from falsifiers.streams import Batch, Stream, alone, prompt_of, state_digest
 from falsifiers.subject import Subject
 from phases.p6_batched_attention import attacks
-from phases.p6_batched_attention.harness import (
-    DIM,
-    Attention,
-    Layout,
-    Row,
-    drawn,
-    op_of,
-    own_budget,
-)
+from phases.p6_batched_attention.data import DIM, Row, drawn
+from phases.p6_batched_attention.harness import Attention, Layout, op_of, own_budget
 
 
 def test_rows_equal_alone(case: Case, subject: Subject, judge: Judge) -> None:

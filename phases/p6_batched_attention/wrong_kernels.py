@@ -1,6 +1,6 @@
 """Wrong kernels: one part of a right one exchanged for another while it runs."""
 
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN002, ANN003, ANN201, ANN202
 # mypy: ignore-errors
 from __future__ import annotations
 

@@ -1,0 +1,87 @@
+"""Sequences to attend over, each drawn from its seed alone, and the rows that take them.
+
+The same row can so stand in any slot, beside any others, cut at any token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from falsifiers.errors import SuiteError
+
+DIM = 256
+QUERIES = 61
+"""Different queries and gates of a sequence; later positions take them again."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a step: a sequence, how much of it the slot holds, and how many tokens join."""
+
+    length: int
+    count: int = 1
+    seed: int = 0
+    flavour: str = "plain"
+
+    @property
+    def reach(self) -> int:
+        """Tokens that the slot holds after the step."""
+        return self.length + self.count
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Queries, gates, keys and values of a sequence's positions."""
+
+    q: Tensor
+    gate: Tensor
+    k: Tensor
+    v: Tensor
+
+    def queries(self, row: Row) -> tuple[Tensor, Tensor]:
+        """Return q and gate of a row's tokens, [count, H, D]."""
+        at = torch.arange(row.length, row.reach) % QUERIES
+        return self.q[at], self.gate[at]
+
+
+def drawn(row: Row, heads: int, groups: int) -> Drawn:
+    """Return a row's sequence up to its reach; a longer one of this seed begins with the same."""
+    return _drawn(row.seed, row.flavour, row.reach, heads, groups)
+
+
+@lru_cache(maxsize=256)
+def _drawn(seed: int, flavour: str, reach: int, heads: int, groups: int) -> Drawn:
+    draw = torch.Generator().manual_seed(1000 * seed + heads)
+    q, gate = (torch.randn(QUERIES, heads, DIM, generator=draw) for _ in range(2))
+    k, v = torch.randn(reach, 2, groups, DIM, generator=draw).unbind(1)  # position by position
+    return _flavoured(flavour, Drawn(q, gate * 2.0, k, v))
+
+
+def _flavoured(flavour: str, drawn: Drawn) -> Drawn:
+    """Return the sequence with scores that rise, fall, agree or leave f32, as it is asked."""
+    q, k, v = drawn.q, drawn.k, drawn.v
+    n = torch.arange(len(k), dtype=torch.float32)[:, None, None]
+    one = q[:1, :1]
+    if flavour in ("rising", "falling"):  # a score is about half its key's position, or less that
+        slope = 0.5 if flavour == "rising" else -0.5
+        q, k = one.expand_as(q), one * (slope * 16.0 * n / one.square().sum())
+    elif flavour == "equal":
+        k = one
+    elif flavour == "huge":  # every seventh score is -inf, others are near the end of f32 or small
+        q = q.abs() * 1e19
+        k = torch.where(n % 7 == 3, -k.abs() * 1e20, torch.where(n % 7 == 5, k * 1e17, k * 1e-19))
+    elif flavour == "large":  # all but a few weights are +0
+        q = q * 40.0
+    elif flavour == "ones":  # no score but 0 and no value but 1
+        q, v = torch.zeros_like(q), torch.ones_like(v)
+    elif flavour == "heads":  # a KV head's values are a power of two of its own
+        v = torch.exp2(torch.arange(v.shape[1], dtype=torch.float32))[:, None].expand_as(v)
+    elif flavour == "broken":
+        q, k, v = q * 3e38, torch.where(n % 3 == 1, torch.nan, k), torch.where(n % 2 == 1, 3e38, v)
+    elif flavour != "plain":
+        raise SuiteError(f"no sequence has the flavour {flavour!r}")
+    return Drawn(q.contiguous(), drawn.gate, k.expand_as(drawn.k).contiguous(), v.contiguous())

@@ -1,0 +1,74 @@
+"""The kernels as machine code, how attention is cut into launches, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.errors import InputError
+from engine.state import Ints, Refs
+from phases.p6_batched_attention.launches import ROOM, WIDEST, check, launches
+
+ROOT = Path(__file__).parents[2]
+TRITON = ("append", "attend_split", "attend_merge", "rotate")
+CUDA = tuple(f"attend.cu-{group}" for group in (1, 2, 3, 4, 6, 8))
+
+
+def test_kernels_compile_without_contraction_approximation_or_spills() -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-m", "phases.p6_batched_attention.compiled"], cwd=ROOT,
+                          text=True, capture_output=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = done.stdout.splitlines()
+    without = "attend.cu: not compiled, since NVRTC is not installed"
+    names = TRITON if without in told else TRITON + CUDA
+    assert [line for line in told if line != without] == [f"{name}: clean" for name in names]
+
+
+@pytest.mark.parametrize(("lengths", "counts", "heads"), [
+    ((0,), (1,), 2), ((4095,) * 64, (1,) * 64, 16), ((0, 9), (5000, 0), 2),
+    ((5, 200_000, 7), (1, 1, 1), 16), ((40_000,), (300,), 16), ((3,), (0,), 4)])
+def test_launches_take_every_token_once_in_bounded_room(
+        lengths: tuple[int, ...], counts: tuple[int, ...], heads: int) -> None:
+    reach = [n + i + 1 for n, count in zip(lengths, counts, strict=True) for i in range(count)]
+    at = 0
+    for one in launches(Ints(lengths), Ints(counts), heads):
+        own = reach[one.first:one.first + one.tokens]
+        assert one.first == at
+        assert (one.splits - 1) * 64 < max(own) <= one.splits * 64
+        assert one.tokens == 1 or one.tokens * one.splits * heads * 256 <= ROOM
+        assert one.tokens <= WIDEST
+        at += one.tokens
+    assert at == len(reach)
+
+
+def test_a_full_batch_at_usual_length_is_one_launch() -> None:
+    assert len(list(launches((4095,) * 64, (1,) * 64, 16))) == 1
+
+
+def operands(**changed: Any) -> list[Any]:
+    given: dict[str, Any] = {"q": torch.zeros(2, 4, 256), "k": torch.zeros(2, 2, 256),
+                             "v": torch.zeros(2, 2, 256), "gate": torch.zeros(2, 4, 256),
+                             "keys": torch.zeros(1, 8, 2, 256), "values": torch.zeros(1, 8, 2, 256),
+                             "out": torch.zeros(2, 4, 256), **changed}
+    return [Refs(x, (0,)) if name in ("keys", "values") else x for name, x in given.items()]
+
+
+@pytest.mark.parametrize(("changed", "sentence"), [
+    ({"q": torch.zeros(2, 4, 128)}, r"q of attention must be f32 with heads of 256"),
+    ({"gate": torch.zeros(2, 4, 256).double()}, r"gate of attention must be f32.*float64"),
+    ({"keys": torch.zeros(1, 8, 256, 2).mT}, r"the key cache of attention must be f32"),
+    ({"out": torch.zeros(3, 4, 256)}, r"shapes of attention do not fit"),
+    ({"k": torch.zeros(1, 2, 256), "v": torch.zeros(1, 2, 256)}, r"shapes of attention do not"),
+    ({"k": torch.zeros(2, 3, 256), "v": torch.zeros(2, 3, 256)}, r"4 query heads cannot share 3"),
+    ({"v": torch.zeros(2, 2, 256, device="meta")}, r"v is on meta, but out is on cpu")])
+def test_operands_that_do_not_fit_are_refused(changed: dict[str, Any], sentence: str) -> None:
+    check(*operands())
+    with pytest.raises(InputError, match=sentence):
+        check(*operands(**changed))

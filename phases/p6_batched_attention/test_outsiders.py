@@ -1,0 +1,83 @@
+"""Candidates from another folder: one that P6 takes by its budget, and one that it refuses."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from contracts.schema import Case, load_contract
+from engine.testmodels import load as load_model
+from falsifiers.candidates import Candidate, load
+from falsifiers.errors import Declined, ParityBroken
+from falsifiers.judge import Judge
+from falsifiers.subject import Subject
+from phases.p6_batched_attention import increment, test_falsifier
+from phases.p6_batched_attention.harness import CONTRACT
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+TWINS = ("rows_equal_alone", "rows_and_slots_may_move", "pads_do_nothing",
+         "what_lies_beyond_cannot_reach_a_row", "neighbours_cannot_reach_a_row",
+         "chunks_equal_steps", "only_new_rows_are_written", "repeats_are_equal")
+
+
+def offered(folder: Path, name: str) -> Candidate:
+    """Return an example as an outsider would offer it, from a folder of his own."""
+    return load(f"file:{shutil.copy(EXAMPLES / name, folder / name)}")
+
+
+def cases(*falsifiers: str, tier: str = "cpu") -> Iterator[Case]:
+    """Yield the quick cases of these falsifiers in one tier."""
+    for case in load_contract(CONTRACT).expand():
+        if case.falsifier in falsifiers and case.tier == tier and case.quick:
+            yield case
+
+
+def judged(case: Case, candidate: Candidate) -> Judge:
+    judge, path = Judge(case), increment.path()
+    path = replace(path, attend=candidate.op("attend") or path.attend)
+    subject = Subject("outsider", models=load_model, path=path, candidate=candidate)
+    getattr(test_falsifier, f"test_{case.falsifier}")(case, subject, judge)
+    assert judge.compared > 0
+    return judge
+
+
+def test_library_attention_passes_twin_in_bits_and_truth_by_the_budget(tmp_path: Path) -> None:
+    candidate = offered(tmp_path, "sdpa_rows.py")
+    for case in cases(*TWINS):
+        assert {w.rung for w in judged(case, candidate).worst} <= {"bits"}
+    for case in cases("attention_is_true", "softmax_is_sound", "heads_are_grouped"):
+        if case.given.get("flavour") == "broken":
+            with pytest.raises(Declined, match="holds NaN"):
+                judged(case, candidate)
+        else:
+            assert {w.rung for w in judged(case, candidate).worst} == {"budget"}
+
+
+def test_whole_step_with_library_attention_equals_solo(tmp_path: Path) -> None:
+    judged(next(cases("steps_equal_solo")), offered(tmp_path, "sdpa_rows.py"))
+
+
+def test_slots_taken_for_rows_fail_twin(tmp_path: Path) -> None:
+    candidate = offered(tmp_path, "mixed_slots.py")
+    for falsifier in ("rows_and_slots_may_move", "steps_equal_solo"):
+        with pytest.raises(ParityBroken) as broken:
+            judged(next(cases(falsifier)), candidate)
+        assert broken.value.finding.rule in ("twin", "law")
+    for case in cases("heads_are_grouped"):  # where row and slot agree it is as good as any
+        judged(case, candidate)
+
+
+def test_loads_of_what_is_not_triton_are_not_said_to_be_seen(tmp_path: Path) -> None:
+    candidate = offered(tmp_path, "sdpa_rows.py")
+    for case in cases("loads_and_stores_stay_inside", "keys_are_read_once", tier="interpret"):
+        with pytest.raises(Declined, match="not Triton's"):
+            judged(case, candidate)
+
+
+def test_ops_that_are_not_offered_decline(tmp_path: Path) -> None:
+    with pytest.raises(Declined, match="offers no rotate"):
+        judged(next(cases("rotation_is_each_rows_own")), offered(tmp_path, "sdpa_rows.py"))
