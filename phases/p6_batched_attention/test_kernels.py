@@ -16,19 +16,18 @@ from engine.state import Ints, Refs
 from phases.p6_batched_attention.launches import ROOM, WIDEST, check, launches
 
 ROOT = Path(__file__).parents[2]
-TRITON = ("append", "attend_split", "attend_merge", "rotate")
-CUDA = tuple(f"attend.cu-{group}" for group in (1, 2, 3, 4, 6, 8))
+NAMES = ["append", "attend_split", "attend_merge", "rotate", "attend.cu-4"]
 
 
 def test_kernels_compile_without_contraction_approximation_or_spills() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-m", "phases.p6_batched_attention.compiled"], cwd=ROOT,
-                          text=True, capture_output=True, env=environment, check=False)
+    done = subprocess.run([sys.executable, "-m", "phases.p6_batched_attention.compiled", *NAMES],
+                          cwd=ROOT, text=True, capture_output=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = done.stdout.splitlines()
-    without = "attend.cu: not compiled, since NVRTC is not installed"
-    names = TRITON if without in told else TRITON + CUDA
-    assert [line for line in told if line != without] == [f"{name}: clean" for name in names]
+    *portable, cuda = done.stdout.splitlines()
+    assert portable == [f"{name}: clean" for name in NAMES[:-1]]
+    assert cuda in ("attend.cu-4: clean",
+                    "attend.cu-4: not compiled, since NVRTC is not installed")
 
 
 @pytest.mark.parametrize(("lengths", "counts", "heads"), [
