@@ -12,7 +12,7 @@ import sys
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from contracts.golden import Makers
     from contracts.schema import Case, Contract
     from falsifiers.mutants import Bank
+    from falsifiers.sample import Sample
     from falsifiers.subject import Subject
     from reports.own_model import Opened
 
@@ -175,6 +176,12 @@ def open_model(file: str, candidate: str | None = None) -> Opened:
         matrices=list(model.weights.matrices()))
 
 
+def sample_weights(file: str, tensors: int, seed: int, named: Sequence[str]) -> Sample:
+    """Draw tensors of a user's own GGUF file for P3's attack."""
+    return cast("Sample", importlib.import_module("phases.p3_row_twin.weights").sample(
+        file, tensors, seed, named))
+
+
 def golden_makers() -> Makers:
     """Return what makes the goldens: test models, transformers on their weights, and the engine."""
     from contracts.golden import Makers
@@ -246,6 +253,7 @@ def root(ctx: typer.Context) -> None:
     ctx.meta["golden"] = golden_makers
     ctx.meta["path_of"] = path_of
     ctx.meta["figures"] = measures
+    ctx.meta["sample_weights"] = sample_weights
 
 
 def main() -> None:

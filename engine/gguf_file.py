@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 import stat
+from collections.abc import Container
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -56,6 +57,8 @@ class GgufFile:
     """Bytes of the whole file."""
     metadata: dict[str, object]
     tensors: dict[str, TensorEntry]
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Tensors of types that are not supported, by name: the type's own name."""
     _digest: list[str] = field(default_factory=list, repr=False)
 
     def sha256(self) -> str:
@@ -66,8 +69,11 @@ class GgufFile:
         return self._digest[0]
 
 
-def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
-    """Open a GGUF file; `InputError` says in one sentence why one cannot be used."""
+def open_gguf(path: str | os.PathLike[str], *, partly: bool = False) -> GgufFile:
+    """Open a GGUF file; `InputError` says in one sentence why one cannot be used.
+
+    With `partly`, tensors of types that are not supported are left out and named, not refused.
+    """
     path = Path(path)
     data = _map(path)
     try:
@@ -75,10 +81,13 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
         tensor_count, key_count = read_opening(cursor)
         metadata = read_metadata(cursor, key_count)
         infos = read_infos(cursor, tensor_count)
-        tensors = _tensors(data, infos, _padded(cursor.at, _alignment(metadata)), metadata)
+        left_out = {info.name: _type_name(info.kind) for info in infos.values()
+                    if partly and info.kind not in _KINDS}
+        start = _padded(cursor.at, _alignment(metadata))
+        tensors = _tensors(data, infos, left_out, start, metadata)
     except HeaderError as broken:
         raise InputError(f"{path} is not a usable GGUF file: {broken}") from None
-    return GgufFile(path, len(data), metadata, tensors)
+    return GgufFile(path, len(data), metadata, tensors, left_out)
 
 
 def _map(path: Path) -> mmap.mmap:
@@ -107,15 +116,15 @@ def _alignment(metadata: dict[str, object]) -> int:
     return value
 
 
-def _tensors(data: mmap.mmap, infos: dict[str, Info], start: int,
+def _tensors(data: mmap.mmap, infos: dict[str, Info], left_out: Container[str], start: int,
              metadata: dict[str, object]) -> dict[str, TensorEntry]:
-    """Place every tensor in the mapped file, in the header's order."""
+    """Place every tensor that is not left out in the mapped file, in the header's order."""
     if not infos:
         raise HeaderError("it has no tensors")
     alignment = _alignment(metadata)
     whole = np.frombuffer(data, np.uint8)
     tensors, spans = {}, []
-    for info in infos.values():
+    for info in (info for info in infos.values() if info.name not in left_out):
         rows, row_bytes = _extent(info, len(data))
         if info.offset % alignment:
             raise HeaderError(f"tensor {short(info.name)} starts at {info.offset}, which is not a "

@@ -139,6 +139,12 @@ def test_interrupt_ends_quietly(main: Main, gated: list[Any]) -> None:
     (["gate", "--phase", "1", "--through", "3"], "give one of --phase, --through and --case"),
     (["gate", "--case", "p1/streams_equal_solo[cpu-nano-m99]"], "did you mean p1/"),
     (["gate", "--phase", "1", "--device", "tpu"], "unknown device 'tpu'"),
+    (["gate", "--phase", "4", "--weights", "x.gguf"], "give --phase 3 with it"),
+    (["gate", "--weights", "x.gguf"], "give --phase 3 with it"),
+    (["gate", "--phase", "3", "--weights", "x.gguf", "--tensors", "0"], "--tensors must be 1"),
+    (["gate", "--phase", "3", "--weights", "x.gguf", "--thorough"], "give --tensors"),
+    (["gate", "--phase", "3", "--weights", "no.gguf"], "cannot read no.gguf: No such file"),
+    (["gate", "--phase", "3", "--tensor", "blk.0.w"], "FILE, which is missing"),
     (["gate", "--phase", "1", "--candidate", "mine"], "unknown candidate 'mine'"),
     (["mutants", "--phase", "8"], "phase p8 is not built"),
     (["mutants", "--device", "tpu"], "unknown device 'tpu'")])
