@@ -1,7 +1,8 @@
 """How P3's attack runs a product: memory laid out with poison and guards, every stray write seen.
 
 What is judged is the in-tree reference on the CPU, the in-tree kernel of the case's arithmetic
-under the interpreter and on a device, or a candidate's `gemv_rows` everywhere.
+under the interpreter and on a device, or a candidate's `gemv_rows` everywhere. Cases of the
+`portable` kernel run on a device what the interpreter runs: Triton's text, not the tensor cores'.
 """
 
 from __future__ import annotations
@@ -73,10 +74,13 @@ class Product:
         if self.candidate is not None:
             self._offered(case, self.candidate)
         elif case.tier != "cpu":
-            self._function = kernel(self.arithmetic, self.device)
+            portable = case.given.get("kernel") == "portable"
+            self._function = kernel(self.arithmetic, "cpu" if portable else self.device)
 
     def _offered(self, case: Case, candidate: Candidate) -> None:
         candidate.refuse(case)
+        if "kernel" in case.given:
+            raise Declined("the case is about one of the tree's own kernels")
         run = candidate.op("gemv_rows")
         if run is None:
             raise Declined("it offers no gemv_rows(weight, x, out)")
