@@ -168,7 +168,7 @@ def open_model(file: str, candidate: str | None = None) -> Opened:
 
     c = model.config
     return Opened(
-        name=os.fsencode(file).decode("utf-8", "backslashreplace"), size=Path(file).stat().st_size,
+        name=readable(file), size=Path(file).stat().st_size,
         shape=f"{c.layers} layers ({sum(c.recurrent)} recurrent), width {c.embd}, "
               f"feed-forward {c.ffn}, vocabulary {c.vocab:,}",
         vocab=c.vocab, path=subject.path.name, rows=Rows, oracle=oracle,
@@ -241,6 +241,11 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def readable(text: str) -> str:
+    r"""Return text with the bytes of a path that is not UTF-8 as `\xff`."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 app = typer.Typer(cls=LazyGroup, add_completion=False, no_args_is_help=True,
                   epilog="Example: rowtwin gate --phase 1")
 
@@ -280,7 +285,7 @@ def main() -> None:
         from falsifiers.errors import SuiteError
         if not isinstance(error, (InputError, ContractError, SuiteError)):
             raise
-        print(f"rowtwin: {error}", file=sys.stderr)
+        print(f"rowtwin: {readable(str(error))}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -48,14 +48,14 @@ def gate(
     require_device: Annotated[bool, typer.Option(
         "--require-device", help="Pass only what a device has shown to pass.")] = False,
     jobs: Annotated[int, typer.Option(
-        min=1, metavar="N", help="Worker processes; one is enough for --case.")] = 2,
+        metavar="N", help="Worker processes; one is enough for --case.")] = 2,
     as_json: AsJson = False,
 ) -> None:
     """Judge phases: PASS, FAIL or UNMEASURABLE, with evidence."""
     from dataclasses import replace
 
     from falsifiers import session
-    wanted, ladder = _wanted(phase, through, case)
+    wanted, ladder = _wanted(phase, through, case, jobs)
     sample = _sampled(ctx, weights, tensors, seed, tensor, wanted, thorough)
     wanted = replace(wanted, candidate=candidate, device=device, thorough=thorough,
                      cases=sample.cases if sample else None, jobs=1 if case else jobs)
@@ -73,13 +73,16 @@ def gate(
     raise typer.Exit(exit_code(gated.results))
 
 
-def _wanted(phase: str | None, through: int | None, case: str | None) -> tuple[Wanted, bool]:
+def _wanted(phase: str | None, through: int | None, case: str | None,
+            jobs: int) -> tuple[Wanted, bool]:
     """Return what to run, and whether it is a ladder on which red blocks what rests on it."""
     from falsifiers.errors import SuiteError
     from falsifiers.gate import PHASES
     from falsifiers.session import ROOT, Wanted, built, contracts_of, find_case, phase_name
     if sum(given is not None for given in (phase, through, case)) > 1:
         raise SuiteError("give one of --phase, --through and --case")
+    if jobs < 1:
+        raise SuiteError(f"--jobs must be 1 or more, but is {jobs}")
     contracts = contracts_of()
     if case is not None:
         found = find_case(case, contracts)

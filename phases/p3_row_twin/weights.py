@@ -60,6 +60,7 @@ def _sorted_out(gguf: GgufFile, seed: int) -> tuple[list[Sampled], tuple[LeftOut
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, kind in gguf.left_out.items():
         reasons[f"of type {kind}, which P3 does not know"].append(name)
+    gguf.hold()
     for entry in gguf.tensors.values():
         if len(entry.shape) == 1:
             reasons["of one dimension: no matrix"].append(entry.name)
@@ -129,7 +130,9 @@ def _of_tensor(path: str, one: Sampled, label: str, tier: Tier, repro: str) -> I
 
 def rows_of(case: Case, kind: str, n: int, k: int) -> Bytes:
     """Return the first n rows and k columns of what a case judges, as block bytes u8[n, bytes]."""
-    entry: TensorEntry | None = opened(case["file"], partly=True).tensors.get(case["tensor"])
+    gguf = opened(case["file"], partly=True)
+    gguf.hold()
+    entry: TensorEntry | None = gguf.tensors.get(case["tensor"])
     first, size = case["first"], TYPES[kind].row_bytes(k)
     if entry is None or entry.kind != kind or entry.data.shape[1] < size:
         raise SuiteError(f"{case['file']} is not the file that cases were drawn from")
