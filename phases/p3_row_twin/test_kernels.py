@@ -42,8 +42,9 @@ def test_cuda_kernels_compile_without_contraction_or_spills(request: pytest.Fixt
 
 
 def test_only_the_stack_that_is_allowed_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.kernels import machine_code
     from phases.p3_row_twin import compile as check
-    monkeypatch.setattr(check.machine_code, "faults_of", lambda *given: [
+    monkeypatch.setattr(machine_code, "faults_of", lambda *given: [
         "8 bytes of stack", "9 bytes of local"])
     assert check.faults_of_cuda("cuda-Q5_K-k2560-m1") == ["9 bytes of local"]
     assert check.faults_of_cuda("cuda-quantize") == ["8 bytes of stack", "9 bytes of local"]
