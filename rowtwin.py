@@ -12,7 +12,7 @@ import sys
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from contracts.golden import Makers
     from contracts.schema import Case, Contract
     from falsifiers.mutants import Bank
+    from falsifiers.sample import Sample
     from falsifiers.subject import Subject
     from reports.own_model import Opened
 
@@ -167,12 +168,18 @@ def open_model(file: str, candidate: str | None = None) -> Opened:
 
     c = model.config
     return Opened(
-        name=os.fsencode(file).decode("utf-8", "backslashreplace"), size=Path(file).stat().st_size,
+        name=readable(file), size=Path(file).stat().st_size,
         shape=f"{c.layers} layers ({sum(c.recurrent)} recurrent), width {c.embd}, "
               f"feed-forward {c.ffn}, vocabulary {c.vocab:,}",
         vocab=c.vocab, path=subject.path.name, rows=Rows, oracle=oracle,
         engine=engine_of(subject.path, subject.candidate, model), project=subject.path.project,
         matrices=list(model.weights.matrices()))
+
+
+def sample_weights(file: str, tensors: int, seed: int, named: Sequence[str]) -> Sample:
+    """Draw tensors of a user's own GGUF file for P3's attack."""
+    return cast("Sample", importlib.import_module("phases.p3_row_twin.weights").sample(
+        file, tensors, seed, named))
 
 
 def golden_makers() -> Makers:
@@ -234,6 +241,11 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def readable(text: str) -> str:
+    r"""Return text with the bytes of a path that is not UTF-8 as `\xff`."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 app = typer.Typer(cls=LazyGroup, add_completion=False, no_args_is_help=True,
                   epilog="Example: rowtwin gate --phase 1")
 
@@ -246,6 +258,7 @@ def root(ctx: typer.Context) -> None:
     ctx.meta["golden"] = golden_makers
     ctx.meta["path_of"] = path_of
     ctx.meta["figures"] = measures
+    ctx.meta["sample_weights"] = sample_weights
 
 
 def main() -> None:
@@ -272,7 +285,7 @@ def main() -> None:
         from falsifiers.errors import SuiteError
         if not isinstance(error, (InputError, ContractError, SuiteError)):
             raise
-        print(f"rowtwin: {error}", file=sys.stderr)
+        print(f"rowtwin: {readable(str(error))}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -57,7 +57,10 @@ def load_golden(model: str, folder: Path = FOLDER) -> Golden:
         with safe_open(path, framework="pt") as file:
             tokens, logits = file.get_tensor("tokens"), file.get_tensor("logits")
             provenance = file.metadata() or {}
-    except (OSError, KeyError, ValueError, RuntimeError) as error:
+    except KeyError:
+        raise ContractError(f"{folder}: there are no goldens of {model}; those of a test model are "
+                            f"made with `rowtwin golden make`") from None
+    except (OSError, ValueError, RuntimeError) as error:
         raise ContractError(f"{path}: no goldens of {model}: {error}; make them with "
                             f"`rowtwin golden make`") from None
     if tokens.shape != logits.shape[:2] or len(known["steps"]) != len(tokens):

@@ -106,6 +106,8 @@ class Case(Record):
     given: dict[str, Any]
     quick: bool
     must_claim: bool
+    repro: str = ""
+    """The command that runs it alone, when no contract's table holds it."""
 
     @property
     def id(self) -> str:

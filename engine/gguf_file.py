@@ -1,8 +1,9 @@
 """A GGUF file, opened without trusting it: every count, length and offset is checked first.
 
 The header is walked here and not by `gguf.GGUFReader`, which trusts lengths and needs many
-seconds for a vocabulary of real size; tests hold that both read the same. Weights stay in the
-file and are memory-mapped.
+seconds for a vocabulary of real size; tests hold that both read the same. A small file is read
+whole. Weights of a larger one stay in the file and are memory-mapped: as with any mapped file,
+whoever shortens it between `hold` and a read ends the process.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import mmap
 import os
 import stat
+from collections.abc import Container
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +33,8 @@ from engine.gguf_header import (
 )
 
 ALIGNMENT = 32
+WHOLE = 1 << 25
+"""A file of at most this many bytes is read whole, not mapped."""
 _KINDS = {t.ggml: t for t in TYPES.values()}
 
 
@@ -44,7 +48,7 @@ class TensorEntry:
     shape: tuple[int, ...]
     """In numpy order: the last entry is the length of a row."""
     data: Bytes
-    """[rows, bytes of a row], memory-mapped, read-only; a tensor of one dimension is one row."""
+    """[rows, bytes of a row], read-only; a tensor of one dimension is one row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +60,19 @@ class GgufFile:
     """Bytes of the whole file."""
     metadata: dict[str, object]
     tensors: dict[str, TensorEntry]
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Tensors of types that are not supported, by name: the type's own name."""
     _digest: list[str] = field(default_factory=list, repr=False)
+
+    def hold(self) -> None:
+        """Refuse a file that has become shorter since it was opened, before it is read further."""
+        try:
+            size = self.path.stat().st_size
+        except OSError:  # unlinked, so that its bytes stay as long as they are mapped
+            return
+        if size < self.size:
+            raise InputError(f"{self.path} had {self.size} bytes when it was opened, but has "
+                             f"{size} now")
 
     def sha256(self) -> str:
         """Return the digest of the whole file, computed when it is first asked for."""
@@ -66,23 +82,29 @@ class GgufFile:
         return self._digest[0]
 
 
-def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
-    """Open a GGUF file; `InputError` says in one sentence why one cannot be used."""
+def open_gguf(path: str | os.PathLike[str], *, partly: bool = False) -> GgufFile:
+    """Open a GGUF file; `InputError` says in one sentence why one cannot be used.
+
+    With `partly`, tensors of types that are not supported are left out and named, not refused.
+    """
     path = Path(path)
-    data = _map(path)
+    data = _bytes(path)
     try:
         cursor = Cursor(data)
         tensor_count, key_count = read_opening(cursor)
         metadata = read_metadata(cursor, key_count)
         infos = read_infos(cursor, tensor_count)
-        tensors = _tensors(data, infos, _padded(cursor.at, _alignment(metadata)), metadata)
+        left_out = {info.name: _type_name(info.kind) for info in infos.values()
+                    if partly and info.kind not in _KINDS}
+        start = _padded(cursor.at, _alignment(metadata))
+        tensors = _tensors(data, infos, left_out, start, metadata)
     except HeaderError as broken:
         raise InputError(f"{path} is not a usable GGUF file: {broken}") from None
-    return GgufFile(path, len(data), metadata, tensors)
+    return GgufFile(path, len(data), metadata, tensors, left_out)
 
 
-def _map(path: Path) -> mmap.mmap:
-    """Map a regular, non-empty file for reading."""
+def _bytes(path: Path) -> mmap.mmap | bytes:
+    """Return the bytes of a regular, non-empty file, mapped when there are many."""
     try:
         # Opening a pipe would wait for a writer, so the kind of file is asked for first.
         status = path.stat()
@@ -91,6 +113,8 @@ def _map(path: Path) -> mmap.mmap:
         if status.st_size == 0:
             raise InputError(f"{path} is empty")
         with path.open("rb") as handle:
+            if status.st_size <= WHOLE:
+                return handle.read(status.st_size)
             return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):
@@ -107,15 +131,15 @@ def _alignment(metadata: dict[str, object]) -> int:
     return value
 
 
-def _tensors(data: mmap.mmap, infos: dict[str, Info], start: int,
+def _tensors(data: mmap.mmap | bytes, infos: dict[str, Info], left_out: Container[str], start: int,
              metadata: dict[str, object]) -> dict[str, TensorEntry]:
-    """Place every tensor in the mapped file, in the header's order."""
+    """Place every tensor that is not left out in the mapped file, in the header's order."""
     if not infos:
         raise HeaderError("it has no tensors")
     alignment = _alignment(metadata)
     whole = np.frombuffer(data, np.uint8)
     tensors, spans = {}, []
-    for info in infos.values():
+    for info in (info for info in infos.values() if info.name not in left_out):
         rows, row_bytes = _extent(info, len(data))
         if info.offset % alignment:
             raise HeaderError(f"tensor {short(info.name)} starts at {info.offset}, which is not a "

@@ -28,7 +28,7 @@ class HeaderError(Exception):
 class Cursor:
     """Reads forward through the header and refuses to leave the file."""
 
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: mmap.mmap | bytes) -> None:
         self.data = data
         self.end = min(len(data), HEADER)
         self.at = 0

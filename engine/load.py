@@ -95,6 +95,7 @@ class Ledger:
         if tuple(entry.shape) != shape:
             raise InputError(f"{self.file.path}: tensor {name} has shape {list(entry.shape)}, but "
                              f"the metadata ask for {list(shape)}")
+        self.file.hold()
         if not finite_scales(entry.kind, entry.data):
             raise InputError(f"{self.file.path}: tensor {name} holds values that are not finite")
         return entry

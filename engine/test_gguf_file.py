@@ -12,10 +12,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine import gguf_header
+from engine import gguf_file, gguf_header
 from engine.blocks import TYPES
 from engine.errors import InputError
 from engine.gguf_file import open_gguf
+from engine.load import Ledger
 
 
 def text(value: str | bytes) -> bytes:
@@ -221,3 +222,27 @@ def test_changed_bytes_end_in_a_file_or_in_a_sentence(
     except InputError:
         return
     assert all(entry.data.size for entry in got.tensors.values())
+
+
+def test_small_file_that_is_cut_while_it_is_in_use_is_still_whole(written: Path,
+                                                                  tmp_path: Path) -> None:
+    path = tmp_path / "small.gguf"
+    path.write_bytes(written.read_bytes())
+    file = open_gguf(path)
+    os.truncate(path, 100)
+    assert file.tensors["vector"].data.tobytes() == np.arange(5, dtype=np.float32).tobytes()
+
+
+def test_mapped_file_that_is_cut_is_refused_before_it_is_read(
+        written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_file, "WHOLE", 0)
+    path = tmp_path / "large.gguf"
+    path.write_bytes(written.read_bytes())
+    file = open_gguf(path)
+    file.hold()
+    os.truncate(path, 100)
+    for use in (file.hold, lambda: Ledger(file).take("Q6_K.weight", (3, 512))):
+        with pytest.raises(InputError, match=rf"{path} had \d+ bytes when it .* has 100 now$"):
+            use()
+    path.unlink()
+    file.hold()

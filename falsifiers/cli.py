@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from falsifiers.gate import PhaseResult
     from falsifiers.matrix import Matrix, Row
     from falsifiers.mutants import Bank
+    from falsifiers.sample import Sample
     from falsifiers.session import Gated, Wanted
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -24,6 +25,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout
 
 @app.command(epilog="Example: rowtwin gate --phase 3 --candidate file:mine.py")
 def gate(
+    ctx: typer.Context,
     phase: Annotated[str | None, typer.Option(metavar="N|engine", help="Judge one phase.")] = None,
     through: Annotated[int | None, typer.Option(
         metavar="N", help="Judge engine and phases 0 to N; a red one blocks those built on it "
@@ -32,40 +34,55 @@ def gate(
         metavar="ID", help="Judge one case, as a verdict names it.")] = None,
     candidate: Annotated[str | None, typer.Option(
         metavar="SPEC", help="Judge file:PATH or module:pkg.attr instead of the tree.")] = None,
+    weights: Annotated[str | None, typer.Option(
+        metavar="FILE", help="With --phase 3: attack a sample of a GGUF file's own tensors, of any "
+                             "architecture, in place of the contract's cases.")] = None,
+    tensors: Annotated[int, typer.Option(
+        metavar="N", help="Tensors of --weights to draw; one of each type at least.")] = 12,
+    seed: Annotated[int, typer.Option(metavar="N", help="What --weights draws by.")] = 0,
+    tensor: Annotated[list[str] | None, typer.Option(
+        metavar="NAME", help="Take this tensor of --weights, none drawn; may be repeated.")] = None,
     device: Device = "auto",
     thorough: Annotated[bool, typer.Option(
         "--thorough", help="Run every case, not the quick ones.")] = False,
     require_device: Annotated[bool, typer.Option(
         "--require-device", help="Pass only what a device has shown to pass.")] = False,
     jobs: Annotated[int, typer.Option(
-        min=1, metavar="N", help="Worker processes; one is enough for --case.")] = 2,
+        metavar="N", help="Worker processes; one is enough for --case.")] = 2,
     as_json: AsJson = False,
 ) -> None:
     """Judge phases: PASS, FAIL or UNMEASURABLE, with evidence."""
     from dataclasses import replace
 
     from falsifiers import session
-    wanted, ladder = _wanted(phase, through, case)
+    wanted, ladder = _wanted(phase, through, case, jobs)
+    sample = _sampled(ctx, weights, tensors, seed, tensor, wanted, thorough)
     wanted = replace(wanted, candidate=candidate, device=device, thorough=thorough,
-                     jobs=1 if case else jobs)
+                     cases=sample.cases if sample else None, jobs=1 if case else jobs)
     with Progress(as_json) as tell:
         gated = session.run_gate(wanted, through=ladder, require_device=require_device,
                                  on_verdict=lambda verdict: tell(verdict.case))
     if as_json:
-        _print_json([result.model_dump() for result in gated.results], alone=not ladder)
+        told = {"weights": sample.told()} if sample else {}
+        _print_json([result.model_dump() | told for result in gated.results], alone=not ladder)
     else:
+        for line in sample.lines() if sample else ():
+            print(line)
         _print_gate(gated, session.contracts_of())
     from falsifiers.gate import exit_code
     raise typer.Exit(exit_code(gated.results))
 
 
-def _wanted(phase: str | None, through: int | None, case: str | None) -> tuple[Wanted, bool]:
+def _wanted(phase: str | None, through: int | None, case: str | None,
+            jobs: int) -> tuple[Wanted, bool]:
     """Return what to run, and whether it is a ladder on which red blocks what rests on it."""
     from falsifiers.errors import SuiteError
     from falsifiers.gate import PHASES
     from falsifiers.session import ROOT, Wanted, built, contracts_of, find_case, phase_name
     if sum(given is not None for given in (phase, through, case)) > 1:
         raise SuiteError("give one of --phase, --through and --case")
+    if jobs < 1:
+        raise SuiteError(f"--jobs must be 1 or more, but is {jobs}")
     contracts = contracts_of()
     if case is not None:
         found = find_case(case, contracts)
@@ -77,6 +94,24 @@ def _wanted(phase: str | None, through: int | None, case: str | None) -> tuple[W
         return Wanted(("engine", *PHASES[:last + 1])), True
     ready = tuple(p for p in ("engine", *PHASES) if built(contracts.get(p), ROOT))
     return Wanted(ready), True
+
+
+def _sampled(ctx: typer.Context, weights: str | None, tensors: int, seed: int,
+             named: Sequence[str] | None, wanted: Wanted, thorough: bool) -> Sample | None:
+    """Return the sample of a user's weights to judge, or None; refuse options that do not fit."""
+    from falsifiers.errors import SuiteError
+    if weights is None:
+        if named:
+            raise SuiteError("--tensor names a tensor of --weights FILE, which is missing")
+        return None
+    if wanted.phases != ("p3",) or wanted.case is not None:
+        raise SuiteError("--weights is judged by the row-twin product: give --phase 3 with it")
+    if tensors < 1:
+        raise SuiteError(f"--tensors must be 1 or more, but is {tensors}")
+    if thorough:
+        raise SuiteError("--thorough is about the contract's cases: give --tensors with --weights")
+    sample: Sample = ctx.meta["sample_weights"](weights, tensors, seed, named or ())
+    return sample
 
 
 def _print_json(objects: Sequence[dict[str, Any]], alone: bool) -> None:

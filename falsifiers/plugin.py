@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from contracts.schema import Case, Contract, ContractError, load_all
 from falsifiers import candidates, recording, tiers
@@ -21,11 +22,13 @@ from falsifiers.ledger import Ledger
 from falsifiers.tiers import Tiers
 
 CANDIDATE, DEVICE, THOROUGH, VERDICTS = "--candidate", "--device", "--thorough", "--verdicts"
+CASES = "--cases"
 MARKERS = ("engine", *(f"phase{n}" for n in range(9)))
 FALSIFIER_FILE = "test_falsifier.py"
 
 _tiers = pytest.StashKey[Tiers]()
 _contracts = pytest.StashKey[dict[Path, Contract]]()
+_given = pytest.StashKey[tuple[Case, ...] | None]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,6 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                          f"(default: auto)")
     group.addoption(THOROUGH, action="store_true", default=False,
                     help="run every case of the contracts (default: the quick ones)")
+    group.addoption(CASES, metavar="FILE", default=None, type=Path,
+                    help="judge the cases of this JSON file in place of the contracts' own "
+                         "(default: the contracts')")
     group.addoption(VERDICTS, metavar="FILE", default=None, type=Path,
                     help="write one JSON line a case (default: none)")
 
@@ -54,6 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
         contracts = load_all(config.rootpath / "contracts")
         if config.getoption(CANDIDATE):
             candidates.check(config.getoption(CANDIDATE))
+        given = config.getoption(CASES)
+        config.stash[_given] = read_cases(given) if given else None
     except (ContractError, SuiteError) as error:
         raise pytest.UsageError(str(error)) from None
     config.stash[_tiers] = chosen
@@ -113,17 +121,27 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if module is None or "case" not in metafunc.fixturenames:
         return
     name = metafunc.function.__name__.removeprefix("test_")
-    wanted = select(module.contract(), metafunc.config.stash[_tiers],
-                    metafunc.config.getoption(THOROUGH))
+    contract, config = module.contract(), metafunc.config
+    wanted = select(contract, config.stash[_tiers], config.getoption(THOROUGH),
+                    config.stash[_given])
     cases = [case for case in wanted if case.falsifier == name]
     metafunc.parametrize("case", cases, ids=[f"{case.tier}-{case.name}" for case in cases])
 
 
-def select(contract: Contract, chosen: Tiers, thorough: bool) -> Iterator[Case]:
-    """Yield the contract's cases that a process with these tiers runs."""
-    for case in contract.expand():
-        if case.tier in chosen.run and (thorough or case.quick):
+def select(contract: Contract, chosen: Tiers, thorough: bool,
+           given: Sequence[Case] | None = None) -> Iterator[Case]:
+    """Yield the contract's cases, or its phase's of those given, that these tiers run."""
+    for case in contract.expand() if given is None else given:
+        if case.phase == contract.phase and case.tier in chosen.run and (thorough or case.quick):
             yield case
+
+
+def read_cases(path: Path) -> tuple[Case, ...]:
+    """Read a file of cases; raise `SuiteError` naming it when it is none."""
+    try:
+        return TypeAdapter(tuple[Case, ...]).validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise SuiteError(f"{path}: is not a list of cases: {str(error).splitlines()[0]}") from None
 
 
 def marker_of(path: Path, root: Path) -> str | None:

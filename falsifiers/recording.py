@@ -19,7 +19,7 @@ def node_of(case: Case, package: str) -> str:
 
 def repro_of(case: Case, package: str, candidate: str | None, device: str) -> str:
     """Return the command, to be pasted at the repository's root, that runs a case alone."""
-    parts = ["pytest", f"'{node_of(case, package)}'"]
+    parts = [case.repro] if case.repro else ["pytest", f"'{node_of(case, package)}'"]
     if not case.quick:
         parts.append("--thorough")
     if candidate:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from contracts.schema import Case, Contract, load_all
 from falsifiers import candidates, gate, ledger, receipts, recording, tiers
 from falsifiers.errors import SuiteError
@@ -19,6 +21,7 @@ from falsifiers.gate import PhaseResult
 from falsifiers.verdict import Verdict
 
 ROOT = Path(__file__).parent.parent
+CASES = "cases.json"
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Wanted:
     thorough: bool = False
     case: Case | None = None
     """Judge this case alone."""
+    cases: tuple[Case, ...] | None = None
+    """Judge these in place of the contracts' own."""
     jobs: int = 1
     junit: Path | None = None
     """Where pytest writes its JUnit file, if anywhere."""
@@ -94,8 +99,9 @@ def expected_cases(wanted: Wanted, contract: Contract, device: str) -> list[Case
     if wanted.case is not None:
         mine = wanted.case.phase == contract.phase and wanted.case.tier in chosen.run
         return [wanted.case] if mine else []
-    return [case for case in contract.expand()
-            if case.tier in chosen.run and (wanted.thorough or case.quick)]
+    table = contract.expand() if wanted.cases is None else wanted.cases
+    return [case for case in table if case.phase == contract.phase
+            and case.tier in chosen.run and (wanted.thorough or case.quick)]
 
 
 def run_gate(wanted: Wanted, *, through: bool = False, require_device: bool = False,
@@ -161,6 +167,9 @@ def run_pytest(wanted: Wanted, nodes: Sequence[str], device: str,
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="rowtwin-") as folder:
         book, log = Path(folder, "verdicts.jsonl"), Path(folder, "output.txt")
+        if wanted.cases is not None:
+            given = TypeAdapter(tuple[Case, ...]).dump_json(wanted.cases)
+            book.with_name(CASES).write_bytes(given)
         with log.open("wb") as out:
             process = subprocess.Popen(command(wanted, nodes, device, book), cwd=wanted.root,
                                        stdout=out, stderr=subprocess.STDOUT,
@@ -191,6 +200,8 @@ def command(wanted: Wanted, nodes: Sequence[str], device: str, book: Path) -> li
         parts += ["--candidate", wanted.candidate]
     if wanted.jobs > 1:
         parts += ["-n", str(wanted.jobs)]
+    if wanted.cases is not None:
+        parts += ["--cases", str(book.with_name(CASES))]
     if wanted.junit is not None:
         parts.append(f"--junitxml={wanted.junit.resolve()}")
     return parts

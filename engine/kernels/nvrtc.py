@@ -34,7 +34,11 @@ def library() -> ctypes.CDLL:
     for folder in _folders():
         for path in sorted(glob.glob(f"{folder}/libnvrtc.so.*")):
             return ctypes.CDLL(path)
-    return ctypes.CDLL("libnvrtc.so")
+    try:
+        return ctypes.CDLL("libnvrtc.so")
+    except OSError:
+        raise CudaError("NVRTC was not found: a CUDA build of torch brings it, or the package "
+                        "nvidia-cuda-nvrtc") from None
 
 
 def _check(code: int, what: str) -> None:
@@ -43,7 +47,12 @@ def _check(code: int, what: str) -> None:
 
 
 def compile_source(source: str, options: tuple[str, ...], arch: str = "sm_90") -> bytes:
-    """Return a cubin of CUDA C++ source, or PTX for a virtual `compute_*`; needs no GPU."""
+    """Return a cubin of CUDA C++ source for an architecture; needs no GPU."""
+    return compiled(source, options, arch)[1]
+
+
+def compiled(source: str, options: tuple[str, ...], arch: str = "sm_90") -> tuple[str, bytes]:
+    """Return PTX and the cubin made of it; needs no GPU."""
     lib, program = library(), ctypes.c_void_p()
     _check(lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"rowtwin.cu", 0, None,
                                   None), "nvrtcCreateProgram")
@@ -55,11 +64,16 @@ def compile_source(source: str, options: tuple[str, ...], arch: str = "sm_90") -
         log = ctypes.create_string_buffer(size.value)
         lib.nvrtcGetProgramLog(program, log)
         raise CudaError(f"NVRTC: {log.value.decode(errors='replace')}")
-    what, size = "PTX" if arch.startswith("compute_") else "CUBIN", ctypes.c_size_t()
+    made = [_taken(program, what) for what in ("PTX", "CUBIN")]
+    lib.nvrtcDestroyProgram(ctypes.byref(program))
+    return made[0].decode(), made[1]
+
+
+def _taken(program: ctypes.c_void_p, what: str) -> bytes:
+    lib, size = library(), ctypes.c_size_t()
     _check(lib[f"nvrtcGet{what}Size"](program, ctypes.byref(size)), f"nvrtcGet{what}Size")
     made = ctypes.create_string_buffer(size.value)
     _check(lib[f"nvrtcGet{what}"](program, made), f"nvrtcGet{what}")
-    lib.nvrtcDestroyProgram(ctypes.byref(program))
     return made.raw
 
 

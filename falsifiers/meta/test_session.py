@@ -151,3 +151,26 @@ def test_whole_suite_is_one_call() -> None:
     assert falsifiers.run(phase=8).why == ("not built",)
     with pytest.raises(SuiteError, match="unknown phase 'p12'"):
         falsifiers.run(phase="p12")
+
+
+def test_cases_given_are_judged_in_place_of_the_contract_s(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    root = checkout(tmp_path, p1=[row("a"), row("b")])
+    mine = case("mine").model_copy(update={
+        "falsifier": "rows_hold", "name": "mine", "given": {"does": "break"}, "repro": "do this"})
+    done = run_gate(Wanted(("p1",), root=root, device="cpu", cases=(mine,)))
+    (verdict,) = done.run.verdicts
+    assert (verdict.case, verdict.outcome) == ("p1/rows_hold[cpu-mine]", "failed")
+    assert verdict.repro == "do this --device cpu"
+    assert (done.results[0].verdict, done.results[0].cases) == ("FAIL", 1)
+    nothing = run_gate(Wanted(("p1",), root=root, device="cpu", cases=()))
+    assert (nothing.results[0].verdict, nothing.results[0].cases) == ("UNMEASURABLE", 0)
+
+
+def test_file_that_holds_no_cases_is_bad_usage(pytester: pytest.Pytester) -> None:
+    checkout(pytester.path, p1=[row("a")])
+    Path("cases.json").write_text("[{}]")
+    result = pytester.runpytest_inprocess("--cases", "cases.json")
+    assert int(result.ret) == 4
+    result.stderr.fnmatch_lines(["*cases.json: is not a list of cases*"])

@@ -2,29 +2,37 @@
 
 Run as `python -m phases.p3_row_twin.compile [NAME ...]` without TRITON_INTERPRET; prints a line a
 variant (all of them without names) and exits with 1 when one holds a contracted, approximate or
-flushing f32 operation, or spills.
+flushing f32 operation, or spills. CUDA C++ needs NVRTC; without it nothing passes.
 """
 
 from __future__ import annotations
 
-import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import product
+from math import ceil
 from typing import Any
 
 import triton
-from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from engine.kernels import machine_code
 from engine.kernels.compile import found_in
 from engine.kernels.decode import CODES
-from phases.p3_row_twin import kernel_exact, kernel_ordered
+from phases.p3_row_twin import kernel_exact, kernel_exact_mma, kernel_ordered, packing
 
+SHAPES = (256, 512, 768, 1024, 2560, 4096, 9216)
+"""Columns of the matrices of the test models, the contract and a 4B file."""
+WIDTHS = (1, 2, 3, 8, 16, 17, 32, 33, 64)
+"""Numbers of rows on both sides of each change of a launch's layout."""
+KEPT = {"cuda-Q5_K-k2560-m1": 8, "cuda-Q5_K-k2560-m17": 8, "cuda-Q5_K-k4096-m3": 8,
+        "cuda-Q6_K-k4096-m16": 8, "cuda-Q8_0-k2560-m1": 64, "cuda-Q8_0-k4096-m16": 16}
+"""Variants whose launch bounds leave too few registers: the most bytes of stack (NVRTC 13.5).
+
+That costs time and no bit; every other variant keeps all of its values in registers.
+"""
 POINTERS = {"F32": "*fp32", "F16": "*fp16", "BF16": "*u16"}
 """What a kernel loads of a type; of all others it loads bytes."""
 
@@ -55,6 +63,25 @@ def variants() -> Iterator[Variant]:
                           {"KIND": code, "BYTES": size, "N": 16, "M": tile}, 4, spills=True)
 
 
+def cuda_variants() -> dict[str, tuple[str, ...]]:
+    """Return the compiler options of the CUDA C++ variants that launches of SHAPES take, by name.
+
+    Shapes and numbers of rows that take one variant give it the name of the first.
+    """
+    names: dict[tuple[str, ...], str] = {(): "cuda-quantize"}
+    for kind, k, m in product(packing.CODE, SHAPES, WIDTHS):
+        names.setdefault(kernel_exact_mma.plan_for(ceil(k / 256), m).options(kind),
+                         f"cuda-{kind}-k{k}-m{m}")
+    return {name: options for options, name in names.items()}
+
+
+def faults_of_cuda(name: str) -> list[str]:
+    """Compile a CUDA C++ variant and return what must not be in it."""
+    found = machine_code.faults_of(kernel_exact_mma.SOURCE.read_text(), cuda_variants()[name])
+    kept = {f"{size} bytes of stack" for size in range(1, KEPT.get(name, 0) + 1)}
+    return [fault for fault in found if fault not in kept]
+
+
 def faults_of(variant: Variant) -> list[str]:
     """Compile a variant for sm_90 and return what must not be in it."""
     names = ("n", "k", "m", "x_stride", "out_stride", "row_bytes")
@@ -64,29 +91,16 @@ def faults_of(variant: Variant) -> list[str]:
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32),
                           options={"enable_fp_fusion": False, "num_warps": variant.warps,
                                    **({"num_stages": 1} if variant.spills else {})})
-    return found_in(made.asm["ptx"]) + ([] if variant.spills else spilled(made.asm["cubin"]))
-
-
-def spilled(cubin: bytes) -> list[str]:
-    """Return the kinds of memory outside registers that machine code keeps values in."""
-    tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        usage = subprocess.run([str(tool), "-res-usage", file.name], capture_output=True, text=True,
-                               check=True).stdout
-    found = re.findall(r"(STACK|LOCAL):(\d+)", usage)
-    if not found:
-        return ["no resource usage told"]
-    return [f"{size} bytes of {name.lower()}" for name, size in found if size != "0"]
+    spilled = [] if variant.spills else machine_code.spilled(made.asm["cubin"])
+    return found_in(made.asm["ptx"]) + spilled
 
 
 def main(names: list[str]) -> int:
     """Compile and check the variants of these names, or all."""
     known = {variant.name: variant for variant in variants()}
     bad = 0
-    for name in names or known:
-        faults = faults_of(known[name])
+    for name in names or [*known, *cuda_variants()]:
+        faults = faults_of(known[name]) if name in known else faults_of_cuda(name)
         bad += bool(faults)
         print(f"{name}: {', '.join(faults) or 'clean'}", flush=True)
     return int(bad > 0)

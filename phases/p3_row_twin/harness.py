@@ -1,7 +1,8 @@
 """How P3's attack runs a product: memory laid out with poison and guards, every stray write seen.
 
 What is judged is the in-tree reference on the CPU, the in-tree kernel of the case's arithmetic
-under the interpreter and on a device, or a candidate's `gemv_rows` everywhere.
+under the interpreter and on a device, or a candidate's `gemv_rows` everywhere. Cases of the
+`portable` kernel run on a device what the interpreter runs: Triton's text, not the tensor cores'.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from falsifiers.steady import steady_dots
 from falsifiers.subject import Subject
 from phases.p3_row_twin.data import blocks
 from phases.p3_row_twin.increment import gemv_rows, kernel
+from phases.p3_row_twin.weights import rows_of
 
 CONTRACT = Path(__file__).parents[2] / "contracts" / "p3.yaml"
 
@@ -67,15 +69,18 @@ class Product:
     def __init__(self, case: Case, subject: Subject, judge: Judge) -> None:
         self.judge, self.device, self.candidate = judge, subject.device, subject.candidate
         self.arithmetic, self.bitwise, self.dtype = case["arithmetic"], True, torch.float32
-        self.slow = case.tier == "interpret"
+        self.slow, self.case = case.tier == "interpret", case
         self._function: Any = gemv_rows
         if self.candidate is not None:
             self._offered(case, self.candidate)
         elif case.tier != "cpu":
-            self._function = kernel(self.arithmetic, self.device)
+            portable = case.given.get("kernel") == "portable"
+            self._function = kernel(self.arithmetic, "cpu" if portable else self.device)
 
     def _offered(self, case: Case, candidate: Candidate) -> None:
         candidate.refuse(case)
+        if "kernel" in case.given:
+            raise Declined("the case is about one of the tree's own kernels")
         run = candidate.op("gemv_rows")
         if run is None:
             raise Declined("it offers no gemv_rows(weight, x, out)")
@@ -88,16 +93,19 @@ class Product:
 
     def matrix(self, kind: str, n: int, k: int, flavour: str = "plain", skew: int = 0,
                copies: int = 1) -> Matrix:
-        """Return a made matrix, its n rows so many times over; bad scales surround its bytes.
+        """Return a matrix, its n rows so many times over; bad scales surround its bytes.
 
-        `skew` bytes put its base off alignment.
+        It is made, or rows of the file that the case names. `skew` bytes put its base off
+        alignment.
         """
-        raw = np.tile(blocks(kind, n, k, flavour), (copies, 1))
+        real = "tensor" in self.case.given
+        source = rows_of(self.case, kind, n, k) if real else blocks(kind, n, k, flavour)
+        raw = np.tile(source, (copies, 1))
         whole = np.full(raw.size + 512, 0xFF, np.uint8)
         first = 256 - whole.ctypes.data % 16 + skew
         inside = whole[first:first + raw.size].reshape(raw.shape)
         inside[:] = raw
-        weight = Weight("made", kind, inside, self.arithmetic)
+        weight = Weight(self.case.given.get("tensor", "made"), kind, inside, self.arithmetic)
         return Matrix(weight, self.candidate.prepare(weight) if self.candidate else weight)
 
     def __call__(self, matrix: Matrix, x: Tensor, layout: Layout | None = None) -> Tensor:

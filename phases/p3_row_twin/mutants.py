@@ -15,7 +15,7 @@ from torch import Tensor
 
 from contracts.schema import Case
 from engine.weights import EXACT, ORDERED, Weight
-from falsifiers.candidates import Candidate
+from falsifiers.candidates import Candidate, load
 from falsifiers.subject import Mutant, Subject
 from phases.p1_looped_step import increment as before
 from phases.p3_row_twin import wrong_calls as calls
@@ -30,7 +30,7 @@ TAILS, STRIDES = "every_tail_is_written", "strides_and_offsets_do_not_matter"
 NEIGHBOURS, CALLS = "neighbours_cannot_reach_a_row", "inputs_are_read_at_the_call"
 REPEATS, ONCE = "repeats_are_equal", "weights_are_read_once"
 FENCES, FAR = "loads_and_stores_stay_inside", "far_offsets_are_reached"
-STEPS = "steps_equal_the_looped_step"
+READS, STEPS = "device_reads_weights_once", "steps_equal_the_looped_step"
 
 
 def _offered(make: Callable[[], Any], arithmetic: str, declines: Callable[[Case], bool]) -> Build:
@@ -68,6 +68,11 @@ def _kernel(name: str, kind: str, *given: int, tier: str = "interpret") -> Build
         return made(*given) if given else made
 
     return _offered(make, ORDERED, lambda case: case.tier != tier or case["kind"] != kind)
+
+
+def _launched(subject: Subject) -> Subject:
+    """Offer a product by its name, as another process can find it too."""
+    return replace(subject, candidate=load("module:phases.p3_row_twin.wrong_launches"))
 
 
 def _path(**wrong: Any) -> Build:
@@ -121,6 +126,8 @@ WIDTH = (
            (TWIN,), _torch(calls.ordered_above_eight)),
     Mutant("split_of_k_by_width", "K is cut into more parts for more rows.", (TWIN,),
            _torch(calls.split_by_width, "own")),
+    Mutant("long_rows_cut_by_width", "K past 4,096 is cut in two for more than one row.",
+           (TWIN, TRUE), _torch(calls.long_rows_cut_by_width)),
     Mutant("lanes_by_width", "More than four rows are added in half as many lanes.", (TWIN,),
            _torch(calls.lanes_by_width, "own")),
     Mutant("last_block_lost_at_two_and_three", "Two and three rows leave out the last block.",
@@ -145,6 +152,8 @@ LAYOUT = (
            (STRIDES, TAILS), _torch(calls.whole_tiles_stored), "B062"),
     Mutant("grid_divided_down", "Rows of the matrix past the last whole tile are not computed.",
            (TAILS, TRUE), _torch(calls.whole_tiles_alone), "B063"),
+    Mutant("grid_has_a_limit", "Rows of the matrix past the 272nd are not computed.", (TAILS, TWIN),
+           _torch(calls.grid_of_at_most(272))),
     Mutant("padding_times_zero", "Values past K are read and multiplied by zero.", (STRIDES,),
            _torch(calls.padding_times_zero), "B080"),
     Mutant("added_to_out", "The product is added to what out held.", (TAILS, TRUE),
@@ -189,6 +198,8 @@ KERNELS = (
            (FENCES,), _kernel("words_at_odd_blocks", "Q6_K"), "B067"),
     Mutant("offsets_lose_their_high_bits", "A row's offset wraps, as an int32 does.", (FAR,),
            _kernel("f32_rows", "F32", 6, tier="cuda"), device="cuda"),
+    Mutant("a_launch_a_row_on_a_device", "On a device every row takes a launch of its own.",
+           (READS,), _launched, device="cuda"),
     Mutant("read_on_another_stream", "Work waits on a stream that the caller does not know.",
            (CALLS,), _kernel("on_a_stream_of_its_own", "Q4_K", tier="cuda"), device="cuda"),
 )

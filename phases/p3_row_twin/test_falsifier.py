@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from contracts.schema import Case
+from engine.blocks import TYPES
 from engine.path import Rows
 from engine.weights import EXACT
 from falsifiers import dull, relations
@@ -19,6 +20,7 @@ from falsifiers.poison import poison
 from falsifiers.streams import prompt_of
 from falsifiers.subject import Subject
 from phases.p1_looped_step import increment as before
+from phases.p3_row_twin import profiled
 from phases.p3_row_twin.data import activations, extremes
 from phases.p3_row_twin.harness import Layout, Matrix, Product
 
@@ -169,6 +171,21 @@ def test_weights_are_read_once(case: Case, subject: Subject, judge: Judge) -> No
               f"a launch reads {totals[m]} bytes of weights, but {case['times']} times their "
               f"{size} bytes is allowed")
     judge.engaged(weight_bytes=size, bytes_read={str(m): total for m, total in totals.items()})
+
+
+def test_device_reads_weights_once(case: Case, subject: Subject, judge: Judge) -> None:
+    product = Product(case, subject, judge)
+    spec = product.candidate.name if product.candidate is not None else ""
+    size = TYPES[case["kind"]].row_bytes(case["k"]) * case["n"] * case["copies"]
+    read = {m: profiled.bytes_read(case, spec, m) for m in case["m"]}
+    few = read[case["m"][0]]
+    for m, total in read.items():
+        judge.law(abs(total - few) <= (case["times"] - 1) * size, f"at m = {m} the device reads "
+                  f"{total} bytes, but at m = {case['m'][0]} {few}", m=m)
+        if product.candidate is None:  # a candidate's own layout may have another size
+            judge.law(0.98 * size <= total <= case["times"] * size, f"at m = {m} the device reads "
+                      f"{total} bytes, but the weights are {size}", m=m)
+    judge.engaged(weight_bytes=size, device_bytes_read={str(m): t for m, t in read.items()})
 
 
 def test_loads_and_stores_stay_inside(case: Case, subject: Subject, judge: Judge) -> None:

@@ -14,6 +14,11 @@ SOME = ["ordered-Q4_K-1", "ordered-Q5_K-4", "ordered-Q6_K-16", "ordered-Q8_0-64"
         "ordered-F16-16", "ordered-BF16-1", "exact-Q6_K-16"]
 
 
+CUDA = ["cuda-quantize", "cuda-Q4_K-k2560-m1", "cuda-Q5_K-k2560-m3", "cuda-Q6_K-k9216-m3",
+        "cuda-Q8_0-k1024-m64"]
+"""Of each type one: limbs side by side, tiles of eight, several slices, limbs through L1."""
+
+
 def compiled(*names: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     return subprocess.run([sys.executable, "-m", "phases.p3_row_twin.compile", *names], cwd=ROOT,
@@ -26,21 +31,28 @@ def test_kernels_compile_without_contraction_or_spills() -> None:
     assert done.stdout.splitlines() == [f"{name}: clean" for name in SOME]
 
 
+def test_cuda_kernels_compile_without_contraction_or_spills(request: pytest.FixtureRequest) -> None:
+    from phases.p3_row_twin.compile import KEPT, cuda_variants
+    known = list(cuda_variants())
+    names = known if request.config.getoption("--thorough") else CUDA
+    done = compiled(*names)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == [f"{name}: clean" for name in names]
+    assert set(CUDA) | set(KEPT) <= set(known)
+
+
+def test_only_the_stack_that_is_allowed_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.kernels import machine_code
+    from phases.p3_row_twin import compile as check
+    monkeypatch.setattr(machine_code, "faults_of", lambda *given: [
+        "8 bytes of stack", "9 bytes of local"])
+    assert check.faults_of_cuda("cuda-Q5_K-k2560-m1") == ["9 bytes of local"]
+    assert check.faults_of_cuda("cuda-quantize") == ["8 bytes of stack", "9 bytes of local"]
+
+
 @pytest.mark.tier("interpret")
 def test_variants_are_few_and_each_has_a_name_of_its_own() -> None:
     from phases.p3_row_twin.compile import variants
     names = [variant.name for variant in variants()]
     assert set(SOME) <= set(names)
     assert len(names) == len(set(names)) <= 60
-
-
-@pytest.mark.tier("interpret")
-def test_spills_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from phases.p3_row_twin import compile as check
-    for usage, found in ((" REG:64 STACK:0 SHARED:1024 LOCAL:0", []),
-                         (" REG:255 STACK:88 SHARED:0 LOCAL:16",
-                          ["88 bytes of stack", "16 bytes of local"]),
-                         ("", ["no resource usage told"])):
-        told = subprocess.CompletedProcess([], 0, stdout=usage)
-        monkeypatch.setattr(subprocess, "run", lambda *args, told=told, **options: told)
-        assert check.spilled(b"") == found

@@ -40,6 +40,18 @@ def last_block_dropped(weight: Weight, x: Tensor, out: Tensor) -> None:
     gemv_rows(weight, x, out)
 
 
+def long_rows_cut_by_width(weight: Weight, x: Tensor, out: Tensor) -> None:
+    gemv_rows(weight, x, out)
+    half = weight.k // 512 * 256
+    if len(x) > 1 and weight.k > 4096:
+        for part in (slice(0, half), slice(half, None)):
+            some = torch.zeros_like(x)
+            some[:, part] = x[:, part]
+            more = torch.empty_like(out)
+            gemv_rows(weight, some, more)
+            out.copy_(more if part.start == 0 else out + more)
+
+
 def whole_quads_of_rows(weight: Weight, x: Tensor, out: Tensor) -> None:
     gemv_rows(weight, x, out)
     if len(x) > 1 and len(x) % 4:
@@ -96,6 +108,15 @@ def whole_tiles_alone(weight: Weight, x: Tensor, out: Tensor) -> None:
     if whole:
         part = Weight(weight.name, weight.kind, weight.raw[:whole], weight.arithmetic)
         gemv_rows(part, x, out[:, :whole])
+
+
+def grid_of_at_most(rows: int) -> GemvRows:
+    """Return a product whose grid ends at so many rows of the matrix."""
+    def product(weight: Weight, x: Tensor, out: Tensor) -> None:
+        part = Weight(weight.name, weight.kind, weight.raw[:rows], weight.arithmetic)
+        gemv_rows(part, x, out[:, :rows])
+
+    return product
 
 
 def padding_times_zero(weight: Weight, x: Tensor, out: Tensor) -> None:

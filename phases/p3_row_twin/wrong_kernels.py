@@ -10,11 +10,12 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels import launch
+from engine.kernels.decode import half_at, nibbles
 from engine.kernels.device_bytes import device_bytes
 from engine.weights import Weight
 from phases.p3_row_twin import kernel_ordered
 from phases.p3_row_twin.increment import GemvRows
-from phases.p3_row_twin.kernel_ordered import half_at, nibbles, pair_sums
+from phases.p3_row_twin.kernel_ordered import pair_sums
 
 NONE, ROWS, COLUMNS, STORE, REREAD, STRIDE, NARROW = range(7)
 

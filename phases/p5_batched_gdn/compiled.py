@@ -9,19 +9,14 @@ approximate or flushing f32 operation, or spills. `cuda` names the CUDA C++, whi
 
 from __future__ import annotations
 
-import re
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 import triton
-from triton.backends import nvidia
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from engine.kernels import machine_code
 from engine.kernels.compile import found_in
-from engine.kernels.nvrtc import compile_source
 from phases.p5_batched_gdn import kernel_conv, kernel_delta, kernel_gates, kernel_gdn_cuda
 
 STRIDES = dict.fromkeys(("q_stride", "k_stride", "v_stride", "key_heads", "heads"), "i32")
@@ -47,31 +42,16 @@ def faults_of(name: str, fused: bool = False) -> list[str]:
     signature = {**arguments, **dict.fromkeys(constants, "constexpr")}
     made = triton.compile(ASTSource(fn=function, signature=signature, constexprs=constants),
                           target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": fused})
-    return found_in(made.asm["ptx"]) + spilled(made.asm["cubin"])
+    return found_in(made.asm["ptx"]) + machine_code.spilled(made.asm["cubin"])
 
 
 def faults_of_cuda() -> list[str]:
     """Compile the CUDA C++ in each of its block widths and return what must not be in it."""
     faults = []
     for warps in (1, 2, 4):
-        chosen = (kernel_gdn_cuda.SOURCE.read_text(), kernel_gdn_cuda.options(warps))
-        faults += found_in(compile_source(*chosen, arch="compute_90").decode())
-        faults += spilled(compile_source(*chosen))
+        faults += machine_code.faults_of(kernel_gdn_cuda.SOURCE.read_text(),
+                                         kernel_gdn_cuda.options(warps))
     return faults
-
-
-def spilled(cubin: bytes) -> list[str]:
-    """Return the kinds of memory outside registers that machine code keeps values in."""
-    tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        usage = subprocess.run([str(tool), "-res-usage", file.name], capture_output=True, text=True,
-                               check=True).stdout
-    found = re.findall(r"(STACK|LOCAL):(\d+)", usage)
-    if not found:
-        return ["no resource usage told"]
-    return [f"{size} bytes of {name.lower()}" for name, size in found if size != "0"]
 
 
 def main(names: list[str]) -> int:

@@ -1,0 +1,36 @@
+"""Read what a compiler made of CUDA C++: its PTX for contraction, its machine code for spills.
+
+Needs no GPU; the source is compiled by NVRTC with the options with which it is launched.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+from triton.backends import nvidia
+
+from engine.kernels.compile import found_in
+from engine.kernels.nvrtc import compiled
+
+
+def faults_of(source: str, options: tuple[str, ...] = ()) -> list[str]:
+    """Compile CUDA C++ for sm_90 and return what must not be in it."""
+    ptx, cubin = compiled(source, options)
+    return found_in(ptx) + spilled(cubin) if ".entry" in ptx else ["no kernel"]
+
+
+def spilled(cubin: bytes) -> list[str]:
+    """Return the kinds of memory outside registers that machine code keeps values in."""
+    tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        usage = subprocess.run([str(tool), "-res-usage", file.name], capture_output=True, text=True,
+                               check=True).stdout
+    found = re.findall(r"(STACK|LOCAL):(\d+)", usage)
+    if not found:
+        return ["no resource usage told"]
+    return [f"{size} bytes of {name.lower()}" for name, size in found if size != "0"]

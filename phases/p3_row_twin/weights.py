@@ -1,0 +1,142 @@
+"""Real weights under P3's attack: a seeded sample of any GGUF file's tensors, as cases.
+
+Of every type that the products know at least one tensor is drawn; of a tensor a stretch of rows.
+Nothing of the model is looked at but its matrices, so its architecture does not matter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+
+from contracts.schema import Case, Tier
+from engine.blocks import TYPES, Bytes, finite_scales
+from engine.errors import InputError
+from engine.gguf_file import GgufFile, TensorEntry, open_gguf
+from engine.weights import EXACT, EXACT_KINDS, ORDERED
+from falsifiers.errors import Declined, SuiteError
+from falsifiers.sample import LeftOut, Sample, Sampled, printable
+
+ROWS = 96
+"""Rows of a tensor that are judged; a budget needs 64 outputs."""
+FEW = 4
+"""Rows where each takes long: under the interpreter, and in Python integers."""
+NARROW: dict[Tier, int] = {"cpu": 1 << 15, "interpret": 512, "cuda": 1 << 15}
+"""Columns of a row that are judged, whole blocks from the first on."""
+SEVERAL: dict[Tier, tuple[int, ...]] = {
+    "cpu": (2, 3, 8, 17), "interpret": (3,), "cuda": (2, 3, 4, 8, 9, 16, 17, 33, 64)}
+"""Every m at which rows are held against themselves alone."""
+NAME = re.compile(r"[^A-Za-z0-9_.=+-]")
+opened = cache(open_gguf)
+
+
+def sample(file: str, tensors: int, seed: int, named: Sequence[str] = ()) -> Sample:
+    """Draw tensors of a file, or take those named; raise `InputError` when it cannot be used."""
+    try:
+        file.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{file}: a path that is not UTF-8 cannot be kept in a verdict") from None
+    gguf = open_gguf(file, partly=True)
+    able, left_out = _sorted_out(gguf, seed)
+    if named:
+        unknown = next((n for n in named if n not in gguf.tensors and n not in gguf.left_out), None)
+        if unknown is not None:
+            raise InputError(f"{file} has no tensor {printable(unknown)}")
+        drawn = [one for one in able if one.tensor in named]
+    else:
+        drawn = _drawn(able, tensors, seed)
+    return Sample(file=file, seed=seed, sampled=tuple(drawn), not_drawn=len(able) - len(drawn),
+                  left_out=left_out, cases=tuple(_cases(file, drawn, seed)))
+
+
+def _sorted_out(gguf: GgufFile, seed: int) -> tuple[list[Sampled], tuple[LeftOut, ...]]:
+    """Return the tensors that can be judged, in the file's order, and why others cannot."""
+    able: list[Sampled] = []
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for name, kind in gguf.left_out.items():
+        reasons[f"of type {kind}, which P3 does not know"].append(name)
+    gguf.hold()
+    for entry in gguf.tensors.values():
+        if len(entry.shape) == 1:
+            reasons["of one dimension: no matrix"].append(entry.name)
+            continue
+        rows = min(ROWS, len(entry.data))
+        first = _number(f"{seed} rows {entry.name}") % (len(entry.data) - rows + 1)
+        if finite_scales(entry.kind, entry.data[first:first + rows]):
+            able.append(Sampled(tensor=entry.name, kind=entry.kind, shape=entry.shape,
+                                first=first, rows=rows))
+        else:
+            reasons["with values that are not finite"].append(entry.name)
+    return able, tuple(LeftOut(why=why, tensors=len(names), example=names[0])
+                       for why, names in reasons.items())
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+
+def _drawn(able: Iterable[Sampled], count: int, seed: int) -> list[Sampled]:
+    """Return `count` tensors, but one of each type at least, the first of each type ahead."""
+    order = sorted(able, key=lambda one: _number(f"{seed} {one.tensor}"))
+    kinds: dict[str, Sampled] = {}
+    for one in order:
+        kinds.setdefault(one.kind, one)
+    rest = [one for one in order if kinds[one.kind] is not one]
+    return [*kinds.values(), *rest[:max(0, count - len(kinds))]]
+
+
+def _cases(file: str, drawn: Sequence[Sampled], seed: int) -> Iterator[Case]:
+    """Yield the cases of drawn tensors; the interpreter takes the first of each type alone."""
+    seen: set[str] = set()
+    for number, one in enumerate(drawn):
+        plain = NAME.sub("_", one.tensor)[:60]
+        twin = any(NAME.sub("_", other.tensor)[:60] == plain for other in drawn[:number])
+        label = f"weights-{plain}{f'-{number}' if twin else ''}-{one.kind}"
+        parts = ["rowtwin gate --phase 3 --weights", shlex.quote(file), "--seed", str(seed)]
+        if one.tensor.isprintable():
+            parts += ["--tensor", shlex.quote(one.tensor)]
+        for tier in SEVERAL:
+            if tier != "interpret" or one.kind not in seen:
+                yield from _of_tensor(os.path.abspath(file), one, label, tier, " ".join(parts))
+        seen.add(one.kind)
+
+
+def _of_tensor(path: str, one: Sampled, label: str, tier: Tier, repro: str) -> Iterator[Case]:
+    block = TYPES[one.kind].weights
+    rows = min(FEW, one.rows) if tier == "interpret" else one.rows
+    columns = min(one.shape[-1], NARROW[tier] // block * block)
+    given = {"file": path, "tensor": one.tensor, "kind": one.kind, "first": one.first, "n": rows,
+             "k": columns, "arithmetic": EXACT if one.kind in EXACT_KINDS else ORDERED}
+
+    def case(falsifier: str, name: str, **more: object) -> Case:
+        # as in the contract's table: Q4_K must be taken; few outputs are too few for a budget
+        must = one.kind == "Q4_K" and (falsifier == "rows_equal_alone" or (
+            falsifier == "products_are_true" and one.rows >= 64))
+        return Case(phase="p3", falsifier=falsifier, tier=tier, name=name, quick=True,
+                    must_claim=must, given={**given, **more}, repro=repro)
+
+    for m in SEVERAL[tier]:
+        yield case("rows_equal_alone", f"{label}-m{m}", m=[m])
+    yield case("products_are_true", label, flavours=["real"])
+    if tier != "interpret":
+        yield case("products_equal_integer_arithmetic", label, flavours=["real"],
+                   n=min(FEW, rows), k=min(columns, 4096))
+
+
+def rows_of(case: Case, kind: str, n: int, k: int) -> Bytes:
+    """Return the first n rows and k columns of what a case judges, as block bytes u8[n, bytes]."""
+    gguf = opened(case["file"], partly=True)
+    gguf.hold()
+    entry: TensorEntry | None = gguf.tensors.get(case["tensor"])
+    first, size = case["first"], TYPES[kind].row_bytes(k)
+    if entry is None or entry.kind != kind or entry.data.shape[1] < size:
+        raise SuiteError(f"{case['file']} is not the file that cases were drawn from")
+    data = entry.data[first:first + n, :size]
+    if len(data) < n:
+        raise Declined(f"{n} outputs are needed, but the tensor has {len(data)} rows")
+    return data
