@@ -30,6 +30,17 @@ def gemv(widths: Widths = "1,2,4,8,16,32", out: Out = None) -> None:
     _keep(measure(_widths(widths), tell=typer.echo), out)
 
 
+@bench_app.command(epilog="Example: rowtwin bench gdn --m 1,8,16")
+def gdn(widths: Widths = "1,4,8,16,32", out: Out = None,
+        tokens: Annotated[int, typer.Option(min=1, help="Tokens of each row.")] = 1) -> None:
+    """Measure P5's recurrent ops on a layer of a 4B model."""
+    _need_device()
+    from phases.p3_row_twin.speed import bandwidth, timed
+    from phases.p5_batched_gdn.speed import measure
+
+    _keep(measure(_widths(widths), timed, bandwidth(), tokens, tell=typer.echo), out)
+
+
 def _widths(text: str) -> list[int]:
     from engine.errors import InputError
 
