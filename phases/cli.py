@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +31,17 @@ def gemv(widths: Widths = "1,2,4,8,16,32", out: Out = None) -> None:
     from phases.p3_row_twin.speed import measure
 
     _keep(measure(_numbers("--m", widths, 64), tell=typer.echo), out)
+
+
+@bench_app.command(epilog="Example: rowtwin bench gdn --m 1,8,16")
+def gdn(widths: Widths = "1,4,8,16,32", out: Out = None,
+        tokens: Annotated[int, typer.Option(min=1, help="Tokens of each row.")] = 1) -> None:
+    """Measure P5's recurrent ops on a layer of a 4B model."""
+    _need_device()
+    from phases.p3_row_twin.speed import bandwidth, timed
+    from phases.p5_batched_gdn.speed import measure
+
+    _keep(measure(_numbers("--m", widths, 64), timed, bandwidth(), tokens, tell=typer.echo), out)
 
 
 @bench_app.command(epilog="Example: rowtwin bench step --model 4b.gguf --m 1,8 --context 128")
@@ -92,12 +104,14 @@ def _need_device() -> None:
         raise InputError("a benchmark of kernels needs a CUDA device, and none is usable here")
 
 
-def _keep(figures: Conditions, out: Path | None) -> None:
+def _keep(figures: Conditions | dict[str, Any], out: Path | None) -> None:
     from engine.errors import InputError
 
     if out is None:
         return
     try:
-        out.write_text(figures.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        text = (json.dumps(figures, indent=1) if isinstance(figures, dict)
+                else figures.model_dump_json(indent=1))
+        out.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError(f"--out {out}: cannot be written: {error.strerror}") from None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,36 +61,9 @@ class Row:
                    tuple(x[first:first + count] for x in self.inputs))
 
 
-class Op(Protocol):
-    """One op with state, for made sequences."""
-
-    name: str
-
-    @property
-    def state_shape(self) -> tuple[int, ...]:
-        """Shape of a slot's state."""
-
-    def tokens(self, seed: int, count: int, flavour: str = "plain") -> Inputs:
-        """Return what `count` tokens of a sequence bring."""
-
-    def laid(self, inputs: Inputs, gap: int, device: str) -> tuple[Inputs, Tensor]:
-        """Return the inputs as a step lays them out, and the buffer they are in, with poison."""
-
-    def out(self, inputs: Inputs) -> tuple[int, ...]:
-        """Return the shape of the output."""
-
-    @property
-    def constants(self) -> dict[str, Tensor]:
-        """Weights that every token meets, by name."""
-
-    def call(self, function: Any, inputs: Inputs, refs: Refs, counts: tuple[int, ...],
-             out: Tensor) -> None:
-        """Run an implementation."""
-
-
 @dataclass(frozen=True)
 class Convolution:
-    """The causal convolution over every channel of a layer."""
+    """The causal convolution over every channel of a layer, for made sequences."""
 
     key_heads: int
     value_heads: int
@@ -135,7 +107,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class DeltaRule:
-    """The gated delta rule over every value head of a layer."""
+    """The gated delta rule over every value head of a layer, for made sequences."""
 
     key_heads: int
     value_heads: int
@@ -187,4 +159,5 @@ class DeltaRule:
         function(*inputs, refs, counts, out)
 
 
-OPS: dict[str, Callable[[int, int], Op]] = {"conv_step": Convolution, "delta_step": DeltaRule}
+Op = Convolution | DeltaRule
+OPS: dict[str, type[Op]] = {"conv_step": Convolution, "delta_step": DeltaRule}

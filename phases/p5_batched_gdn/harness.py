@@ -160,12 +160,11 @@ class Rig:
             pairs = zip(("out", "state"), (got[i], arena.read(row.slot)),
                         self.truth(row, before[row.slot]), strict=True)
             for name, mine, want in pairs:
-                at: Any = {"row": i, "slot": row.slot, **where}
+                at: Any = {"slot": row.slot, **where}
                 if self.bitwise:
-                    self.judge.equal(name, mine, want, rule="truth", finite=finite, **at)
-                else:
-                    self.judge.budget(name, mine.reshape(1, -1), want.reshape(1, -1),
-                                      own_budget(), **{**at, "row": i})
+                    self.judge.equal(name, mine, want, rule="truth", finite=finite, row=i, **at)
+                else:  # each vector of values by itself
+                    self.judge.budget(name, mine, want, own_budget(), **at)
 
 
 @contextmanager
@@ -201,10 +200,12 @@ def function_of(case: Case, subject: Subject, name: str) -> Any:
     candidate = subject.candidate
     if candidate is not None:
         candidate.refuse(case)
-        if candidate.op(name) is None:
-            raise Declined(f"it offers no {name}")
         if candidate.io_dtype is not None:
             raise Declined("activations of this phase are f32")
+        own = candidate.op(name)
+        if own is None:
+            raise Declined(f"it offers no {name}")
+        return own
     op = getattr(subject.path, name)
     portable = case.tier == "interpret" or case.given.get("kernel") == "portable"
     return getattr(op, "portable", op) if portable else op

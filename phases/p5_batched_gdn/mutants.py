@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from falsifiers.subject import Mutant
+from phases.p5_batched_gdn import wrong_cuda as wc
 from phases.p5_batched_gdn import wrong_kernels as wk
 from phases.p5_batched_gdn import wrong_ops as wo
 from phases.p5_batched_gdn import wrong_states as ws
@@ -176,4 +177,24 @@ KERNELS = (
     Mutant("gates_kernel_without_strides", "Tokens are taken to stand side by side.", (GATES,),
            ws.kernel("gates", wk.gates_without_strides)),
 )
-MUTANTS = SLOTS + CHUNKED + RAGGED + ARITHMETIC + KERNELS
+CUDA = (
+    *(Mutant(f"cuda_{name}", fault, killers, wc.cuda(name), source, device="cuda")
+      for name, fault, killers, source in (
+          ("follows_the_first_pointer", "Every block follows row 0's pointer.", (ALONE, SEATS), ""),
+          ("works_on_pads", "A row without tokens is worked for one.", (PADS,), "B192"),
+          ("shares_heads_side_by_side", "Value head h uses key head h // groups.", (TRUE,), "B210"),
+          ("pairs_distant_lanes_first", "Lanes meet in another order than the tree's.", (TRUE,),
+           ""),
+          ("begins_sums_with_a_key", "The sum does not begin at +0.", (TRUE,), ""),
+          ("scales_the_norm", "The scale is multiplied into the norm first.", (TRUE,), ""),
+          ("saves_one_key_late", "Each key's state is saved in the place before.", (TRUE,), ""),
+          ("stops_after_a_tile", "A chunk ends after the tokens that are loaded together.",
+           (CHUNKS, TRUE), ""),
+          ("window_backwards", "The window is read from its newest value.", (TRUE, STREAMS), ""),
+          ("takes_the_token_for_the_head", "The rate of decay is looked up by token.",
+           (GATES, STREAMS), ""))),
+    *(Mutant(f"cuda_{op}_contracted", "The kernel is compiled with contraction.", (killer,),
+             wc.contracted(op), device="cuda")
+      for op, killer in (("delta_step", TRUE), ("conv_step", TRUE), ("gates", GATES))),
+)
+MUTANTS = SLOTS + CHUNKED + RAGGED + ARITHMETIC + KERNELS + CUDA

@@ -168,8 +168,7 @@ def test_long_runs_do_not_drift(case: Case, subject: Subject, judge: Judge) -> N
     batch, single = rig.arena(m, start), [rig.arena(1, {0: start[s]}) for s in range(m)]
     for first in range(0, case["steps"], chunk):
         rows = [attacks.sequence(rig, 130 + s + first, chunk, s) for s in range(m)]
-        outs = [rig.run(batch, [row.part(i, 1) for row in rows], step=first + i)
-                for i in range(chunk)]
+        outs = [rig.into(batch.whole, [row.part(i, 1) for row in rows]) for i in range(chunk)]
         for slot, row in enumerate(rows):
             alone_out = rig.run(single[slot], [row.part(0, chunk, 0)])[0]
             rig.hold(batch, [row], [torch.cat([out[slot] for out in outs])],

@@ -1,7 +1,7 @@
 """Compile this phase's kernels for sm_90 without a GPU and read what the compilers made of them.
 
-Run as `python -m phases.p6_batched_attention.compiled [NAME ...]` without TRITON_INTERPRET; prints a
-line a kernel (all without names) and exits with 1 when one holds a contracted, approximate or
+Run as `python -m phases.p6_batched_attention.compiled [NAME ...]` without TRITON_INTERPRET; prints
+a line a kernel (all without names) and exits with 1 when one holds a contracted, approximate or
 flushing f32 operation, or keeps values in memory. The CUDA source needs NVRTC; without it nothing
 passes.
 """

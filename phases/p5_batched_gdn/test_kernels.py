@@ -1,0 +1,56 @@
+"""P5's kernels as machine code, and the mutants' kernels without a fault."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from contracts.schema import load_contract
+from falsifiers.judge import Judge
+from falsifiers.subject import Subject
+from phases.p5_batched_gdn import test_falsifier
+from phases.p5_batched_gdn.harness import CONTRACT
+from phases.p5_batched_gdn.increment import path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_kernels_compile_without_contraction_or_spills() -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-m", "phases.p5_batched_gdn.compiled"], cwd=ROOT,
+                          text=True, capture_output=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines() == ["conv_step: clean", "gates: clean", "delta_step: clean"]
+
+
+@pytest.mark.tier("interpret")
+@pytest.mark.parametrize("op", ["conv_step", "delta_step"])
+def test_mutant_kernel_without_its_fault_is_right(op: str) -> None:
+    from phases.p5_batched_gdn import wrong_kernels
+    right = {"conv_step": wrong_kernels.conv, "delta_step": wrong_kernels.delta}[op](0)
+    subject = Subject("sound", models=lambda name: None, path=replace(path(), **{op: right}))
+    for case in load_contract(CONTRACT).expand():
+        if case.tier == "interpret" and case.quick and case.given.get("op") == op and \
+                (case.falsifier == "loads_and_stores_stay_inside" or case.name.endswith("-plain")):
+            getattr(test_falsifier, f"test_{case.falsifier}")(case, subject, Judge(case))
+
+
+def test_mutants_of_the_program_change_it() -> None:
+    from phases.p5_batched_gdn import kernel_gdn_cuda, wrong_cuda
+    right = kernel_gdn_cuda.SOURCE.read_text()
+    for _, old, new in wrong_cuda.FAULTS.values():
+        assert wrong_cuda.source(old, new) != right
+    with pytest.raises(ValueError, match="no 'head % 3'"):
+        wrong_cuda.source("head % 3", "head")
+
+
+@pytest.mark.parametrize(("m", "heads", "warps"), [
+    (1, 32, 2), (2, 32, 4), (16, 32, 4), (1, 4, 1), (1, 16, 1), (64, 1, 4)])
+def test_blocks_are_smaller_where_there_are_few(m: int, heads: int, warps: int) -> None:
+    from phases.p5_batched_gdn.kernel_gdn_cuda import warps_of
+    assert warps_of(m, heads) == warps

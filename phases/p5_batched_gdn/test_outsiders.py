@@ -1,0 +1,92 @@
+"""Candidates from another folder: one that P5 takes by its budget, and variants that it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contracts.schema import Case, load_contract
+from falsifiers.candidates import Candidate, load
+from falsifiers.errors import Declined, ParityBroken
+from falsifiers.judge import Judge
+from falsifiers.subject import Subject
+from phases.p5_batched_gdn import test_falsifier
+from phases.p5_batched_gdn.harness import CONTRACT
+from phases.p5_batched_gdn.increment import path
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "own_delta.py"
+
+
+def offered(folder: Path, old: str = "", new: str = "") -> Candidate:
+    """Return the example as an outsider would offer it, one place of it changed."""
+    text = EXAMPLE.read_text()
+    assert old in text
+    mine = folder / "mine.py"
+    mine.write_text(text.replace(old, new) if old else text)
+    return load(f"file:{mine}")
+
+
+def cases(*falsifiers: str, tier: str = "cpu", op: str = "delta_step") -> Iterator[Case]:
+    """Yield the quick cases of these falsifiers in one tier, for one op."""
+    for case in load_contract(CONTRACT).expand():
+        if case.falsifier in falsifiers and case.tier == tier and case.quick \
+                and case.given.get("op", op) == op:
+            yield case
+
+
+def judged(case: Case, candidate: Candidate) -> Judge:
+    judge = Judge(case)
+    subject = Subject("outsider", models=lambda name: None, path=path(), candidate=candidate)
+    getattr(test_falsifier, f"test_{case.falsifier}")(case, subject, judge)
+    assert judge.compared > 0
+    return judge
+
+
+def test_einsum_passes_twin_in_bits_and_truth_by_the_budget(tmp_path: Path) -> None:
+    candidate = offered(tmp_path)
+    attacks = ("order_and_slots_do_not_matter", "chunks_equal_steps", "recycled_slot_is_fresh")
+    rungs = {case.falsifier: {w.rung for w in judged(case, candidate).worst}
+             for case in cases(*attacks) if case.given.get("tokens") != 65}
+    assert set(rungs) == set(attacks)
+    assert rungs["order_and_slots_do_not_matter"] == {"bits"}
+    (plain,) = [case for case in cases("rows_are_true") if case.name == "delta_step-plain"]
+    assert {w.rung for w in judged(plain, candidate).worst} == {"budget"}
+
+
+@pytest.mark.parametrize(("old", "new", "falsifier", "rule"), [
+    ("states.slots[row]", "row", "order_and_slots_do_not_matter", "twin"),
+    ("states.slots[row]", "states.slots[row - 1]", "order_and_slots_do_not_matter", "twin"),
+    ("repeat(1, groups, 1)", "repeat_interleave(groups, 1)", "rows_are_true", "truth"),
+    ("state.mul_(g[at, :, None, None])", "state.mul_(g[0, :, None, None])",
+     "neighbours_cannot_reach_a_row", "twin"),
+    ("q.shape[-1] ** -0.5", "1.01 * q.shape[-1] ** -0.5", "rows_are_true", "truth")])
+def test_variant_is_refused(tmp_path: Path, old: str, new: str, falsifier: str,
+                            rule: str) -> None:
+    candidate, (first, *_) = offered(tmp_path, old, new), cases(falsifier)
+    with pytest.raises(ParityBroken) as broken:
+        judged(first, candidate)
+    assert broken.value.finding.rule in (rule, "law")
+
+
+def test_what_is_not_offered_is_declined(tmp_path: Path) -> None:
+    with pytest.raises(Declined, match="offers no conv_step"):
+        judged(next(cases("rows_equal_alone", op="conv_step")), offered(tmp_path))
+    (extreme,) = [case for case in cases("rows_are_true") if case.name == "delta_step-extreme"]
+    with pytest.raises(Declined, match="plain values alone"):
+        judged(extreme, offered(tmp_path))
+
+
+@pytest.mark.tier("interpret")
+def test_in_tree_kernel_can_be_offered_by_name() -> None:
+    candidate = load("module:phases.p5_batched_gdn.kernel_delta")
+    (case,) = [c for c in cases("rows_are_true", tier="interpret") if c.name == "delta_step-zeros"]
+    assert {w.rung for w in judged(case, candidate).worst} == {"bits"}
+
+
+@pytest.mark.tier("interpret")
+def test_candidate_that_is_not_triton_is_not_said_to_read_once(tmp_path: Path) -> None:
+    case = next(cases("state_is_read_once", tier="interpret"))
+    with pytest.raises(Declined, match="not Triton's"):
+        judged(case, offered(tmp_path))

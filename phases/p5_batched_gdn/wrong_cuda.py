@@ -1,0 +1,64 @@
+"""Wrong CUDA C++: `gdn.cu` with one place changed, compiled and run on a device."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+from engine.kernels.nvrtc import Kernel, compile_source
+from phases.p5_batched_gdn import kernel_gdn_cuda as right
+from phases.p5_batched_gdn.wrong_states import Build, op
+
+SHUFFLES = "sum, {});\n  sum = sum + __shfl_xor_sync(~0u, sum, {});"
+FAULTS = {
+    "follows_the_first_pointer": ("delta_step", "states[blockIdx.y]", "states[0]"),
+    "works_on_pads": ("delta_step", "if (at >= end) return;", ""),
+    "shares_heads_side_by_side": ("delta_step", "head % key_heads", "head / (heads / key_heads)"),
+    "pairs_distant_lanes_first": ("delta_step", SHUFFLES.format(4, 8), SHUFFLES.format(8, 4)),
+    "begins_sums_with_a_key": ("delta_step", "return sum + 0.0f;", "return sum;"),
+    "scales_the_norm": ("delta_step", "(token.q[i] * unit_q) * scale",
+                        "token.q[i] * (unit_q * scale)"),
+    "saves_one_key_late": ("delta_step", "held[i * (DIM / 4)] = state[i];",
+                           "held[i * (DIM / 4)] = state[(i + 1) % KEYS];"),
+    "stops_after_a_tile": ("conv_step", "at += AHEAD", "at += end"),
+    "window_backwards": ("conv_step", "(w.x * a + w.y * b) + w.z * c",
+                         "(w.x * c + w.y * b) + w.z * a"),
+    "takes_the_token_for_the_head": ("gates", "decay[head]", "decay[token % heads]"),
+}
+"""What a mutant of the CUDA C++ changes: the kernel, the text, and what stands there instead."""
+
+
+@cache
+def _function(old: str, new: str, name: str, warps: int, contracted: bool) -> Kernel:
+    options = (*right.options(warps), *(("-fmad=true",) if contracted else ()))
+    return Kernel(compile_source(source(old, new), options), name)
+
+
+def source(old: str, new: str) -> str:
+    """Return the program with one text in place of another."""
+    text = right.SOURCE.read_text()
+    if old not in text:
+        raise ValueError(f"gdn.cu holds no {old!r} to be changed")
+    return text.replace(old, new)
+
+
+def cuda(fault: str) -> Build:
+    """Return a builder whose kernel has the named fault."""
+    return _built(*FAULTS[fault], contracted=False)
+
+
+def contracted(name: str) -> Build:
+    """Return a builder whose kernel is compiled with contraction."""
+    return _built(name, "", "", contracted=True)
+
+
+def _built(name: str, old: str, new: str, contracted: bool) -> Build:
+    def wrong(*args: Any) -> None:
+        def made(kernel: str, warps: int = 4) -> Kernel:
+            return _function(old, new, kernel, warps, contracted)
+
+        with patch.object(right, "_function", made):
+            getattr(right, name)(*args)
+
+    return op(**{name: wrong})
