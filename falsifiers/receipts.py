@@ -119,7 +119,7 @@ def kernel_files(package: str, root: Path) -> set[Path]:
     arithmetic = root / "engine/arithmetic.py"
     kernels = {path for path in seen if path.name.startswith("kernel_")
                or (path.parent == root / "engine/kernels" and path.name != "__init__.py")}
-    sources = {cuda for path in kernels for cuda in path.parent.glob("*.cu")}
+    sources = {cuda for path in kernels for cuda in path.parent.glob("*.cu*")}
     return kernels | sources | ({arithmetic} if arithmetic.is_file() else set())
 
 

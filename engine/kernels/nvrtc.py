@@ -77,10 +77,32 @@ def _taken(program: ctypes.c_void_p, what: str) -> bytes:
     return made.raw
 
 
-class Kernel:
-    """One function of a loaded cubin."""
+class _Attribute(ctypes.Structure):
+    """A launch attribute of the driver: its number, and a value of 64 bytes."""
 
-    def __init__(self, cubin: bytes, name: str) -> None:
+    _fields_ = (("number", ctypes.c_int), ("_pad", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Launch(ctypes.Structure):
+    """The driver's description of a launch."""
+
+    _fields_ = (("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3),
+                ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p),
+                ("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint))
+
+
+_EARLY = _Attribute(6, 0, (ctypes.c_int * 16)(1))  # programmatic stream serialization is allowed
+
+
+class Kernel:
+    """One function of a loaded cubin.
+
+    An `early` one may start before the kernel launched before it has ended: it must execute
+    `griddepcontrol.wait` before it reads or writes what another kernel writes or reads.
+    """
+
+    def __init__(self, cubin: bytes, name: str, early: bool = False) -> None:
+        self.early = early
         torch.cuda.current_stream()  # makes sure that the primary context is current
         self.driver = ctypes.CDLL("libcuda.so.1")
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
@@ -97,9 +119,11 @@ class Kernel:
         values = [_value(arg) for arg in args]
         pointers = (ctypes.c_void_p * len(values))(
             *(ctypes.cast(ctypes.byref(v), ctypes.c_void_p) for v in values))
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        _check(self.driver.cuLaunchKernel(self._function, grid[0], grid[1], 1, block, 1, 1, shared,
-                                          stream, pointers, None), "cuLaunchKernel")
+        launch = _Launch((grid[0], grid[1], 1), (block, 1, 1), shared,
+                         torch.cuda.current_stream().cuda_stream, ctypes.pointer(_EARLY),
+                         int(self.early))
+        _check(self.driver.cuLaunchKernelEx(ctypes.byref(launch), self._function, pointers, None),
+               "cuLaunchKernelEx")
 
 
 def _value(arg: object) -> ctypes._SimpleCData:

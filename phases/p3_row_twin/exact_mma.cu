@@ -4,15 +4,10 @@
 // with -DKIND, -DWARPS, -DBLOCKS (a multiprocessor), -DALONE (one block has all of K), -DPACK (one or
 // two activation rows, their limbs side by side as columns) and -DDIRECT (so many rows that their
 // limbs are read through L1 instead).
-// The text of the arithmetic is contracts/arithmetic.md; its items are in brackets.
+// limbs.cuh stands before this source. The text of the arithmetic is contracts/arithmetic.md; its items are in brackets.
 //
 // Fragments are those of mma.m16n8k16/k32 for 8-bit integers: lane = 4 * g + t holds of A the rows
 // g and g + 8, columns 4t..4t+3 (and 16 more), of B column g, of C columns 2t and 2t + 1.
-
-typedef unsigned int u32;
-typedef long long i64;
-
-#define GROUP 256
 
 __device__ __forceinline__ void mma32(int c[4], const u32 a[4], u32 b0, u32 b1) {
 #if KIND == 8
@@ -32,60 +27,17 @@ __device__ __forceinline__ void mma16(int c[4], u32 a0, u32 a1, u32 b0) {
       : "r"(a0), "r"(a1), "r"(b0), "r"(0));
 }
 
-// Activations to integers [1-4], stored as B fragments; with PACK a column is row * 4 + limb:
-//   limbs   word[((group * NT + nt) * 8 + j) * 3 + limb][lane][2]   PACK: [group * 8 + j][lane][2]
-//   sums    word[((group * NT + nt) * 4 + limb)][8 columns][2]      PACK: [group][8 columns][2]
-//           of sums over 32 columns, in limbs
-//   scales  f32 [group][NT * 8]
-// One block of 64 threads a (group, activation row); a thread takes four neighbouring columns.
-extern "C" __global__ void quantize(const float* x, i64 stride, int k, int nts, int pack, u32* limbs,
-                                    u32* sums, float* scales) {
-  const int group = blockIdx.x, row = blockIdx.y, c = threadIdx.x * 4;
-  const float* at = x + row * stride + (i64)group * GROUP + c;
-  float value[4];
-  int size = 0;
-  for (int i = 0; i < 4; i++) {
-    value[i] = group * GROUP + c + i < k ? at[i] : 0.0f;
-    size = max(size, __float_as_int(value[i]) & 0x7fffffff);
-  }
-  for (int step = 16; step; step >>= 1) size = max(size, __shfl_xor_sync(~0u, size, step));
-  __shared__ int both[2];
-  if (threadIdx.x % 32 == 0) both[threadIdx.x / 32] = size;
-  __syncthreads();
-  size = max(both[0], both[1]);
-  const bool broken = size >= 0x7f800000;
-  const int e = broken ? 0 : max(((size + 0x010101) >> 23) - 126, -77);
-  const float r = __int_as_float((150 - e) << 23);
-  u32 word[3] = {0, 0, 0};
-  int total = 0;
-  for (int i = 0; i < 4; i++) {
-    const float y = __fmul_rn(value[i], r);
-    int a = __float_as_int(__fadd_rn(fabsf(y), 8388608.0f)) & 0x7fffff;
-    a = broken ? 0 : (__float_as_int(value[i]) < 0 ? -a : a);
-    total += a;
-    for (int limb = 0; limb < 3; limb++) {
-      const int low = ((a + 128) & 255) - 128;
-      word[limb] |= (u32)(low & 255) << (8 * i);
-      a = (a - low) >> 8;
-    }
-  }
-  const int nt = row / 8, n = row % 8, j = c / 32, half = c % 32 / 16, t = c % 16 / 4;
-  const i64 at_tile = (i64)group * nts + nt;
-  for (int limb = 0; limb < 3; limb++)
-    if (pack) limbs[((i64)group * 8 + j) * 64 + ((row * 4 + limb) * 4 + t) * 2 + half] = word[limb];
-    else limbs[((at_tile * 8 + j) * 3 + limb) * 64 + (n * 4 + t) * 2 + half] = word[limb];
-  for (int step = 4; step; step >>= 1) total += __shfl_xor_sync(~0u, total, step);
-  if (threadIdx.x % 8 == 0) {  // one thread a sub-block of 32 columns
-    unsigned char* bytes = (unsigned char*)sums;
-    for (int limb = 0; limb < 4; limb++) {
-      const int low = ((total + 128) & 255) - 128;
-      const i64 column = pack ? (i64)group * 8 + row * 4 + limb : (at_tile * 4 + limb) * 8 + n;
-      bytes[column * 8 + j] = low & 255;
-      total = (total - low) >> 8;
-    }
-  }
-  if (threadIdx.x == 0)
-    scales[at_tile * 8 + n] = broken ? __int_as_float(0x7fc00000) : __int_as_float((e + 104) << 23);
+// Rows of activations to integers: a warp a (group, row).
+extern "C" __global__ void __launch_bounds__(32)
+quantize(const float* x, i64 stride, int k, Integers to) {
+  wait_for_inputs();
+  let_the_next_start();
+  const int group = blockIdx.x, row = blockIdx.y, c = group * GROUP + threadIdx.x * 8;
+  const float* at = x + row * stride + c;
+  float value[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) value[i] = c + i < k ? __ldcg(at + i) : 0.0f;
+  store_group(value, group, row, to);
 }
 
 #ifdef KIND
@@ -304,17 +256,41 @@ __device__ __forceinline__ void rest_of(Rest& rest, const u32* sums, const float
 #pragma unroll
   for (int l = 0; l < SUMS; l++)
     rest.minimum[l] = (PACK ? g / 4 : g) < live && t < 2
-        ? __ldg(sums + which * SUMS * 16 + (l * 8 + g) * 2 + t) : 0;
-  rest.s0 = first < live ? __ldg(scales + which * 8 + first) : 0.0f;
-  rest.s1 = !PACK && first + 1 < live ? __ldg(scales + which * 8 + first + 1) : 0.0f;
+        ? __ldcg(sums + which * SUMS * 16 + (l * 8 + g) * 2 + t) : 0;
+  rest.s0 = first < live ? __ldcg(scales + which * 8 + first) : 0.0f;
+  rest.s1 = !PACK && first + 1 < live ? __ldcg(scales + which * 8 + first + 1) : 0.0f;
 }
 
+struct Out {  // where one matrix's products go
+  float* out;
+  i64 stride;
+  int n, first;  // its rows, and the tile that it begins with
+};
+
+struct Outs {  // of up to three matrices whose tiles stand one behind the other
+  Out a, b, c;
+};
+
+__device__ __forceinline__ void put(const Outs& outs, int tile, int row, int column, float y) {
+  const bool b = tile >= outs.b.first, c = tile >= outs.c.first;
+  float* const out = c ? outs.c.out : b ? outs.b.out : outs.a.out;
+  const i64 stride = c ? outs.c.stride : b ? outs.b.stride : outs.a.stride;
+  const int n = c ? outs.c.n : b ? outs.b.n : outs.a.n;
+  const int at = (tile - (c ? outs.c.first : b ? outs.b.first : 0)) * 16 + row;
+  if (at < n) out[column * stride + at] = y;
+}
+
+// Activations may be those of a kernel that still runs: they are read past L1, after the wait.
 // out[row][n], row < m. Block x walks tiles x, x + gridDim.x, ...; block y takes WARPS groups, whole
 // segments of four unless it is alone. Values meet in shared memory and are added in order [6];
 // with several slices the block that comes last for its tiles adds the slices' segments in order.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
-gemv(const uint4* weights, const u32* limbs, const u32* sums, const float* scales, float* out,
-     i64 out_stride, int n, int groups, int tiles, int m, int nts, float* partial, int* arrived) {
+gemv(const uint4* weights, Integers x, Outs outs, int groups, int tiles, int m, float* partial,
+     int* arrived) {
+  const u32* const limbs = x.limbs;
+  const u32* const sums = x.sums;
+  const float* const scales = x.scales;
+  const int nts = x.nts;
   extern __shared__ uint2 shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
   const int group = blockIdx.y * WARPS + warp, columns = PACK ? 2 : nts * 8;
@@ -340,6 +316,8 @@ gemv(const uint4* weights, const u32* limbs, const u32* sums, const float* scale
     at += stride;
     if (blockIdx.x + gridDim.x < tiles) fetch(odd, at, lane);
   }
+  wait_for_inputs();
+  let_the_next_start();
   Rest rest;
   if (busy) rest_of(rest, sums, scales, (i64)group * nts, lane, m);
 #if !DIRECT
@@ -349,7 +327,7 @@ gemv(const uint4* weights, const u32* limbs, const u32* sums, const float* scale
       const bool live = PACK ? g / 4 < m && g % 4 < 3 : g < m - nt * 8;
 #pragma unroll 8
       for (int i = 0; i < 8 * LIMBS; i++)
-        b[nt * B_PAIRS + i * 32 + lane] = live ? __ldg(from + i * 32) : make_uint2(0, 0);
+        b[nt * B_PAIRS + i * 32 + lane] = live ? __ldcg(from + i * 32) : make_uint2(0, 0);
     }
 #endif
   auto work = [&](Tile& now, int tile, float* here) {
@@ -398,7 +376,7 @@ gemv(const uint4* weights, const u32* limbs, const u32* sums, const float* scale
 #endif
       }
 #if ALONE
-      if (place * 16 + row < n) out[column * out_stride + place * 16 + row] = y;
+      put(outs, place, row, column, y);
 #endif
     }
   }
@@ -417,7 +395,7 @@ gemv(const uint4* weights, const u32* limbs, const u32* sums, const float* scale
 #pragma unroll 4
       for (int s = 0; s < (groups + 3) / 4; s++)
         y = __fadd_rn(y, __ldcg(partial + ((i64)s * tiles + tile) * m * 16 + i));
-      if (tile * 16 + row < n) out[column * out_stride + tile * 16 + row] = y;
+      put(outs, tile, row, column, y);
     }
   if (threadIdx.x == 0) arrived[blockIdx.x] = 0;
 #endif

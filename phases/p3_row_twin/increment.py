@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,19 +56,40 @@ def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:
 def gemv_rows_all(weights: Sequence[Weight], x: Tensor, outs: Sequence[Tensor]) -> None:
     """Write W x for every row of x f32[m, K], on a device, and each matrix into its own out.
 
-    The exact products share the integers of x.
+    The exact products share the integers of x, which its maker may have left with it, and those
+    of one type a launch.
     """
-    exact = [pair for pair in zip(weights, outs, strict=True) if pair[0].arithmetic == EXACT]
     for weight, out in zip(weights, outs, strict=True):
         check(weight, x, out)
         if weight.arithmetic != EXACT:
             gemv_rows(weight, x, out)
-    if exact:
+    exact = [pair for pair in zip(weights, outs, strict=True) if pair[0].arithmetic == EXACT]
+    for row in range(0, len(x) if exact else 0, WIDEST):
         from phases.p3_row_twin import kernel_exact_mma as mma
-        for row in range(0, len(x), WIDEST):
-            integers = mma.quantize(x[row:row + WIDEST])
-            for weight, out in exact:
-                mma.multiply(weight, integers, out[row:row + WIDEST])
+        integers = integers_of(x) or mma.quantize(x[row:row + WIDEST])
+        mma.multiply_all([weight for weight, _ in exact], integers,
+                         [out[row:row + WIDEST] for _, out in exact])
+
+
+def carry(x: Tensor, integers: Any) -> None:
+    """Leave the integers of x f32[m, K], m up to 64, with the tensor, for products that follow."""
+    owner: Any = x if x._base is None else x._base
+    owner.integers = (integers, owner._version)
+
+
+def integers_of(x: Tensor) -> Any:
+    """Return the integers that the maker of x left with it, or None; x is as it was made."""
+    owner: Any = x._base if x._base is not None else x
+    held, version = getattr(owner, "integers", (None, 0))
+    if held is None or version != owner._version or x.data_ptr() != owner.data_ptr():
+        return None
+    return held if (held.m, held.k) == tuple(x.shape) else None
+
+
+def integer_kernels() -> Any:
+    """Return the module whose products take integers: their layout, and the text of its kernels."""
+    from phases.p3_row_twin import kernel_exact_mma
+    return kernel_exact_mma
 
 
 def kernel(arithmetic: str, device: str = "cpu") -> GemvRows:

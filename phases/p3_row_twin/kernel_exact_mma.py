@@ -5,7 +5,8 @@ CUDA C++ (`exact_mma.cu`) compiled by NVRTC: the same bits as `kernel_exact`, ne
 
 from __future__ import annotations
 
-from ctypes import c_longlong
+from collections.abc import Sequence
+from ctypes import Structure, c_int, c_longlong, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
@@ -20,13 +21,40 @@ from engine.blocks import TYPES
 from engine.kernels.device_bytes import device_bytes
 from engine.kernels.nvrtc import Kernel, compile_source
 from engine.weights import EXACT, Weight
-from phases.p3_row_twin.packing import CODE, pack
+from phases.p3_row_twin.packing import CODE, ROWS, pack
 
 ARITHMETIC = EXACT
 SHARED = 225_000
 """Bytes of shared memory that a multiprocessor's blocks may have."""
 SOURCE = Path(__file__).with_name("exact_mma.cu")
+LIMBS = Path(__file__).with_name("limbs.cuh")
+MOST = 3
+"""Matrices of a launch."""
 _packed: WeakKeyDictionary[Weight, Tensor] = WeakKeyDictionary()
+_joined: WeakKeyDictionary[Weight, tuple[list[str], Tensor]] = WeakKeyDictionary()
+
+
+class _Integers(Structure):
+    """Where a kernel finds or puts the integers of activations."""
+
+    _fields_ = (("limbs", c_void_p), ("sums", c_void_p), ("scales", c_void_p), ("nts", c_int),
+                ("pack", c_int))
+
+
+NOWHERE = _Integers()
+"""What a kernel that also makes integers takes where none are wanted."""
+
+
+class _Out(Structure):
+    """Where a kernel puts the products of one matrix."""
+
+    _fields_ = (("out", c_void_p), ("stride", c_longlong), ("n", c_int), ("first", c_int))
+
+
+class _Outs(Structure):
+    """The same of every matrix of a launch."""
+
+    _fields_ = (("outs", _Out * MOST),)
 
 
 @dataclass(frozen=True)
@@ -39,10 +67,19 @@ class Integers:
     sums: Tensor
     scales: Tensor
 
+    @staticmethod
+    def empty(m: int, k: int, device: torch.device) -> Integers:
+        """Return room for the integers of m rows of k values."""
+        room = ceil(k / 256) * ceil(m / 8)
+        return Integers(m, k, torch.empty(room * 1536, dtype=torch.int32, device=device),
+                        torch.empty(room * 64, dtype=torch.int32, device=device),
+                        torch.empty(room * 8, device=device))
+
     @property
-    def tiles(self) -> int:
-        """How many tiles of eight rows there are."""
-        return ceil(self.m / 8)
+    def argument(self) -> Structure:
+        """What a kernel takes."""
+        return _Integers(self.limbs.data_ptr(), self.sums.data_ptr(), self.scales.data_ptr(),
+                         ceil(self.m / 8), int(self.m <= 2))
 
 
 def supports(case: Any) -> str | None:
@@ -87,9 +124,14 @@ def plan_for(groups: int, m: int) -> Plan:
     return Plan(slices, warps, blocks, pack, direct, shared)
 
 
+def source(path: Path = SOURCE) -> str:
+    """Return the text of a kernel that makes or takes integers, with what it includes."""
+    return LIMBS.read_text() + path.read_text()
+
+
 @cache
 def _function(name: str, options: tuple[str, ...]) -> Kernel:
-    return Kernel(compile_source(SOURCE.read_text(), options), name)
+    return Kernel(compile_source(source(), options), name, early=True)
 
 
 def slices_of(groups: int, m: int) -> tuple[int, int]:
@@ -112,16 +154,41 @@ def prepare(weight: Weight, device: torch.device) -> Tensor:
     return _packed[weight]
 
 
+def prepare_all(weights: Sequence[Weight], device: torch.device) -> Tensor:
+    """Return the tiles of matrices of one type and width, one behind the other, kept once."""
+    known = _joined.get(weights[0])
+    if known is None:
+        each = [prepare(weight, device) for weight in weights]
+        whole = torch.cat(each)
+        for weight, tiles in zip(weights, whole.split([len(t) for t in each]), strict=True):
+            _packed[weight] = tiles
+        known = _joined[weights[0]] = [weight.name for weight in weights], whole
+    return known[1]
+
+
+def groups_of(weights: Sequence[Weight]) -> list[list[int]]:
+    """Return which matrices share a launch: up to three of one type, always the same ones.
+
+    Tiles move once, when they are first joined: later launches find them where they are.
+    """
+    groups: list[list[int]] = []
+    for kind in dict.fromkeys(weight.kind for weight in weights):
+        same = [i for i, weight in enumerate(weights) if weight.kind == kind]
+        for first in range(0, len(same), MOST):
+            some = same[first:first + MOST]
+            known = _joined.get(weights[some[0]])
+            fits = known is None or known[0] == [weights[i].name for i in some]
+            groups += [some] if fits else [[i] for i in some]
+    return groups
+
+
 def quantize(x: Tensor) -> Integers:
     """Return the integers of x f32[m, K]; rows may be strided, K is any length."""
     m, k = x.shape
-    groups, tiles = ceil(k / 256), ceil(m / 8)
-    limbs = torch.empty(groups * tiles * 1536, dtype=torch.int32, device=x.device)
-    sums = torch.empty(groups * tiles * 64, dtype=torch.int32, device=x.device)
-    scales = torch.empty(groups * tiles * 8, device=x.device)
-    _function("quantize", ())((groups, m), 64, 0, x, c_longlong(x.stride(0)), k, tiles,
-                              int(m <= 2), limbs, sums, scales)
-    return Integers(m, k, limbs, sums, scales)
+    made = Integers.empty(m, k, x.device)
+    _function("quantize", ())((ceil(k / 256), m), 32, 0, x, c_longlong(x.stride(0)), k,
+                              made.argument)
+    return made
 
 
 @cache
@@ -137,21 +204,33 @@ def _arrived(device: torch.device, stream: int) -> Tensor:
 
 def multiply(weight: Weight, a: Integers, out: Tensor) -> None:
     """Write W x for quantised rows into out f32[m, N]."""
-    launch(weight, prepare(weight, out.device), a, out)
+    launch([weight], prepare(weight, out.device), a, [out])
 
 
-def launch(weight: Weight, packed: Tensor, a: Integers, out: Tensor) -> None:
-    """Write the product of packed tiles and quantised rows into out f32[m, N]."""
+def multiply_all(weights: Sequence[Weight], a: Integers, outs: Sequence[Tensor]) -> None:
+    """Write W x for quantised rows and each matrix, those of one type in one launch."""
+    device = outs[0].device
+    for some in groups_of(weights):
+        chosen = [weights[i] for i in some]
+        packed = prepare_all(chosen, device) if len(some) > 1 else prepare(chosen[0], device)
+        launch(chosen, packed, a, [outs[i] for i in some])
+
+
+def launch(weights: Sequence[Weight], packed: Tensor, a: Integers, outs: Sequence[Tensor]) -> None:
+    """Write the products of packed tiles and quantised rows, each matrix's into its own out."""
     tiles, groups, _ = packed.shape
-    plan = plan_for(groups, a.m)
-    segments = ceil(groups / 4)
-    partial = out.new_empty(segments * tiles * 16 * a.m if plan.slices > 1 else 0)
-    kernel = _function("gemv", plan.options(weight.kind))
-    room = max(1, _blocks(out.device) * plan.blocks // plan.slices)
-    kernel((min(ceil(weight.n / 16), room), plan.slices), plan.warps * 32, plan.shared, packed,
-           a.limbs, a.sums, a.scales, out, c_longlong(out.stride(0)), weight.n, groups, tiles, a.m,
-           a.tiles, partial,
-           _arrived(out.device, torch.cuda.current_stream(out.device).cuda_stream))
+    plan, device = plan_for(groups, a.m), outs[0].device
+    places, first = [_Out(None, 0, 0, 1 << 30) for _ in range(MOST)], 0
+    for i, (weight, out) in enumerate(zip(weights, outs, strict=True)):
+        places[i] = _Out(out.data_ptr(), out.stride(0), weight.n, first)
+        first += ceil(weight.n / ROWS) * ROWS // 16
+    partial = outs[0].new_empty(ceil(groups / 4) * tiles * 16 * a.m if plan.slices > 1 else 0)
+    kernel = _function("gemv", plan.options(weights[0].kind))
+    room = max(1, _blocks(device) * plan.blocks // plan.slices)
+    live = first if len(weights) > 1 else ceil(weights[0].n / 16)
+    kernel((min(live, room), plan.slices), plan.warps * 32, plan.shared, packed, a.argument,
+           _Outs((_Out * MOST)(*places)), groups, tiles, a.m, partial,
+           _arrived(device, torch.cuda.current_stream(device).cuda_stream))
 
 
 def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine import arithmetic, ops
+from engine.encode import encode
 from engine.model import Model
 from engine.path import Path, Rows
 from engine.weights import Weight
@@ -161,6 +162,41 @@ def hold_norm(judge: Judge, norm: Callable[..., None], device: str, n: int) -> N
         norm(given, weight.to(device), 1e-6, out.inside)
         judge.equal("norm", out.inside, want, rule="truth", finite=False, inputs=name)
         out.hold(judge, "norm")
+
+
+def hold_add_norm(judge: Judge, add_norm: Callable[..., None], device: str, n: int) -> None:
+    """Hold a residual sum and its norm to the engine's in rows of three sizes, NaN in one."""
+    x, y = (_values(3 * n, seed).view(3, n) * torch.tensor([1e-3, 1.0, 1e4])[:, None]
+            for seed in (8, 9))
+    x[1, 3], y[2, 0], x[2, 0] = torch.nan, -0.0, -0.0
+    weight, want = _values(n, 10), (torch.empty(3, n), torch.empty(3, n))
+    outs = [guarded(3, n, device=device) for _ in range(2)]
+    ops.add_norm(ops.norm, x, y, weight, 1e-6, *want)
+    add_norm(x.to(device), y.to(device), weight.to(device), 1e-6, *(o.inside for o in outs))
+    for name, out, right in zip(("sum", "norm"), outs, want, strict=True):
+        judge.equal(name, out.inside, right, rule="truth", finite=False)
+        out.hold(judge, name)
+
+
+def hold_carried(judge: Judge, path: Path, device: str, m: int, n: int) -> None:
+    """Hold products of what an op made to those of a copy, which brings no integers with it."""
+    x, y, out, total = (_values(m * n, seed).view(m, n).to(device) for seed in (11, 12, 13, 14))
+    x[0, 5], x[m - 1, :256] = 1e30, 0.0
+    weight, short = _values(n, 15).to(device), _values(128, 16).to(device)
+    heads = [v.view(m, -1, 128) for v in (x, y, out)]
+    made: dict[str, Callable[[], None]] = {
+        "add_norm": lambda: path.add_norm(path.norm, x, y, weight, 1e-6, total, out),
+        "silu_mul": lambda: path.silu_mul(x, y, out),
+        "gated_norm": lambda: path.gated_norm(*heads[:2], short, 1e-6, heads[2])}
+    for kind in ("Q4_K", "Q6_K"):
+        raw = encode(kind, _values(48 * n, 17).view(48, n).numpy())
+        matrix = Weight("w", kind, raw, device=device)
+        for name, make in made.items():
+            products = [torch.empty(m, 48, device=device) for _ in range(2)]
+            make()
+            path.project(matrix, out, products[0])
+            path.project(matrix, out.clone(), products[1])
+            judge.equal(f"product of {name}", products[0], products[1], kind=kind)
 
 
 def hold_gated_norm(judge: Judge, gated_norm: Callable[..., None], device: str, n: int) -> None:

@@ -33,15 +33,18 @@ def path() -> Path:
     """Return the predecessor's path with the batched step."""
     return replace(
         before.path(), name="p4", step_rows=reference.step_rows,
-        project=PROJECT, project_all=_project_all, norm=NORM, add_norm=_add_norm,
+        project=PROJECT, project_all=_project_all, norm=NORM,
+        add_norm=Joined(reference.add_norm, _add_norm, NORM),
         gated_norm=OnDevice(reference.gated_norm, _gated_norm),
         silu_mul=OnDevice(reference.silu_mul, _silu_mul),
         argmax=OnDevice(reference.argmax, _argmax))
 
 
 def _project(weight: Weight, x: Tensor, out: Tensor) -> None:
-    product = before.gemv_rows if x.is_cuda else before.kernel(weight.arithmetic)
-    product(weight, x, out)
+    if x.is_cuda:
+        before.gemv_rows_all([weight], x, [out])
+    else:
+        before.kernel(weight.arithmetic)(weight, x, out)
 
 
 def _project_all(project: Op, weights: Sequence[Weight], x: Tensor,
@@ -52,12 +55,26 @@ def _project_all(project: Op, weights: Sequence[Weight], x: Tensor,
         ops.project_all(project, weights, x, outs)
 
 
-def _add_norm(norm: Op, *args: Any) -> None:
-    if norm is NORM and args[-1].is_cuda:
-        from phases.p4_batched_matmul.kernel_add_norm import add_norm
-        add_norm(*args)
+@dataclass(frozen=True)
+class Joined(OnDevice):
+    """An op that is given another, and has a kernel for both when that one is the path's own."""
+
+    own: Op
+
+    def __call__(self, given: Op, *args: Any, **options: Any) -> None:
+        """Run the op where its output is; what stands for the other op is run as it is."""
+        if given is self.own and args[-1].is_cuda:
+            self.kernel(*args, **options)
+        else:
+            self.reference(given, *args, **options)
+
+
+def _add_norm(*args: Any) -> None:
+    if args[-1].is_cuda:
+        from phases.p4_batched_matmul.kernel_fused import add_norm
     else:
-        reference.add_norm(norm, *args)
+        from phases.p4_batched_matmul.kernel_add_norm import add_norm
+    add_norm(*args)
 
 
 def _norm(*args: Any) -> None:  # Triton is imported when a kernel first runs
@@ -66,12 +83,18 @@ def _norm(*args: Any) -> None:  # Triton is imported when a kernel first runs
 
 
 def _gated_norm(*args: Any) -> None:
-    from phases.p4_batched_matmul.kernel_gated_norm import gated_norm
+    if args[-1].is_cuda:
+        from phases.p4_batched_matmul.kernel_fused import gated_norm
+    else:
+        from phases.p4_batched_matmul.kernel_gated_norm import gated_norm
     gated_norm(*args)
 
 
 def _silu_mul(*args: Any) -> None:
-    from phases.p4_batched_matmul.kernel_silu_mul import silu_mul
+    if args[-1].is_cuda:
+        from phases.p4_batched_matmul.kernel_fused import silu_mul
+    else:
+        from phases.p4_batched_matmul.kernel_silu_mul import silu_mul
     silu_mul(*args)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -219,6 +220,13 @@ def test_kernels_give_the_reference_bits(case: Case, subject: Subject, judge: Ju
     _must_be_bitwise(subject)
     if case["op"] == "function":
         attacks.hold_functions(judge, subject.engine.kernel("pointwise"), subject.device)
+    elif case["op"] == "carried":
+        attacks.hold_carried(judge, _own_step(subject), subject.device, case["m"], case["n"])
+    elif case["op"] == "add_norm":
+        path = _own_step(subject)
+        fused = partial(path.add_norm, path.norm) if subject.device == "cuda" else (
+            _kernel(case, path.add_norm))
+        attacks.hold_add_norm(judge, fused, subject.device, case["n"])
     else:
         hold = {"norm": attacks.hold_norm, "gated_norm": attacks.hold_gated_norm,
                 "silu_mul": attacks.hold_silu_mul}[case["op"]]

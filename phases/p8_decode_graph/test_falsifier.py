@@ -130,13 +130,13 @@ def test_replays_are_repeatable(case: Case, subject: Subject, judge: Judge) -> N
 
 def test_drift_over_many_replays(case: Case, subject: Subject, judge: Judge) -> None:
     engine, model = _engine(case, subject)
-    m, steps = case["m"], case["steps"]
-    pools = engine.new_pool(m, steps + 1), model.new_pool(m, steps + 1)
+    m, steps, single = case["m"], case["steps"], _on_cpu(case, subject)
+    pools = engine.new_pool(m, steps + 1), single.new_pool(m, steps + 1)
     tokens = prompt_of(71, m, model.config.vocab)
     for step in range(steps):
         logits = engine.step(tokens, Rows.decode(range(m), (step,) * m), pools[0])
         for row, token in enumerate(tokens):
-            want = model.forward_single(token, pools[1].slot(row), step)
+            want = single.forward_single(token, pools[1].slot(row), step)
             judge.equal("logits", logits[row], want, rule="truth", row=row, step=step)
         tokens = [int(x) for x in logits.argmax(-1)]
     for row in range(m):

@@ -1,0 +1,83 @@
+// Activations to integers (contracts/arithmetic.md, items 1 to 4), in the order in which the tensor
+// cores' B fragments are read. Included before the source of every kernel that makes or takes them.
+//   limbs   word[((group * NT + nt) * 8 + j) * 3 + limb][lane][2]   PACK: [group * 8 + j][lane][2]
+//   sums    word[((group * NT + nt) * 4 + limb)][8 columns][2]      PACK: [group][8 columns][2]
+//           of sums over 32 columns, in limbs
+//   scales  f32 [group][NT * 8]
+// With PACK, for one or two rows, a column of B is row * 4 + limb.
+
+typedef unsigned int u32;
+typedef long long i64;
+
+#define GROUP 256
+
+// A kernel launched as a dependent of the one before it starts early and waits here for its end.
+__device__ __forceinline__ void wait_for_inputs() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+__device__ __forceinline__ void let_the_next_start() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+struct Integers {
+  u32* limbs;
+  u32* sums;
+  float* scales;
+  int nts, pack;
+};
+
+// Write one group of one row; a lane of the warp has columns 8 * lane to 8 * lane + 7.
+__device__ __forceinline__ void store_group(const float value[8], int group, int row,
+                                            const Integers& to) {
+  const int lane = threadIdx.x % 32;
+  int size = 0;
+#pragma unroll
+  for (int i = 0; i < 8; i++) size = max(size, __float_as_int(value[i]) & 0x7fffffff);
+#pragma unroll
+  for (int step = 16; step; step >>= 1) size = max(size, __shfl_xor_sync(~0u, size, step));
+  const bool broken = size >= 0x7f800000;
+  const int e = broken ? 0 : max(((size + 0x010101) >> 23) - 126, -77);
+  const float r = __int_as_float((150 - e) << 23);
+  u32 word[3][2] = {{0, 0}, {0, 0}, {0, 0}};
+  int total = 0;
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    const float y = __fmul_rn(value[i], r);
+    int a = __float_as_int(__fadd_rn(fabsf(y), 8388608.0f)) & 0x7fffff;
+    a = broken ? 0 : (__float_as_int(value[i]) < 0 ? -a : a);
+    total += a;
+#pragma unroll
+    for (int limb = 0; limb < 3; limb++) {
+      const int low = ((a + 128) & 255) - 128;
+      word[limb][i / 4] |= (u32)(low & 255) << (8 * (i % 4));
+      a = (a - low) >> 8;
+    }
+  }
+  // column 8 * lane of 32 j + 16 half + 4 t
+  const int nt = row / 8, n = row % 8, j = lane / 4, half = lane % 4 / 2, t = lane % 2 * 2;
+  const i64 at_tile = (i64)group * to.nts + nt;
+#pragma unroll
+  for (int limb = 0; limb < 3; limb++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const i64 at = to.pack ? ((i64)group * 8 + j) * 64 + ((row * 4 + limb) * 4 + t + i) * 2
+                             : ((at_tile * 8 + j) * 3 + limb) * 64 + (n * 4 + t + i) * 2;
+      to.limbs[at + half] = word[limb][i];
+    }
+  total += __shfl_xor_sync(~0u, total, 1);
+  total += __shfl_xor_sync(~0u, total, 2);
+  if (lane % 4 == 0) {  // one lane a sub-block of 32 columns
+    unsigned char* bytes = (unsigned char*)to.sums;
+#pragma unroll
+    for (int limb = 0; limb < 4; limb++) {
+      const int low = ((total + 128) & 255) - 128;
+      const i64 column = to.pack ? (i64)group * 8 + row * 4 + limb : (at_tile * 4 + limb) * 8 + n;
+      bytes[column * 8 + j] = low & 255;
+      total = (total - low) >> 8;
+    }
+  }
+  if (lane == 0)
+    to.scales[at_tile * 8 + n] =
+        broken ? __int_as_float(0x7fc00000) : __int_as_float((e + 104) << 23);
+}

@@ -1,0 +1,83 @@
+"""What stands between two products on a device, in CUDA C++: each result with its integers.
+
+The bits of `kernel_add_norm`, `kernel_silu_mul` and `kernel_gated_norm`; products that follow find
+the integers with the tensor and need not make them (`fused.cu`, compiled by NVRTC).
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+from ctypes import c_float, c_longlong
+from functools import cache
+from math import ceil
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.errors import InputError
+from engine.kernels.nvrtc import Kernel, compile_source
+from phases.p3_row_twin import increment as before
+
+SOURCE = Path(__file__).with_name("fused.cu")
+HEAD = 128
+"""Values of a head whose norm is gated."""
+
+
+def source() -> str:
+    """Return the text that is compiled, with what it includes."""
+    return before.integer_kernels().source(SOURCE)
+
+
+@cache
+def _function(name: str) -> Kernel:
+    return Kernel(compile_source(source(), ()), name, early=True)
+
+
+def _room(rows: int, width: int, device: torch.device) -> tuple:
+    """Return integers for rows that one launch of a product takes, else none, and the argument."""
+    kernels = before.integer_kernels()
+    if rows > before.WIDEST:
+        return None, kernels.NOWHERE
+    made = kernels.Integers.empty(rows, width, device)
+    return made, made.argument
+
+
+def _carry(out: Tensor, integers: object) -> None:
+    if integers is not None:
+        before.carry(out, integers)
+
+
+def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float, total: Tensor,
+             out: Tensor) -> None:
+    """Write x + y of f32[t, n] into `total` and its weighted RMS norm into `out`, all contiguous.
+
+    `total` may be x or y.
+    """
+    rows, n = x.shape
+    integers, argument = _room(rows, n, x.device)
+    _function("add_norm")((rows, 1), 256, ceil(n / 128) * 512, x, y, weight, n, c_float(eps),
+                          total, out, argument)
+    _carry(out, integers)
+
+
+def silu_mul(gate: Tensor, up: Tensor, out: Tensor) -> None:
+    """Write SILU(gate) * up of f32[t, n] into contiguous `out`; rows may be strided."""
+    gate, up, flat = (x.flatten(0, -2) for x in (gate, up, out))
+    rows, n = gate.shape
+    integers, argument = _room(rows, n, out.device)
+    _function("silu_mul")((ceil(n / 256), rows), 32, 0, gate, c_longlong(gate.stride(0)), up,
+                          c_longlong(up.stride(0)), n, flat, argument)
+    _carry(out, integers)
+
+
+def gated_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+    """Write the RMS norm of each head of x f32[t, V, 128] times SILU(z) into `out`, contiguous."""
+    rows, heads, width = x.shape
+    if width != HEAD:
+        raise InputError(f"a gated norm on a device takes heads of {HEAD} values, not {width}")
+    integers, argument = _room(rows, heads * width, out.device)
+    _function("gated_norm")((ceil(heads / 2), rows), 32, 0, x, z, weight, heads * width,
+                            c_float(eps), out, argument)
+    _carry(out, integers)
