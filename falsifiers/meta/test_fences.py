@@ -42,6 +42,19 @@ def test_store_past_the_end_is_seen() -> None:
 
 
 @pytest.mark.tier("interpret")
+def test_memory_of_a_callees_own_is_not_judged_and_what_it_was_given_is() -> None:
+    given, own = torch.arange(64), torch.zeros(64, dtype=torch.int64)
+    with fenced({"x": given[:40]}, {"end": given[60:]}, {"given": given}) as fence:
+        kernels().copy(given[:40], own[:40])
+    assert (fence.strays, fence.accesses) == ([], 1)  # the store lies outside
+    with fenced({"x": given[:40]}, {"end": given[60:]}, {"given": given}) as fence:
+        kernels().copy(given[:40], own[:40], load=2)
+        kernels().copy(own[:40], given[:40])
+    assert fence.strays == ["a load of 8 bytes 320 bytes into x, which ends at 320",
+                            "a store of 8 bytes 480 bytes before end"]
+
+
+@pytest.mark.tier("interpret")
 @pytest.mark.parametrize(("skip", "found"), [
     (0, []), (2, []), (1, ["a load of 2 bytes at an address that is 1 past a multiple of 2"])])
 def test_load_that_is_not_aligned_is_seen(skip: int, found: list[str]) -> None:

@@ -10,23 +10,14 @@ passes.
 
 from __future__ import annotations
 
-import re
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
-
-from triton.backends import nvidia
 
 from engine.kernels import compile as check
-from engine.kernels.nvrtc import compile_source
+from engine.kernels import machine_code
 from phases.p6_batched_attention import kernel_attend, kernel_attend_cuda, kernel_rotate
 
-TOOLS = Path(nvidia.__file__).parent / "bin"
 GROUPS = (1, 2, 3, 4, 6, 8)
 """Query heads a KV head that the CUDA kernels are compiled for here."""
-DIVISIONS = 22
-"""FFMA of the two divisions in `merge`; `split` divides nothing and has none."""
 SUM = "__fadd_rn(acc[h][l], __fmul_rn(weight[h], value))"
 FUSED = "__fmaf_rn(weight[h], value, acc[h][l])"
 """A sum of the source and what it must never become."""
@@ -58,27 +49,8 @@ KERNELS = {
 
 
 def cuda_faults(group: int, source: str) -> list[str]:
-    """Compile the CUDA source for a group and return what must not be in its machine code."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compile_source(source, kernel_attend_cuda.options(group)))
-        file.flush()
-        usage = _tool("cuobjdump", "-res-usage", file.name)
-        code = _tool("nvdisasm", "-c", file.name)
-    found = [f"{size} bytes of {name.lower()}" for name, size
-             in re.findall(r"(STACK|LOCAL):(\d+)", usage) if size != "0"]
-    functions = dict(re.findall(r"\n\.text\.(split|merge):(.*?)(?=\n\.text\.|\Z)", code, re.DOTALL))
-    if set(functions) != {"split", "merge"} or "REG:" not in usage:
-        return [*found, "no machine code told"]
-    for name, allowed in (("split", 0), ("merge", DIVISIONS)):
-        fused = len(re.findall(r"\bFFMA\b", functions[name]))
-        if fused > allowed:
-            found.append(f"{fused} fused multiply-adds in {name}")
-    return found
-
-
-def _tool(name: str, *args: str) -> str:
-    return subprocess.run([str(TOOLS / name), *args], capture_output=True, text=True,
-                          check=True).stdout
+    """Compile the CUDA source for a group and return what must not be in it."""
+    return machine_code.faults_of(source, kernel_attend_cuda.options(group))
 
 
 def main(names: list[str]) -> int:

@@ -7,6 +7,7 @@ bits are those of arithmetic.md, item 24. A row of no tokens is a pad: its slot 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -28,11 +29,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Re
     lengths[i] is how many rows slot i's cache holds before this step, counts[i] how many tokens
     of row i stand among t; query head h reads KV head h // (H / G).
     """
-    rows = [row for row, count in enumerate(counts) for _ in range(count)]
+    live = [row for row, count in enumerate(counts) if count]
+    rows = [number for number, row in enumerate(live) for _ in range(counts[row])]
     places = [n for n, count in zip(lengths, counts, strict=True) for n in range(n, n + count)]
     if not rows:
         return
-    held_k, held_v = keys.views, values.views
+    held_k, held_v = (_those_of(refs, live).views for refs in (keys, values))
     for token, (row, place) in enumerate(zip(rows, places, strict=True)):
         held_k[row][place], held_v[row][place] = k[token], v[token]
     heads = q.unflatten(1, (k.shape[1], -1))  # [t, G, R, D]
@@ -42,6 +44,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Re
         read = _read(heads[some], held_k, held_v, torch.tensor(rows[some]),
                      torch.tensor(places[some]) + 1)
         out[some] = read.flatten(1, 2) * sigmoid(gate[some])
+
+
+def _those_of(refs: Refs, live: list[int]) -> Refs:
+    """Return the state of the rows that have tokens, so that no pad's is looked for."""
+    if len(live) == len(refs.slots):
+        return refs
+    held = None if refs.held is None else refs.held[live]
+    return replace(refs, slots=tuple(refs.slots[row] for row in live), held=held)
 
 
 def _read(q: Tensor, keys: list[Tensor], values: list[Tensor], rows: Tensor,

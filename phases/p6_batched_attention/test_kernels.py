@@ -24,10 +24,7 @@ def test_kernels_compile_without_contraction_approximation_or_spills() -> None:
     done = subprocess.run([sys.executable, "-m", "phases.p6_batched_attention.compiled", *NAMES],
                           cwd=ROOT, text=True, capture_output=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    *portable, cuda = done.stdout.splitlines()
-    assert portable == [f"{name}: clean" for name in NAMES[:-1]]
-    assert cuda in ("attend.cu-4: clean",
-                    "attend.cu-4: not compiled, since NVRTC is not installed")
+    assert done.stdout.splitlines() == [f"{name}: clean" for name in NAMES]
 
 
 @pytest.mark.parametrize(("lengths", "counts", "heads"), [

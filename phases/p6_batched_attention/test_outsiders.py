@@ -47,7 +47,8 @@ def judged(case: Case, candidate: Candidate) -> Judge:
 
 def test_library_attention_passes_twin_in_bits_and_truth_by_the_budget(tmp_path: Path) -> None:
     candidate = offered(tmp_path, "sdpa_rows.py")
-    for case in cases(*TWINS):
+    for falsifier in TWINS:
+        case = next(cases(falsifier))
         assert {w.rung for w in judged(case, candidate).worst} <= {"bits"}
     for case in cases("attention_is_true", "softmax_is_sound", "heads_are_grouped"):
         if case.given.get("flavour") == "broken":
