@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from falsifiers.errors import SuiteError
 from falsifiers.witness import file, rules
 
 ADMISSIBLE, NOT_ADMISSIBLE, RED = "ADMISSIBLE", "NOT ADMISSIBLE", "RED"

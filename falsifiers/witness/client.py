@@ -47,7 +47,8 @@ class Client:
         asked = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0,
                  "seed": SEED, "stream": True, "ignore_eos": True, "logprobs": RIVALS,
                  "stream_options": {"include_usage": True}}
-        return {key: value for key, value in asked.items() if key not in self.left_out}
+        nameless = {"model"} if not self.model else set[str]()
+        return {key: value for key, value in asked.items() if key not in self.left_out | nameless}
 
     async def complete(self, prompt: str, tokens: int) -> Stream:
         """Stream one completion; what goes wrong is told in `trouble`."""
@@ -125,10 +126,13 @@ async def connected(url: str, *, api_key: str | None = None, timeout: float = 30
         if not api_key.isascii() or not api_key.isprintable() or not api_key.strip():
             raise SuiteError("--api-key holds characters that no header may hold")
         headers["Authorization"] = f"Bearer {api_key}"
-    # a proxy from the environment would be measured with the server
+    root = root_of(url)
+    # a proxy from the environment would be measured with the server; without TLS there is nothing
+    # to verify, and loading the authorities takes longer than a short witness
     async with httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False,
+                                 verify=root.startswith("https:"),
                                  limits=httpx.Limits(max_connections=None)) as http:
-        yield Client(root_of(url), http, timeout, field_path)
+        yield Client(root, http, timeout, field_path)
 
 
 def root_of(url: str) -> str:

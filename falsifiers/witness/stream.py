@@ -90,6 +90,7 @@ class Reader:
     """Texts that came without a token of their own."""
     _rest: bytes = b""
     _data: list[bytes] = field(default_factory=list)
+    _held: int = 0
     _size: int = 0
 
     def feed(self, raw: bytes, now: float) -> None:
@@ -100,15 +101,17 @@ class Reader:
         *lines, self._rest = (self._rest + raw).split(b"\n")
         for line in lines:
             self._line(line.rstrip(b"\r"), now)
-        if len(self._rest) + sum(map(len, self._data)) > MOST_EVENT:
+        if len(self._rest) + self._held > MOST_EVENT:
             raise Hostile(f"an event is longer than {MOST_EVENT >> 10} KiB")
 
     def _line(self, line: bytes, now: float) -> None:
         if line.startswith(b"data:"):
             self._data.append(line[5:].strip())
+            self._held += len(line)
         elif not line and self._data:
             self._event(b"\n".join(self._data), now)
             self._data.clear()
+            self._held = 0
 
     def _event(self, data: bytes, now: float) -> None:
         if data == b"[DONE]":
@@ -185,8 +188,8 @@ def tokens_of(logprobs: Any) -> Iterator[Token]:
             return
         if not isinstance(names := logprobs.get("tokens") or [], list):
             raise TypeError
-        own = logprobs.get("token_logprobs") or [None] * len(names)
-        tops = logprobs.get("top_logprobs") or [None] * len(names)
+        own, tops = (logprobs[key] if logprobs.get(key) is not None else [None] * len(names)
+                     for key in ("token_logprobs", "top_logprobs"))
         for name, value, top in zip(names, own, tops, strict=True):
             yield Token(str(name), _finite(value), {
                 str(rival): known for rival, told in (top or {}).items()

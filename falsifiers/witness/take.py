@@ -16,7 +16,7 @@ from falsifiers.witness.sources import Source
 from falsifiers.witness.stream import Hostile, Stream
 
 PROMPT = "Write down, in plain words, how a river finds its way from a spring to the sea."
-REFUSED = (400, 404, 422)
+REFUSED = (400, 422)
 """Statuses by which servers refuse a field that they do not know."""
 
 
