@@ -21,11 +21,16 @@ TAIL = 60
 
 def page(evidence: Evidence) -> str:
     """Return the report as a self-contained HTML page; everything in it is escaped."""
-    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True,
-                              undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"prose": prose, "breakable": breakable}
-    text = environment.get_template("page.html").render(context(evidence))
+    text = environment().get_template("page.html").render(context(evidence))
     return text.encode("utf-8", "backslashreplace").decode("utf-8")  # a name may hold any bytes
+
+
+def environment() -> Environment:
+    """Return what the pages are made with: everything is escaped, and nothing is left undefined."""
+    made = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True,
+                       undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.filters |= {"prose": prose, "breakable": breakable}
+    return made
 
 
 def prose(text: str) -> Markup:

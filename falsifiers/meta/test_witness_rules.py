@@ -19,7 +19,7 @@ MUTANTS: dict[str, tuple[str, str]] = {
     "S1: the whole path": ('path.replace("\\\\", "/").split("/")[-1]', "path"),
     "S1: one system's folders": ('.replace("\\\\", "/")', ""),
     "S1: no digest": ('if _blank(model.get("sha256")):', "if False:"),
-    "S1: an absent model passes": ("if not path.strip():", "if False:"),
+    "S1: an absent model passes": ('yield "the model\'s file name is absent"', "yield from ()"),
     "S2: three widths": ("WIDTHS = (1, 4, 8, 16)", "WIDTHS = (1, 4, 8)"),
     "S2: no c=1": ("WIDTHS = (1, 4, 8, 16)", "WIDTHS = (4, 8, 16)"),
     "S2: an absent width passes": ("if not times[c]:", "if False:"),
@@ -27,7 +27,8 @@ MUTANTS: dict[str, tuple[str, str]] = {
     "S2: a nameless band passes": ("if times[None]:", "if False:"),
     "S3: wider passes": ("elif m != c:", "elif m < c:"),
     "S3: narrower passes": ("elif m != c:", "elif m > c:"),
-    "S3: absent passes": ("if m is None:", "if False and m is None:"),
+    "S3: absent passes": ('yield f"c={c}: m_formed is absent, so no batch is shown"',
+                          "yield from ()"),
     "S4: blank passes": ("return text is None or not text.strip()", "return text is None"),
     "S4: absent passes": ("return text is None or not text.strip()",
                           "return text is not None and not text.strip()"),
@@ -143,10 +144,10 @@ BANDS = st.fixed_dictionaries({}, optional={
     "c": st.sampled_from([None, 1, 2, 4, 8, 16]), "m_formed": ODD, "declared_min": ODD,
     "result": st.sampled_from([None, "PASS", "FAIL", "UNMEASURABLE", ""]), "divergence_at": ODD,
     "top2_margin_at_divergence": st.none() | st.floats(-1, 1), "decode_tok_s": ODD})
+WORDS = st.none() | st.sampled_from(["", " ", "Qwen3.5-4B.gguf", "\u202e"])
 WITNESSES = st.fixed_dictionaries({"bands": st.lists(BANDS, min_size=1, max_size=6)}, optional={
     "model": st.none() | st.fixed_dictionaries({}, optional={
-        "path": st.none() | st.text(), "sha256": st.none() | st.text()}),
-    "host": st.none() | st.text(), "commit": st.none() | st.text()})
+        "path": WORDS, "sha256": WORDS}), "host": WORDS, "commit": WORDS})
 
 
 @given(witness=WITNESSES)

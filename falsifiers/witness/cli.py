@@ -45,7 +45,7 @@ def _root() -> None:
 def check(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A witness of any tool.")],
     model_prefix: Annotated[str, typer.Option(
-        metavar="TEXT", help="How the model's file name must start.")] = "qwen3.5-4b",
+        metavar="TEXT", help="How the model's file name must start.")] = rules.MODEL,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
 ) -> None:
     """Say whether a witness is admitted: exit 0, 1 with every reason, 2 for no witness at all."""

@@ -48,17 +48,12 @@ def read(path: Path) -> dict[str, Any]:
 
 def _bytes_of(path: Path) -> bytes:
     try:
-        # a pipe without a writer would never open otherwise
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe without a writer would never open
+            raise Malformed("this is not a regular file")
+        with open(path, "rb") as source:
+            raw = source.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         raise Malformed(f"the file cannot be read: {_why(error)}") from None
-    with open(handle, "rb") as source:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise Malformed("this is not a regular file")
-        try:
-            raw = source.read(MOST_BYTES + 1)
-        except OSError as error:
-            raise Malformed(f"the file cannot be read: {_why(error)}") from None
     if len(raw) > MOST_BYTES:
         raise Malformed(f"the file is longer than {MOST_BYTES >> 20} MiB")
     return raw

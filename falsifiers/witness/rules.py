@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+MODEL = "qwen3.5-4b"
+"""How the model's file name starts, unless another is asked for."""
 WIDTHS = (1, 4, 8, 16)
 """The widths that a witness must hold."""
 IDENTITY = ("host", "commit", "binary_sha256", "prompt_sha256")
