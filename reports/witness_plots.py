@@ -95,7 +95,7 @@ def _label(text: str, y: float) -> str:
 
 def _svg(body: str, height: int, most: float, unit: str, caption: str) -> Plot:
     axis = f'<path d="M{LEFT} {height + 2}H{WIDE - RIGHT}" stroke="currentColor" opacity=".5"/>'
-    for value in _ticks(most):
+    for value in ticks(most):
         axis += (f'<text x="{_x(value, most):.1f}" y="{height + 15}" font-size="10" '
                  f'text-anchor="middle" fill="currentColor">{value:g}</text>')
     axis += (f'<text x="{LEFT}" y="{height + 30}" font-size="10" fill="currentColor">{unit}</text>')
@@ -103,7 +103,7 @@ def _svg(body: str, height: int, most: float, unit: str, caption: str) -> Plot:
                 f'aria-label="{caption}">{body}{axis}</svg>', caption)
 
 
-def _ticks(most: float) -> list[float]:
+def ticks(most: float) -> list[float]:
     """Return about five round numbers from 0 to the most."""
     step = 10 ** math.floor(math.log10(most / 4)) if most > 0 else 1.0
     step *= next(factor for factor in (1, 2, 5, 10) if most / (step * factor) <= 6)

@@ -52,8 +52,9 @@ def test_malformed_file_is_refused_in_a_sentence(written: Any, raw: bytes, why: 
     assert str(told.value).isprintable()
 
 
-WRONG = {file.WHOLE: (True, "4", 4.5, [4], {}), file.NUMBER: (False, "0.01", [], {}),
-         file.TEXT: (True, 4, 1.5, [], {}), file.TRUTH: (1, 0, "true", [], {})}
+WRONG: dict[str, tuple[Any, ...]] = {
+    file.WHOLE: (True, "4", 4.5, [4], {}), file.NUMBER: (False, "0.01", [], {}),
+    file.TEXT: (True, 4, 1.5, [], {}), file.TRUTH: (1, 0, "true", [], {})}
 
 
 def places(shape: Any, *path: Any) -> Any:
