@@ -15,7 +15,7 @@ from falsifiers.session import ROOT
 from reports import made_up, peer, speed_plots, speeds
 from reports.evidence import Evidence, Kept
 from reports.render import page
-from reports.test_render import Outline
+from reports.outline import Outline
 
 H200 = {"device": peer.DEVICE, "model": f"{peer.SHAPE} and more"}
 

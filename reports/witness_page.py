@@ -7,16 +7,14 @@ from typing import Any
 
 from falsifiers.witness import rules
 from falsifiers.witness.asking import INVALID, speed
-from reports import witness_plots
-from reports.render import environment
+from reports import pages, witness_plots
 
 MARKS = {"PASS": "✓", "FAIL": "✕", "UNMEASURABLE": "?"}
 
 
 def page(witness: Mapping[str, Any]) -> str:
     """Return a witness as a self-contained page; everything foreign in it is escaped."""
-    text = environment().get_template("witness.html").render(context(witness))
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return pages.filled("witness.html", context(witness))
 
 
 def context(witness: Mapping[str, Any]) -> dict[str, Any]:

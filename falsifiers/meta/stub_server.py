@@ -1,7 +1,7 @@
 """A small OpenAI-compatible server over a made-up model, with faults to be planted in it.
 
-It is a scheduler in miniature: one loop, one step at a time, a token for every seat a step. A
-step sleeps for a fixed time, so that a batch of four costs what one costs, unless it is looped.
+It is a scheduler in miniature: one loop, one step at a time, a token for every seat a step. Time
+is simulated: a step takes one second of `clock`, whatever its width, unless it is looped.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 NAME = "Qwen3.5-4B-made-up.gguf"
-FAST, PACED = 0.001, 0.005
-"""Seconds a step: where only tokens count, and where rates are compared."""
+STEP = 0.0005
+"""Real seconds a step, in which a client reads what the last one brought."""
 SETTLE = 0.008
 """The first step waits until no request has come for so long: those sent at once meet in it."""
 
@@ -40,11 +40,11 @@ class Stub:
     """The server; its fields are the faults."""
 
     name: str = NAME
-    step: float = FAST
+    step: float = STEP
     slots: int = 16
     """Seats stepped together; 1 never batches."""
     looped: bool = False
-    """A step takes as many times longer as it has seats."""
+    """A step takes as many seconds of simulated time as it has seats."""
     logprobs: bool = True
     usage: bool = True
     metric: str | None = "rowtwin_batch_size"
@@ -61,8 +61,6 @@ class Stub:
     """The metrics page, in place of the right one."""
     models: bytes | None = None
     """The list of models, in place of the right one."""
-    pause: Callable[[list[Seat]], float] | None = None
-    """Seconds a step of a batch, in place of `step`."""
     log: list[str] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
     refuses: frozenset[str] = frozenset()
@@ -75,6 +73,11 @@ class Stub:
         self.came = 0
         self.widest = 0
         self.dead = False
+        self.now = 0.0
+
+    def clock(self) -> float:
+        """Return the simulated seconds since the start."""
+        return self.now
 
     # The model.
 
@@ -106,8 +109,9 @@ class Stub:
             batch = self.seats[:self.slots]
             if self.dies_at and self.dies_at(batch):
                 self.dead = True
-            m, pace = len(batch), self.pause(batch) if self.pause else self.step
-            await asyncio.sleep(pace * (m if self.looped else 1))
+            m = len(batch)
+            await asyncio.sleep(self.step)
+            self.now += m if self.looped else 1
             self.widest = m
             self.sizes[m] = self.sizes.get(m, 0) + 1
             self.log.append(f"Batch m={m}")
@@ -181,8 +185,9 @@ class Stub:
         """Return a histogram of batch sizes under our own name, a gauge under any other."""
         if self.metric != "rowtwin_batch_size":
             return f'# TYPE {self.metric} gauge\n{self.metric}{{engine="0"}} {len(self.seats)}\n'
-        edges = [*range(1, 17), float("inf")]
-        lines = [f'rowtwin_batch_size_bucket{{le="{edge}"}} '
+        edges = [1, 2, 4, 8, 16, float("inf")]
+        lines = [f"rowtwin_batch_size_sum {sum(m * n for m, n in self.sizes.items())}\n"]
+        lines += [f'rowtwin_batch_size_bucket{{le="{edge}"}} '
                  f'{sum(n for m, n in self.sizes.items() if m <= edge)}\n' for edge in edges]
         return "# TYPE rowtwin_batch_size histogram\n" + "".join(lines)
 

@@ -26,7 +26,7 @@ from falsifiers.witness.compare import (
     overlap,
     worst_margin,
 )
-from falsifiers.witness.sources import Log, Named, check, samples, widest_bucket
+from falsifiers.witness.sources import Log, Named, check, samples, widest
 from falsifiers.witness.stream import Hostile, Stream, Token
 
 
@@ -117,33 +117,51 @@ def test_band_of_nothing_is_unmeasured_but_whole() -> None:
 # The evidence of batches.
 
 def grown(**edges: float) -> dict[Any, float]:
+    """Return how much each bucket grew; `le1_0` stands for an edge of 1.0."""
     return {(("le", edge.removeprefix("le").replace("_", ".")),): n for edge, n in edges.items()}
 
 
-@pytest.mark.parametrize(("edges", "m"), [
-    ({"le1": 0, "le2": 0, "leinf": 0}, None), ({"le1": 5, "le2": 5, "leinf": 5}, 1),
-    ({"le1": 5, "le2": 6, "leinf": 6}, 2), ({"le1_0": 0, "le2_0": 9, "leinf": 9}, 2)])
-def test_widest_bucket_that_grew_is_the_width(edges: dict[str, float], m: int | None) -> None:
-    assert widest_bucket(grown(**edges)) == m
+@pytest.mark.parametrize(("edges", "total", "m"), [
+    ({"le1": 0, "le2": 0, "leinf": 0}, 0, None), ({"le1": 5, "le2": 5, "leinf": 5}, None, 1),
+    ({"le1": 5, "le2": 6, "leinf": 6}, None, 2), ({"le1_0": 0, "le2_0": 9, "leinf": 9}, 18, 2),
+    ({"le2": 0, "le4": 9}, 36, 4), ({"le2": 0, "le4": 9}, 28, 4),
+    ({"le1": 2, "le2": 3, "le4": 13}, 4 + 39, 4), ({"le4": 2, "le8": 4}, 8 + 15, 8)])
+def test_width_is_what_the_highest_bucket_proves(edges: dict[str, float], total: float | None,
+                                                 m: int | None) -> None:
+    assert widest(grown(**edges), {} if total is None else {(): total}) == m
 
 
-@pytest.mark.parametrize("edges", [{"le1": 0, "le4": 3}, {"le8": 3}, {"le1": 1, "leinf": 2}])
-def test_bucket_of_several_widths_tells_none(edges: dict[str, float]) -> None:
-    with pytest.raises(Hostile, match="holds several widths"):
-        widest_bucket(grown(**edges))
+@pytest.mark.parametrize(("edges", "total"), [
+    ({"le1": 0, "le4": 3}, None), ({"le1": 0, "le4": 3}, 9), ({"le8": 3}, 21),
+    ({"le1": 1, "leinf": 2}, 99), ({"le4": 2, "le8": 4}, 8 + 14)])
+def test_width_that_a_bucket_only_allows_is_not_told(edges: dict[str, float],
+                                                     total: float | None) -> None:
+    with pytest.raises(Hostile, match="does not tell whether a step was"):
+        widest(grown(**edges), {} if total is None else {(): total})
+
+
+@given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=12))
+def test_width_that_is_told_was_there(sizes: list[int]) -> None:
+    edges = {f"le{edge}": sum(m <= edge for m in sizes) for edge in (1, 2, 4, 8, 16, 32)}
+    try:
+        told = widest(grown(**edges), {(): sum(sizes)})
+    except Hostile:
+        assert max(sizes) > 2
+    else:
+        assert told == max(sizes)
 
 
 @pytest.mark.parametrize("edges", [{"le1": -1}, {"le1": 3, "le2": 2}])
 def test_histogram_that_shrank_is_no_evidence(edges: dict[str, float]) -> None:
     with pytest.raises(Hostile, match="started anew"):
-        widest_bucket(grown(**edges))
+        widest(grown(**edges), {})
 
 
 def test_series_are_read_apart() -> None:
     page = 'm_bucket{engine="0",le="1"} 7\nm_bucket{engine="0",le="2"} 7\n' \
            'm_bucket{engine="1",le="1"} 0\nm_bucket{engine="1",le="2"} 3\n' \
            "m_bucketed 8\n# m_bucket 9\n"
-    assert widest_bucket(samples(page, "m_bucket")) == 2
+    assert widest(samples(page, "m_bucket"), {}) == 2
     assert len(samples(page, "m_bucket")) == 4
 
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -43,6 +44,8 @@ class Asked:
     model_file: Path | None = None
     binary: Path | None = None
     commit: str | None = None
+    clock: Callable[[], float] = time.perf_counter
+    """Tells the seconds; a simulated server brings its own."""
 
 
 def run(asked: Asked, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -50,6 +53,9 @@ def run(asked: Asked, tell: Callable[[str], None]) -> dict[str, Any]:
     check(asked.named)
     if asked.model is not None and not is_text(asked.model):
         raise SuiteError("--model is not a name")
+    if asked.plan.declared_min > asked.plan.n_predict:
+        raise SuiteError(f"--declared-min {asked.plan.declared_min} is more than the "
+                         f"{asked.plan.n_predict} tokens of --n-predict")
     identity = _identity(asked)
     write(asked.out, _text({**identity, "bands": []}))  # an older witness must not outlive this
     return asyncio.run(_take(asked, identity, tell))
@@ -59,7 +65,7 @@ async def _take(asked: Asked, identity: dict[str, Any],
                 tell: Callable[[str], None]) -> dict[str, Any]:
     path = tuple(asked.named.field.split(".")) if asked.named.field else ()
     async with connected(asked.url, api_key=asked.api_key, timeout=asked.timeout,
-                         field_path=path) as client:
+                         field_path=path, clock=asked.clock) as client:
         client.model = await _choose(client, asked.model)
         model = _model(client.model, asked.model_file, identity.pop("model_sha256"))
         plan = replace(asked.plan, identity={**identity, "model": model})

@@ -119,7 +119,8 @@ class Client:
 
 @asynccontextmanager
 async def connected(url: str, *, api_key: str | None = None, timeout: float = 300,
-                    field_path: Sequence[str] = ()) -> AsyncIterator[Client]:
+                    field_path: Sequence[str] = (),
+                    clock: Callable[[], float] = time.perf_counter) -> AsyncIterator[Client]:
     """Open a client for a server; raise `SuiteError` when its address or key is no such thing."""
     headers = {"Accept-Encoding": "identity", "User-Agent": "rowtwin-witness"}
     if api_key is not None:
@@ -132,7 +133,7 @@ async def connected(url: str, *, api_key: str | None = None, timeout: float = 30
     async with httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False,
                                  verify=root.startswith("https:"),
                                  limits=httpx.Limits(max_connections=None)) as http:
-        yield Client(root, http, timeout, field_path)
+        yield Client(root, http, timeout, field_path, clock)
 
 
 def root_of(url: str) -> str:

@@ -159,7 +159,8 @@ class Histogram:
     url: str
     metric: str
     name: str = ""
-    _before: Mapping[Labels, float] = field(default_factory=dict)
+    _before: tuple[Mapping[Labels, float], Mapping[Labels, float]] = field(
+        default_factory=lambda: ({}, {}))
 
     def __post_init__(self) -> None:
         self.name = f"histogram {self.metric}"
@@ -168,38 +169,49 @@ class Histogram:
         """Read what was counted before."""
         self._before = await self._read()
 
-    async def _read(self) -> dict[Labels, float]:
-        return samples(await self.client.text(self.url), f"{self.metric}_bucket")
+    async def _read(self) -> tuple[dict[Labels, float], dict[Labels, float]]:
+        page = await self.client.text(self.url)
+        return samples(page, f"{self.metric}_bucket"), samples(page, f"{self.metric}_sum")
 
     async def end(self, streams: Sequence[Stream]) -> int | None:
-        """Return the width that the highest bucket with new steps stands for."""
-        grown = {key: value - self._before.get(key, 0.0)
-                 for key, value in (await self._read()).items()}
-        return widest_bucket(grown)
+        """Return the largest width that the steps since then prove."""
+        buckets, sums = (
+            {key: value - before.get(key, 0.0) for key, value in after.items()}
+            for before, after in zip(self._before, await self._read(), strict=True))
+        return widest(buckets, sums)
 
 
-def widest_bucket(grown: Mapping[Labels, float]) -> int | None:
-    """Return the width of the highest bucket that grew, of any series.
+def widest(grown: Mapping[Labels, float], sums: Mapping[Labels, float]) -> int | None:
+    """Return the largest width that a histogram proves, of any series, None without steps.
 
-    `grown` is by how much each cumulative bucket grew. Raises `Hostile` when the highest bucket
-    stands for more widths than one.
+    `grown` is by how much each cumulative bucket grew, `sums` by how much each series' sum did.
+    Raises `Hostile` when the highest bucket that grew may hold no step of its upper edge.
     """
     series: dict[Labels, list[tuple[float, float]]] = {}
     for labels, value in grown.items():
         rest = tuple(pair for pair in labels if pair[0] != "le")
         series.setdefault(rest, []).append((_edge(dict(labels).get("le", "")), value))
-    widest = None
-    for buckets in series.values():
-        below, count = 0.0, 0.0
-        for edge, value in sorted(buckets):
-            if value < count or value < 0:
-                raise Hostile("the histogram shrank, as if the server had been started anew")
-            if value > count:
-                if not math.isfinite(edge) or math.floor(edge) - math.floor(below) != 1:
-                    raise Hostile(f"the histogram's bucket up to {edge:g} holds several widths")
-                widest = max(widest or 0, math.floor(edge))
-            below, count = edge, value
-    return widest
+    found = [_widest_of(sorted(buckets), sums.get(rest)) for rest, buckets in series.items()]
+    return max((width for width in found if width is not None), default=None)
+
+
+def _widest_of(buckets: Sequence[tuple[float, float]], total: float | None) -> int | None:
+    steps, below, count = list[tuple[float, float, float]](), 0.0, 0.0
+    for edge, value in buckets:
+        if value < count:
+            raise Hostile("the histogram shrank, as if the server had been started anew")
+        if value > count:
+            steps.append((math.floor(edge) if math.isfinite(edge) else edge, below, value - count))
+        below, count = edge, value
+    if not steps:
+        return None
+    *lower, (edge, below, count) = steps
+    exact = edge - math.floor(below) == 1
+    # so much that steps of less than the edge could not add up to it
+    least = -math.inf if total is None else total - sum(n * most for most, _, n in lower)
+    if not math.isfinite(edge) or not (exact or least > count * (edge - 1)):
+        raise Hostile(f"the histogram does not tell whether a step was {edge:g} wide")
+    return int(edge)
 
 
 def _edge(text: str) -> float:
