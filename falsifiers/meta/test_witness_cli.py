@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 import rowtwin
-from falsifiers.meta.stub_server import Seat, Stub, serving
+from falsifiers.meta.stub_faults import constant
+from falsifiers.meta.stub_server import Stub, serving
 from falsifiers.meta.witness_files import FILES, good
 
 LOADED = """\
@@ -108,10 +109,6 @@ def test_witness_is_taken_written_drawn_and_checked(main: Main, tmp_path: Path) 
     assert (code, [rule for rule in rules if rule != "S7"]) == (1, ["S2", "S2", "floor", "floor"])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "Qwen3.5-4B.gguf", "w.html", "w.json"]
-
-
-def constant(stub: Stub, seat: Seat, batch: list[Seat]) -> str:
-    return " the"
 
 
 @pytest.mark.parametrize(("fault", "code"), [

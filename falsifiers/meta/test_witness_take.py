@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 
-from falsifiers.meta.stub_server import NAME, STEP, Seat, Stub, rival, serving
+from falsifiers.meta.stub_faults import (
+    PLACE,
+    bleeding,
+    constant,
+    every_two,
+    first_two,
+    flipped,
+    late,
+    one_slot,
+)
+from falsifiers.meta.stub_server import NAME, STEP, Seat, Stub, serving
 from falsifiers.witness import file, rules
 from falsifiers.witness.asking import Asked, exit_code, run
 from falsifiers.witness.sources import Named
@@ -19,8 +29,6 @@ from falsifiers.witness.take import Plan
 
 SHORT = Plan(widths=(1, 4), n_predict=24, declared_min=20)
 """Where neither the floor nor a rate is judged."""
-PLACE = 9
-"""Where a stub parts from what is right."""
 
 
 @pytest.fixture
@@ -129,10 +137,6 @@ def test_width_is_never_inferred_from_what_was_sent(take: Any, metric: str | Non
     assert broken_rules(witness)[:2] == ["S3", "S3"]
 
 
-def constant(stub: Stub, seat: Seat, batch: list[Seat]) -> str:
-    return " the" if len(batch) > 1 else stub.right(seat)
-
-
 def test_constant_token_fails_though_every_slot_agrees(take: Any) -> None:
     witness = take(Stub(token=constant))
     band = of(witness, 4)
@@ -145,27 +149,6 @@ def test_constant_token_fails_even_in_a_short_stream(take: Any) -> None:
     assert of(take(Stub(token=constant, length=17)), 4)["result"] == "FAIL"
 
 
-def first_two(stub: Stub, seat: Seat, batch: list[Seat]) -> str:
-    """Give the first two seats each other's tokens."""
-    at = batch.index(seat)
-    other = batch[1 - at] if at < 2 and len(batch) > 1 else seat
-    return stub.right(shadow(other))
-
-
-def every_two(stub: Stub, seat: Seat, batch: list[Seat]) -> str:
-    """Swap every pair of seats: the reversed order is mixed up in the same way."""
-    at = batch.index(seat) ^ 1
-    return stub.right(shadow(batch[at] if at < len(batch) else seat))
-
-
-def shadow(seat: Seat) -> Seat:
-    """Return a seat as it would be, had its own right tokens been written to it."""
-    made, plain = Seat(seat.prompt, seat.limit, 0), Stub()
-    for _ in seat.tokens:
-        made.tokens.append(plain.right(made))
-    return made
-
-
 @pytest.mark.parametrize("swap", [first_two, every_two])
 def test_swapped_slots_fail_though_identical_prompts_hide_them(take: Any, swap: Any) -> None:
     band = of(take(Stub(token=swap)), 4)
@@ -176,13 +159,6 @@ def test_swapped_slots_fail_though_identical_prompts_hide_them(take: Any, swap: 
     assert found[3] != found[4]
 
 
-def bleeding(stub: Stub, seat: Seat, batch: list[Seat]) -> str:
-    """Let the neighbour's prompt reach a row, which identical prompts cannot show."""
-    if len(seat.tokens) == PLACE and len({s.prompt for s in batch}) > 1:
-        return " bled"
-    return stub.right(seat)
-
-
 def test_neighbour_that_reaches_a_row_is_refused(take: Any) -> None:
     witness = take(Stub(token=bleeding))
     band = of(witness, 4)
@@ -190,22 +166,10 @@ def test_neighbour_that_reaches_a_row_is_refused(take: Any) -> None:
     assert broken_rules(witness) == ["S5", "S7"]  # of what is refused no speed is told
 
 
-def late(stub: Stub, seat: Seat, batch: list[Seat]) -> str:
-    """Get the first prompt wrong when it is sent last: it is alone, forward, then reversed."""
-    mine = [body["prompt"] for body in stub.asked].count(seat.prompt)
-    wrong = seat.prompt.startswith("Item 1.") and mine == 3 and len(seat.tokens) == PLACE
-    return " odd" if wrong else stub.right(seat)
-
-
 def test_prompt_that_gets_other_tokens_in_another_order_fails(take: Any) -> None:
     band = of(take(Stub(token=late)), 4)
     assert (band["result"], band["reason"]) == (
         "FAIL", f"prompt 0 gets another token {PLACE} when the prompts' order is reversed")
-
-
-def one_slot(stub: Stub, seat: Seat, batch: list[Seat]) -> str:
-    wrong = len(batch) > 2 and batch.index(seat) == 2 and len(seat.tokens) == PLACE
-    return " odd" if wrong else stub.right(seat)
 
 
 def test_slot_that_parts_from_slot_0_fails(take: Any) -> None:
@@ -227,12 +191,6 @@ def test_wrong_model_is_refused_by_the_server_s_own_word(take: Any) -> None:
     witness = take(Stub(name="/models/Llama-3-8B.gguf"))
     assert witness["model"]["path"] == "Llama-3-8B.gguf"
     assert broken_rules(witness) == ["S1", "S1"]
-
-
-def flipped(stub: Stub, seat: Seat, batch: list[Seat]) -> str:
-    """Take the rival at one place, in a batch alone."""
-    right = stub.right(seat)
-    return rival(right) if len(batch) > 1 and len(seat.tokens) == PLACE else right
 
 
 @pytest.mark.parametrize(("margin", "logprobs", "told", "refused"), [
