@@ -6,6 +6,7 @@ Nothing is imported here but what `check` needs, so that it answers at once.
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -139,7 +140,7 @@ def take(
         url, out, Plan(asking.widths(c), asking.prompt(prompt, prompt_file) or PROMPT, n_predict,
                        declared_min, replicates),
         Named(metrics_url, metric, log_file, pattern, field), api_key, timeout, model, model_file,
-        binary, commit), print)
+        binary, commit), partial(print, flush=True))
     if html is not None:
         asking.write(html, ctx.meta["witness_page"](witness))
     print(f"{out}: rowtwin witness check says whether it is admitted")
