@@ -41,6 +41,7 @@ COMMANDS = {
     "generate": ("engine.cli", "Continue a text, token by token."),
     "logits": ("engine.cli", "Write teacher-forced logits of a model."),
     "golden": ("contracts.cli", "Make or check the golden logits."),
+    "witness": ("falsifiers.witness.cli", "Take a server's witness, or check one."),
 }
 
 
@@ -203,6 +204,11 @@ def golden_makers() -> Makers:
                   provenance)
 
 
+def witness_page(witness: dict[str, Any]) -> str:
+    """Return a witness as a page to look at."""
+    return str(importlib.import_module("reports.witness_page").page(witness))
+
+
 class LazyCommand(TyperCommand):
     """Stands for a command until it is run; its module is imported then."""
 
@@ -259,6 +265,7 @@ def root(ctx: typer.Context) -> None:
     ctx.meta["path_of"] = path_of
     ctx.meta["figures"] = measures
     ctx.meta["sample_weights"] = sample_weights
+    ctx.meta["witness_page"] = witness_page
 
 
 def main() -> None:

@@ -7,10 +7,11 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from contracts.schema import Budget
-from falsifiers.verdict import Verdict
+if TYPE_CHECKING:
+    from contracts.schema import Budget
+    from falsifiers.verdict import Verdict
 
 INK, ACCENT, LIMIT = "#010203", "#010204", "#010205"
 """Stand-ins that are replaced by the page's own colours."""

@@ -2,44 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
-
-from reports import headline, plots, speeds, views
+from reports import headline, pages, plots, speeds, views
 from reports.evidence import Evidence
 from reports.grid import SYMBOLS
 from reports.plots import Plot
 from reports.views import Section
 
-TEMPLATES = Path(__file__).parent / "templates"
 TAIL = 60
 """Lines of pytest's output that are shown when the run itself went wrong."""
 
 
 def page(evidence: Evidence) -> str:
     """Return the report as a self-contained HTML page; everything in it is escaped."""
-    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True,
-                              undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"prose": prose, "breakable": breakable}
-    text = environment.get_template("page.html").render(context(evidence))
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")  # a name may hold any bytes
-
-
-def prose(text: str) -> Markup:
-    """Return a contract's text with what stands between backticks set as code."""
-    parts = [escape(part) for part in text.split("`")]
-    if len(parts) % 2 == 0:
-        return escape(text)
-    return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part
-                           for i, part in enumerate(parts))
-
-
-def breakable(name: str) -> Markup:
-    """Return a long name that may be broken after its underscores."""
-    return Markup("_<wbr>").join(name.split("_"))
+    return pages.filled("page.html", context(evidence))
 
 
 def context(evidence: Evidence) -> dict[str, Any]:

@@ -5,64 +5,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from functools import cache
-from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
 
 from reports import made_up
 from reports.evidence import Evidence
+from reports.outline import Outline
 from reports.render import page
 
-VOID = {"meta", "link", "img", "br", "hr", "input", "wbr", "path", "use"}
 BESIDE = {"verdicts.jsonl", "junit.xml", "report.md", "mutants.json", "data:,"}
-
-
-class Outline(HTMLParser):
-    """What a page is made of: tags in order, ids, links, texts by tag and class."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[tuple[str, str]] = []
-        self.tags: list[str] = []
-        self.ids: list[str] = []
-        self.links: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.inside: dict[str, list[str]] = {}
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        known = dict(attrs)
-        self.tags.append(tag)
-        self.attributes += attrs
-        self.ids += [value for name, value in attrs if name == "id" and value]
-        self.links += [value for name, value in attrs if value is not None
-                       and name in ("href", "src", "xlink:href", "action", "data", "srcset")]
-        name = f"{tag}.{(known.get('class') or '').partition(' ')[0]}"
-        self.inside.setdefault(name, []).append("")
-        if tag not in VOID:
-            self.open.append((tag, name))
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in VOID:
-            return
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open[-1][0] == tag, f"</{tag}> closes <{self.open[-1][0]}>"
-        self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        for _, name in self.open:
-            self.inside[name][-1] += data
-
-    def texts(self, name: str) -> list[str]:
-        """Return the words of every element of this tag and first class."""
-        return [" ".join(text.split()) for text in self.inside.get(name, [])]
 
 
 PAGES = {"green": made_up.evidence(), "red": made_up.red(), "hostile": made_up.red(made_up.HOSTILE),

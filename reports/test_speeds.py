@@ -14,8 +14,8 @@ from falsifiers.receipts import FOLDER, digest_of
 from falsifiers.session import ROOT
 from reports import made_up, peer, speed_plots, speeds
 from reports.evidence import Evidence, Kept
+from reports.outline import Outline
 from reports.render import page
-from reports.test_render import Outline
 
 H200 = {"device": peer.DEVICE, "model": f"{peer.SHAPE} and more"}
 

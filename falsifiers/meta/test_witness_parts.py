@@ -1,0 +1,261 @@
+"""The parts of a witness alone: agreement, margins, overlap, evidence of batches, indices."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from falsifiers.errors import SuiteError
+from falsifiers.witness import asking, index
+from falsifiers.witness.client import root_of
+from falsifiers.witness.compare import (
+    Arm,
+    Taken,
+    agreement,
+    band,
+    constant_run,
+    m_formed,
+    margin,
+    overlap,
+    worst_margin,
+)
+from falsifiers.witness.sources import Log, Named, check, samples, widest
+from falsifiers.witness.stream import Hostile, Stream, Token
+
+
+def stream(names: str, start: float = 0.0, step: float = 1.0, lag: float = 0.0,
+           **more: Any) -> Stream:
+    """Return a stream of one-letter tokens, one a step."""
+    times = [start + lag + step * (i + 1) for i in range(len(names))]
+    return Stream(**{"started": start, "ended": times[-1] if times else start,
+                     "tokens": [Token(name) for name in names], "times": times,
+                     "finish_reason": "length", "declared": True, **more})
+
+
+@pytest.mark.parametrize(("one", "other", "shared"), [
+    ("abc", "abc", 3), ("abc", "abd", 2), ("abc", "xbc", 0), ("abc", "ab", 2), ("", "a", 0)])
+def test_agreement_ends_where_streams_part_or_end(one: str, other: str, shared: int) -> None:
+    assert agreement(one, other) == agreement(other, one) == shared
+
+
+@pytest.mark.parametrize(("text", "run"), [("", 0), ("a", 1), ("abab", 1), ("abbbaa", 3),
+                                           ("aaaa", 4)])
+def test_longest_run_of_one_token(text: str, run: int) -> None:
+    assert constant_run(text) == run
+
+
+@given(text=st.text("ab", max_size=40))
+def test_run_is_the_longest_repeat_in_the_text(text: str) -> None:
+    run = constant_run(text)
+    assert any(letter * run in text for letter in "ab")
+    assert not any(letter * (run + 1) in text for letter in "ab")
+
+
+def test_margin_is_that_of_the_token_that_was_taken() -> None:
+    alone = Token("a", -0.5, {"a": -0.5, "b": -0.52, "c": -3.0})
+    assert margin(alone, Token("b")) == pytest.approx(0.02)
+    assert margin(alone, Token("c")) == pytest.approx(2.5)
+    assert margin(alone, Token("d")) is None
+    assert margin(Token("a"), Token("b")) is None
+
+
+def tied(*gaps: float | None) -> Stream:
+    """Return `aaaa` alone, whose rival b lies this far below at each place."""
+    return stream("aaaa", tokens=[Token("a", -0.5, {} if gap is None else {"b": -0.5 - gap})
+                                  for gap in gaps])
+
+
+@pytest.mark.parametrize(("streams", "told"), [
+    (["aaaa"], None), (["abaa"], 0.02), (["abaa", "aaba"], 3.0), (["abaa", "aaab"], 0.02),
+    (["baaa", "abaa"], None), (["acaa"], None), (["aaab"], None), (["aa"], None)])
+def test_one_near_tie_does_not_excuse_another_divergence(streams: list[str],
+                                                         told: float | None) -> None:
+    arm = Arm("identical", [-1] * len(streams), [stream(s) for s in streams], 0, 1)
+    taken = Taken(4, 3, tied(None, 0.02, 3.0, None), [], [arm])
+    assert worst_margin(taken) == (told if told is None else pytest.approx(told))
+
+
+@pytest.mark.parametrize(("streams", "proved"), [
+    ([stream("aaaa")], True), ([stream("aaaa"), stream("aaaa")], True),
+    ([stream("aaaa"), stream("aaaa", start=3.5)], False),
+    ([stream("aaaa"), stream("aaaa", start=3.0)], False),
+    ([stream("aaaa"), stream("aaaa", start=2.9)], True),
+    ([stream("aaaa", lag=100.0)] * 2, False), ([stream("aaaa", step=0.0)] * 2, False),
+    ([stream("aaaa", declared=False)] * 2, False), ([stream("aaaa"), stream("")], False)])
+def test_overlap_is_proved_by_live_streams_alone(streams: Sequence[Stream], proved: bool) -> None:
+    assert overlap(streams) is proved
+
+
+def test_rate_is_that_of_a_live_stream() -> None:
+    assert stream("aaaaa", step=0.5).rate == pytest.approx(2.0)
+    assert stream("aaaaa", step=0.01, lag=30.0).rate is None
+    assert stream("a").rate is None
+    together = stream("aaaa")
+    together.times = [1.0, 1.0, 2.0, 2.0]
+    assert together.rate == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("widths", "told"), [
+    ([4, 4, 4], 4), ([4, 3, 4], 3), ([None, 4], None), ([5, 4], 5), ([0], 0), ([], None)])
+def test_width_of_a_band_is_that_of_every_arm(widths: list[int | None], told: int | None) -> None:
+    arms = [Arm("identical", [], [], 0, 1, m) for m in widths]
+    assert m_formed(Taken(4, 3, Stream(), [], arms)) == told
+
+
+def test_band_of_nothing_is_unmeasured_but_whole() -> None:
+    made = band(Taken(4, 64, Stream(), [], []))
+    assert (made["m_formed"], made["divergence_at"], made["slots"]) == (None, None, [])
+
+
+# The evidence of batches.
+
+def grown(**edges: float) -> dict[Any, float]:
+    """Return how much each bucket grew; `le1_0` stands for an edge of 1.0."""
+    return {(("le", edge.removeprefix("le").replace("_", ".")),): n for edge, n in edges.items()}
+
+
+@pytest.mark.parametrize(("edges", "total", "m"), [
+    ({"le1": 0, "le2": 0, "leinf": 0}, 0, None), ({"le1": 5, "le2": 5, "leinf": 5}, None, 1),
+    ({"le1": 5, "le2": 6, "leinf": 6}, None, 2), ({"le1_0": 0, "le2_0": 9, "leinf": 9}, 18, 2),
+    ({"le2": 0, "le4": 9}, 36, 4), ({"le2": 0, "le4": 9}, 28, 4),
+    ({"le1": 2, "le2": 3, "le4": 13}, 4 + 39, 4), ({"le4": 2, "le8": 4}, 8 + 15, 8)])
+def test_width_is_what_the_highest_bucket_proves(edges: dict[str, float], total: float | None,
+                                                 m: int | None) -> None:
+    assert widest(grown(**edges), {} if total is None else {(): total}) == m
+
+
+@pytest.mark.parametrize(("edges", "total"), [
+    ({"le1": 0, "le4": 3}, None), ({"le1": 0, "le4": 3}, 9), ({"le8": 3}, 21),
+    ({"le1": 1, "leinf": 2}, 99), ({"le4": 2, "le8": 4}, 8 + 14)])
+def test_width_that_a_bucket_only_allows_is_not_told(edges: dict[str, float],
+                                                     total: float | None) -> None:
+    with pytest.raises(Hostile, match="does not tell whether a step was"):
+        widest(grown(**edges), {} if total is None else {(): total})
+
+
+@given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=12))
+def test_width_that_is_told_was_there(sizes: list[int]) -> None:
+    edges = {f"le{edge}": sum(m <= edge for m in sizes) for edge in (1, 2, 4, 8, 16, 32)}
+    try:
+        told = widest(grown(**edges), {(): sum(sizes)})
+    except Hostile:
+        assert max(sizes) > 2
+    else:
+        assert told == max(sizes)
+
+
+@pytest.mark.parametrize("edges", [{"le1": -1}, {"le1": 3, "le2": 2}])
+def test_histogram_that_shrank_is_no_evidence(edges: dict[str, float]) -> None:
+    with pytest.raises(Hostile, match="started anew"):
+        widest(grown(**edges), {})
+
+
+def test_series_are_read_apart() -> None:
+    page = 'm_bucket{engine="0",le="1"} 7\nm_bucket{engine="0",le="2"} 7\n' \
+           'm_bucket{engine="1",le="1"} 0\nm_bucket{engine="1",le="2"} 3\n' \
+           "m_bucketed 8\n# m_bucket 9\n"
+    assert widest(samples(page, "m_bucket"), {}) == 2
+    assert len(samples(page, "m_bucket")) == 4
+
+
+def test_log_is_read_from_where_the_arm_began(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text("Batch m=16\n")
+    log = Log(path, re.compile(r"Batch m=(\d+)"))
+
+    def arm(write: str, *, anew: bool = False) -> int | None:
+        async def run() -> int | None:
+            await log.begin()
+            with path.open("w" if anew else "a") as out:
+                out.write(write)
+            return await log.end([])
+
+        return asyncio.run(run())
+
+    assert arm("12:00 INFO Batch m=1\n12:00 INFO Batch m=4\nnoise m=9\n") == 4
+    assert arm("nothing of a batch\n") is None
+    assert arm("Batch m=2\n", anew=True) == 2
+    assert arm("Batch m=99999999999999999999\nBatch m=3\n") == 3
+    path.unlink()
+    with pytest.raises(Hostile, match="the log cannot be read: No such file"):
+        arm("")
+
+
+@pytest.mark.parametrize(("named", "sentence"), [
+    (Named(log_file=Path(__file__), field="m"), "give one source"),
+    (Named(metric="m", field="m"), "give one source"),
+    (Named(pattern="x"), "--pattern needs --log-file"),
+    (Named(field="a..b"), "is not a path such as"), (Named(field=""), "is not a path such as"),
+    (Named(log_file=Path("/nowhere/at/all")), "is not a file"),
+    (Named(log_file=Path(__file__), pattern="("), "is not a pattern"),
+    (Named(log_file=Path(__file__), pattern="Batch"), "must have one group"),
+    (Named(log_file=Path(__file__), pattern="(a)(b)"), "must have one group")])
+def test_evidence_named_badly_is_refused(named: Named, sentence: str) -> None:
+    with pytest.raises(SuiteError, match=sentence):
+        check(named)
+
+
+# Indices, and what is asked.
+
+WALLS, FAST, TOKENS = {1: [2.0, 2.2, 9.0], 4: [8.8, 8.0, 9.0]}, [2.0, 2.0], {1: 100, 4: 400}
+
+
+def test_serialization_is_path_penalty_times_scaling() -> None:
+    found = index.decompose(4, WALLS, FAST, TOKENS)
+    assert found is not None
+    assert found["path_penalty"] == pytest.approx(1.1)
+    assert found["scaling_index"] == pytest.approx(4.0)
+    assert found["serialization_index"] == pytest.approx(4.4)
+    assert found["token_index"] == pytest.approx(4 * (100 / 2.2) / (400 / 8.8))
+
+
+@pytest.mark.parametrize(("walls", "fast"), [
+    ({4: [1.0]}, FAST), ({1: [1.0]}, FAST), (WALLS, []), ({1: [0.0], 4: [1.0]}, FAST)])
+def test_index_with_a_part_missing_is_none(walls: Any, fast: list[float]) -> None:
+    assert index.decompose(4, walls, fast, TOKENS) is None
+
+
+def test_band_without_walls_gets_no_index() -> None:
+    bands = [{"c": 1, "wall_s": [1.0], "tokens": 10}, {"c": 4, "result": "FAIL"}]
+    index.add_to(bands, [1.0])
+    assert "index" in bands[0]
+    assert "index" not in bands[1]
+
+
+@pytest.mark.parametrize(("text", "widths"), [
+    ("1,4,8,16", (1, 4, 8, 16)), ("16, 4", (4, 16)), ("4,4", (4,)), ("256", (256,))])
+def test_widths_are_read_in_order(text: str, widths: tuple[int, ...]) -> None:
+    assert asking.widths(text) == widths
+
+
+@pytest.mark.parametrize("text", ["", "0", "257", "4;8", "1,", "-1", "four", "1.5", "²", "9" * 99])
+def test_odd_widths_are_refused(text: str) -> None:
+    with pytest.raises(SuiteError, match="is not a list of widths"):
+        asking.widths(text)
+
+
+@pytest.mark.parametrize(("url", "root"), [
+    ("http://h:1", "http://h:1"), ("http://h:1/", "http://h:1"), ("http://h/v1", "http://h"),
+    ("https://h/x/v1/", "https://h/x"), ("http://h/?a=b#c", "http://h")])
+def test_address_is_that_of_the_server(url: str, root: str) -> None:
+    assert root_of(url) == root
+
+
+@pytest.mark.parametrize("url", ["", "h:1", "ftp://h", "http://", "http://h:99999x", "file:///x",
+                                 "http://[::1", "http://a\x00b"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(SuiteError, match="is not an address"):
+        root_of(url)
+
+
+@pytest.mark.parametrize(("bands", "code"), [
+    (["PASS"], 0), (["PASS", "FAIL", "UNMEASURABLE"], 1), (["PASS", "UNMEASURABLE"], 2), ([], 2)])
+def test_exit_code_follows_the_worst_band(bands: list[str], code: int) -> None:
+    assert asking.exit_code([{"result": word} for word in bands]) == code

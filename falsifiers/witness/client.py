@@ -1,0 +1,174 @@
+"""A client of one OpenAI-compatible server that never raises because of what the server does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from falsifiers.errors import SuiteError
+from falsifiers.witness.rules import quoted
+from falsifiers.witness.stream import Hostile, Reader, Stream
+
+SEED = 0
+RIVALS = 5
+"""How many log-probabilities a token are asked for; more is refused by some servers."""
+MOST_TEXT = 8 << 20
+PATIENCE = 10.0
+"""Seconds that a short page may take."""
+DIALECTS: tuple[frozenset[str], ...] = tuple(map(frozenset, (
+    (), ("stream_options",), ("logprobs",), ("stream_options", "logprobs"))))
+"""What is left out of a request, in turn, for servers that refuse a field they do not know."""
+
+
+@dataclass
+class Client:
+    """Asks one server; use inside `connected`."""
+
+    url: str
+    """The server's root, without `/v1`."""
+    http: httpx.AsyncClient
+    timeout: float
+    field_path: Sequence[str] = ()
+    clock: Callable[[], float] = time.perf_counter
+    model: str = ""
+    left_out: frozenset[str] = field(default=DIALECTS[0])
+    server: str | None = None
+    """What the server calls itself."""
+
+    def body(self, prompt: str, tokens: int) -> dict[str, Any]:
+        """Return the request for one greedy, streamed completion of a fixed length."""
+        asked = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0,
+                 "seed": SEED, "stream": True, "ignore_eos": True, "logprobs": RIVALS,
+                 "stream_options": {"include_usage": True}}
+        nameless = {"model"} if not self.model else set[str]()
+        return {key: value for key, value in asked.items() if key not in self.left_out | nameless}
+
+    async def complete(self, prompt: str, tokens: int) -> Stream:
+        """Stream one completion; what goes wrong is told in `trouble`."""
+        stream = Stream(started=self.clock())
+        reader = Reader(stream, tokens, self.field_path)
+        try:
+            async with asyncio.timeout(self.timeout), self.http.stream(
+                    "POST", f"{self.url}/v1/completions",
+                    json=self.body(prompt, tokens)) as response:
+                await self._follow(response, reader)
+        except TimeoutError:
+            stream.trouble = f"the request did not end within {self.timeout:g} s"
+        except httpx.HTTPError as error:
+            stream.trouble = f"the connection failed: {_said(error)}"
+        except Hostile as why:
+            stream.trouble = str(why)
+        stream.ended = self.clock()
+        try:
+            reader.end()
+        except Hostile as why:
+            stream.trouble = stream.trouble or str(why)
+        return stream
+
+    async def _follow(self, response: httpx.Response, reader: Reader) -> None:
+        if response.status_code != 200:
+            reader.stream.status = response.status_code
+            said = (await _limited(response, 4096)).decode("utf-8", "replace").strip()
+            raise Hostile(f"the server answered {response.status_code}: {quoted(_message(said))}")
+        kind = response.headers.get("content-type", "")
+        if not kind.lower().startswith("text/event-stream"):
+            raise Hostile(f"the server sent {quoted(kind)}, not an event stream")
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise Hostile("the server sent a compressed stream, though none was asked for")
+        self.server = response.headers.get("server") or self.server
+        reader.stream.declared = True
+        async for raw in response.aiter_raw():
+            reader.feed(raw, self.clock())
+            if reader.done:
+                return
+
+    async def text(self, url: str) -> str:
+        """Return the text at an address; raise `Hostile` when there is none."""
+        patience = min(self.timeout, PATIENCE)
+        try:
+            async with asyncio.timeout(patience), self.http.stream("GET", url) as response:
+                if response.status_code != 200:
+                    raise Hostile(f"{url} answered {response.status_code}")
+                raw = await _limited(response, MOST_TEXT + 1)
+        except TimeoutError:
+            raise Hostile(f"{url} did not answer within {patience:g} s") from None
+        except httpx.HTTPError as error:
+            raise Hostile(f"{url} cannot be reached: {_said(error)}") from None
+        if len(raw) > MOST_TEXT:
+            raise Hostile(f"{url} sent more than {MOST_TEXT >> 20} MiB")
+        return raw.decode("utf-8", "replace")
+
+    async def models(self) -> list[str]:
+        """Return the names of the models that the server offers; raise `Hostile` if it does not."""
+        try:
+            listed = json.loads(await self.text(f"{self.url}/v1/models"))
+            names = [model["id"] for model in listed["data"]]
+        except (ValueError, RecursionError, TypeError, LookupError):
+            raise Hostile(f"{self.url}/v1/models lists no models") from None
+        if not names or not all(isinstance(name, str) and is_text(name) for name in names):
+            raise Hostile(f"{self.url}/v1/models lists no models")
+        return names
+
+
+@asynccontextmanager
+async def connected(url: str, *, api_key: str | None = None, timeout: float = 300,
+                    field_path: Sequence[str] = (),
+                    clock: Callable[[], float] = time.perf_counter) -> AsyncIterator[Client]:
+    """Open a client for a server; raise `SuiteError` when its address or key is no such thing."""
+    headers = {"Accept-Encoding": "identity", "User-Agent": "rowtwin-witness"}
+    if api_key is not None:
+        if not api_key.isascii() or not api_key.isprintable() or not api_key.strip():
+            raise SuiteError("--api-key holds characters that no header may hold")
+        headers["Authorization"] = f"Bearer {api_key}"
+    root = root_of(url)
+    # a proxy from the environment would be measured with the server; without TLS there is nothing
+    # to verify, and loading the authorities takes longer than a short witness
+    async with httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False,
+                                 verify=root.startswith("https:"),
+                                 limits=httpx.Limits(max_connections=None)) as http:
+        yield Client(root, http, timeout, field_path, clock)
+
+
+def root_of(url: str) -> str:
+    """Return a server's address without `/v1`; raise `SuiteError` when it is not an address."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise SuiteError(f"{quoted(url)} is not an address: {error}") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise SuiteError(f"{quoted(url)} is not an address such as http://127.0.0.1:8000")
+    return str(parsed.copy_with(query=None, fragment=None)).rstrip("/").removesuffix("/v1")
+
+
+def is_text(text: str) -> bool:
+    """Tell whether a text has words and can be sent: a lone surrogate cannot."""
+    return bool(text.strip()) and text.encode("utf-8", "replace").decode("utf-8") == text
+
+
+async def _limited(response: httpx.Response, most: int) -> bytes:
+    raw = b""
+    async for part in response.aiter_raw():
+        raw += part
+        if len(raw) >= most:
+            break
+    return raw[:most]
+
+
+def _message(body: str) -> str:
+    """Return what an error's body says, out of its JSON where it is some."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, RecursionError, TypeError, LookupError):
+        return body
+
+
+def _said(error: httpx.HTTPError) -> str:
+    return quoted(str(error) or type(error).__name__)

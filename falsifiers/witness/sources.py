@@ -1,0 +1,297 @@
+"""Where a server itself tells how wide its batches were; never inferred from what was sent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from falsifiers.errors import SuiteError
+from falsifiers.witness.client import Client
+from falsifiers.witness.rules import quoted
+from falsifiers.witness.stream import Hostile, Stream
+
+PRESETS = {"rowtwin_batch_size": "rowtwin", "vllm:num_requests_running": "vLLM",
+           "llamacpp:requests_processing": "llama-server"}
+"""Metrics that tell the width of a batch, with the server that has them; the first found wins."""
+PATTERN = r"Batch m=(\d+)"
+POLL = 0.02
+"""Seconds between two looks at a gauge."""
+MOST_LOG = 64 << 20
+MOST_LINE = 4096
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class Source(Protocol):
+    """Evidence of a server's batches, looked at around each arm."""
+
+    name: str
+    """What the evidence is, for the witness."""
+
+    async def begin(self) -> None:
+        """Start to look; what came before does not count."""
+
+    async def end(self, streams: Sequence[Stream]) -> int | None:
+        """Return the widest batch since `begin`, None if there was none.
+
+        Raises `Hostile` when the evidence cannot be read.
+        """
+
+
+@dataclass
+class Nothing:
+    """Stands for a server that tells nothing."""
+
+    why: str
+    name: str = "none"
+
+    async def begin(self) -> None:
+        """Look at nothing."""
+
+    async def end(self, streams: Sequence[Stream]) -> int | None:
+        """Raise `Hostile` with what is missing."""
+        raise Hostile(self.why)
+
+
+@dataclass
+class Field:
+    """A field of the response."""
+
+    name: str
+
+    async def begin(self) -> None:
+        """Do nothing: each response tells of its own arm."""
+
+    async def end(self, streams: Sequence[Stream]) -> int | None:
+        """Return the largest value in the arm's responses."""
+        return max((s.batch for s in streams if s.batch is not None), default=None)
+
+
+@dataclass
+class Log:
+    """A log file that grows, and a pattern whose group is the width."""
+
+    path: Path
+    pattern: re.Pattern[str]
+    name: str = ""
+    _at: int = 0
+
+    def __post_init__(self) -> None:
+        self.name = f"log lines with {self.pattern.pattern}"
+
+    async def begin(self) -> None:
+        """Note where the log ends."""
+        self._at = self._size()
+
+    async def end(self, streams: Sequence[Stream]) -> int | None:
+        """Return the largest width logged since."""
+        start = self._at if self._size() >= self._at else 0  # a shorter file was begun anew
+        try:
+            with self.path.open("rb") as log:
+                log.seek(start)
+                raw = log.read(MOST_LOG + 1)
+        except OSError as error:
+            raise Hostile(f"the log cannot be read: {error.strerror}") from None
+        if len(raw) > MOST_LOG:
+            raise Hostile(f"the log grew by more than {MOST_LOG >> 20} MiB")
+        found = [match[1] for line in raw.decode("utf-8", "replace").splitlines()
+                 for match in self.pattern.finditer(line[:MOST_LINE])]
+        return max((int(m) for m in found if m and re.fullmatch(r"[0-9]{1,6}", m)), default=None)
+
+    def _size(self) -> int:
+        try:
+            return os.stat(self.path).st_size
+        except OSError as error:
+            raise Hostile(f"the log cannot be read: {error.strerror}") from None
+
+
+@dataclass
+class Gauge:
+    """A Prometheus gauge, read again and again while the arm runs."""
+
+    client: Client
+    url: str
+    metric: str
+    name: str = ""
+    _seen: list[float] = field(default_factory=list)
+    _task: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.name = f"gauge {self.metric}"
+
+    async def begin(self) -> None:
+        """Start to poll."""
+        self._seen.clear()
+        self._task = asyncio.create_task(self._poll())
+
+    async def _poll(self) -> None:
+        while True:
+            page = await self.client.text(self.url)
+            self._seen += [value for _, value in samples(page, self.metric).items()]
+            await asyncio.sleep(POLL)
+
+    async def end(self, streams: Sequence[Stream]) -> int | None:
+        """Stop, and return the largest value that was seen."""
+        assert self._task is not None
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        widest = max(self._seen, default=None)
+        if widest is not None and widest != int(widest):
+            raise Hostile(f"the gauge {self.metric} told {widest:g}, which is no width")
+        return None if widest is None else int(widest)
+
+
+@dataclass
+class Histogram:
+    """A Prometheus histogram of batch sizes, read before and after the arm."""
+
+    client: Client
+    url: str
+    metric: str
+    name: str = ""
+    _before: tuple[Mapping[Labels, float], Mapping[Labels, float]] = field(
+        default_factory=lambda: ({}, {}))
+
+    def __post_init__(self) -> None:
+        self.name = f"histogram {self.metric}"
+
+    async def begin(self) -> None:
+        """Read what was counted before."""
+        self._before = await self._read()
+
+    async def _read(self) -> tuple[dict[Labels, float], dict[Labels, float]]:
+        page = await self.client.text(self.url)
+        return samples(page, f"{self.metric}_bucket"), samples(page, f"{self.metric}_sum")
+
+    async def end(self, streams: Sequence[Stream]) -> int | None:
+        """Return the largest width that the steps since then prove."""
+        buckets, sums = (
+            {key: value - before.get(key, 0.0) for key, value in after.items()}
+            for before, after in zip(self._before, await self._read(), strict=True))
+        return widest(buckets, sums)
+
+
+def widest(grown: Mapping[Labels, float], sums: Mapping[Labels, float]) -> int | None:
+    """Return the largest width that a histogram proves, of any series, None without steps.
+
+    `grown` is by how much each cumulative bucket grew, `sums` by how much each series' sum did.
+    Raises `Hostile` when the highest bucket that grew may hold no step of its upper edge.
+    """
+    series: dict[Labels, list[tuple[float, float]]] = {}
+    for labels, value in grown.items():
+        rest = tuple(pair for pair in labels if pair[0] != "le")
+        series.setdefault(rest, []).append((_edge(dict(labels).get("le", "")), value))
+    found = [_widest_of(sorted(buckets), sums.get(rest)) for rest, buckets in series.items()]
+    return max((width for width in found if width is not None), default=None)
+
+
+def _widest_of(buckets: Sequence[tuple[float, float]], total: float | None) -> int | None:
+    steps, below, count = list[tuple[float, float, float]](), 0.0, 0.0
+    for edge, value in buckets:
+        if value < count:
+            raise Hostile("the histogram shrank, as if the server had been started anew")
+        if value > count:
+            steps.append((math.floor(edge) if math.isfinite(edge) else edge, below, value - count))
+        below, count = edge, value
+    if not steps:
+        return None
+    *lower, (edge, below, count) = steps
+    exact = edge - math.floor(below) == 1
+    # so much that steps of less than the edge could not add up to it
+    least = -math.inf if total is None else total - sum(n * most for most, _, n in lower)
+    if not math.isfinite(edge) or not (exact or least > count * (edge - 1)):
+        raise Hostile(f"the histogram does not tell whether a step was {edge:g} wide")
+    return int(edge)
+
+
+def _edge(text: str) -> float:
+    try:
+        edge = float(text)
+    except ValueError:
+        raise Hostile(f"a bucket ends at {quoted(text)}") from None
+    if math.isnan(edge):
+        raise Hostile("a bucket ends at NaN")
+    return edge
+
+
+def samples(page: str, metric: str) -> dict[Labels, float]:
+    """Return a metric's samples by their labels; raise `Hostile` when the page is malformed."""
+    wanted = "\n".join(line for line in page.split("\n")
+                       if line.startswith((f"{metric} ", f"{metric}{{")))
+    try:
+        found = {tuple(sorted(sample.labels.items())): float(sample.value)
+                 for family in text_string_to_metric_families(wanted + "\n")
+                 for sample in family.samples}
+    except Exception:  # the parser's complaints about a foreign text are of many types
+        raise Hostile(f"the samples of {quoted(metric)} are malformed") from None
+    if not all(math.isfinite(value) for value in found.values()):
+        raise Hostile(f"a sample of {quoted(metric)} is not finite")
+    return found
+
+
+@dataclass(frozen=True)
+class Named:
+    """Where the user says that the evidence is; nothing named means: look for it."""
+
+    metrics_url: str | None = None
+    metric: str | None = None
+    log_file: Path | None = None
+    pattern: str | None = None
+    field: str | None = None
+
+
+def check(named: Named) -> None:
+    """Refuse options that contradict each other; raise `SuiteError` with one sentence."""
+    kinds = [named.log_file, named.field, named.metric or named.metrics_url]
+    if sum(kind is not None for kind in kinds) > 1:
+        raise SuiteError("give one source of evidence: --log-file, --field or --metrics-url")
+    if named.pattern is not None and named.log_file is None:
+        raise SuiteError("--pattern needs --log-file")
+    if named.field is not None and not all(named.field.split(".")):
+        raise SuiteError(f"--field {quoted(named.field)} is not a path such as usage.batch")
+    if named.log_file is not None and not named.log_file.is_file():
+        raise SuiteError(f"--log-file {named.log_file} is not a file")
+    if named.log_file is not None:
+        _pattern(named.pattern or PATTERN)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise SuiteError(f"--pattern {quoted(text)} is not a pattern: {error}") from None
+    if pattern.groups != 1:
+        raise SuiteError(f"--pattern {quoted(text)} must have one group, the width of a batch")
+    return pattern
+
+
+async def find(named: Named, client: Client) -> Source:
+    """Return the evidence that was named or, where none was, what the server is known to have."""
+    check(named)
+    if named.log_file is not None:
+        return Log(named.log_file, _pattern(named.pattern or PATTERN))
+    if named.field is not None:
+        return Field(f"response field {named.field}")
+    url = named.metrics_url or f"{client.url}/metrics"
+    metrics = [named.metric] if named.metric else list(PRESETS)
+    try:
+        page = await client.text(url)
+        for metric in metrics:
+            if samples(page, f"{metric}_bucket"):
+                return Histogram(client, url, metric)
+            if samples(page, metric):
+                return Gauge(client, url, metric)
+    except Hostile as why:
+        return Nothing(f"the server shows no evidence of its batches: {why}")
+    return Nothing(f"the server shows no evidence of its batches: {url} holds none of "
+                   f"{', '.join(metrics)}")

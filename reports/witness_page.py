@@ -1,0 +1,47 @@
+"""The page of a witness: streams over time, agreement and indices, in one file of HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from falsifiers.witness import rules
+from falsifiers.witness.asking import INVALID, speed
+from reports import pages, witness_plots
+
+MARKS = {"PASS": "✓", "FAIL": "✕", "UNMEASURABLE": "?"}
+
+
+def page(witness: Mapping[str, Any]) -> str:
+    """Return a witness as a self-contained page; everything foreign in it is escaped."""
+    return pages.filled("witness.html", context(witness))
+
+
+def context(witness: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the template is filled with."""
+    reasons, bands = rules.judge(witness, rules.MODEL), witness["bands"]
+    return {
+        "admitted": not reasons, "reasons": reasons, "prefix": rules.MODEL, "marks": MARKS,
+        "facts": facts(witness), "invalid": INVALID,
+        "bands": [{"band": band, "word": band["result"], "speed": speed(band),
+                   "streams": witness_plots.streams(band),
+                   "agreement": witness_plots.agreement(band)} for band in bands],
+        "indices": [band for band in bands if band.get("index")],
+        "index_plot": witness_plots.indices(bands)}
+
+
+def facts(witness: Mapping[str, Any]) -> dict[str, str]:
+    """Return what was measured, where and with what, in words."""
+    model, sampler, reference = witness["model"], witness["sampler"], witness["reference"]
+    stable = {True: "the same twice", False: "not the same twice", None: "not to be had"}
+    told = {
+        "model": model["path"], "model sha256": model["sha256"], "host": witness["host"],
+        "server": witness["server"], "commit": witness["commit"],
+        "binary sha256": witness["binary_sha256"], "prompt sha256": witness["prompt_sha256"],
+        "asked for": f"{sampler['n_predict']} greedy tokens, seed {sampler['seed']}, "
+                     "end of text ignored",
+        "left out of requests": ", ".join(sampler["left_out"]) or "nothing",
+        "reference": f"{reference['tokens']} tokens, {stable[reference['stable']]}",
+        "batches told by": witness["m_formed_from"],
+        "versions": ", ".join(f"{name} {value}" for name, value in witness["versions"].items())}
+    return {name: "not told" if value is None else str(value) for name, value in told.items()}
