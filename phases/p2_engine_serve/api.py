@@ -60,9 +60,8 @@ class Api:
 
     async def health(self) -> Response:
         """Tell whether requests can be served."""
-        if self.service.healthy:
-            return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": "the engine thread died"}, 503)
+        trouble = self.service.trouble
+        return JSONResponse({"status": trouble or "ok"}, 503 if trouble else 200)
 
     async def metrics(self) -> Response:
         """Tell the figures in Prometheus's format."""

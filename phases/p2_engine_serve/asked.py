@@ -158,9 +158,10 @@ def _refusal(errors: list[Any]) -> Refused:
     if first["type"] == "extra_forbidden":
         return Refused(400, f"{field} is not a field that this server knows", field,
                        code="unknown_field")
-    if field is None:  # a rule about several fields says which
+    if first["type"] == "value_error":  # a rule about several fields begins with one's name
         return Refused(400, message, message.split()[0], code="invalid_value")
-    return Refused(400, f"{field}: {message}", field, code="invalid_value")
+    told = f"{field}: {message}" if field else f"the body is no object of fields: {message}"
+    return Refused(400, told, field, code="invalid_value")
 
 
 def _is_branch(part: int | str) -> bool:

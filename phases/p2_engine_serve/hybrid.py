@@ -103,6 +103,8 @@ class Turn:
 class HybridEngine:
     """A `BatchEngine` over a model, a decode path and a pool of per-slot states."""
 
+    draw = staticmethod(draw)
+
     def __init__(self, model: Model, path: Path, limits: Limits,
                  prefixes: Prefixes | None = None) -> None:
         """Allocate the pool; raise `InputError` when the budget does not allow it."""
@@ -208,7 +210,7 @@ class HybridEngine:
         tenants = [self.tenants[slot] for slot in slots]
         choices = torch.empty(len(due), dtype=torch.int64, device=logits.device)
         self.path.argmax(logits, choices)
-        drawn = draw(logits, choices.tolist(), [t.sampling for t in tenants],
+        drawn = self.draw(logits, choices.tolist(), [t.sampling for t in tenants],
                      [t.drawn for t in tenants])
         for tenant, one in zip(tenants, drawn, strict=True):
             tenant.tokens.append(one.token)

@@ -11,7 +11,7 @@ import json
 import sys
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import DictLoader, TemplateError
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -36,6 +36,7 @@ def limit() -> None:
 def environment() -> ImmutableSandboxedEnvironment:
     """Return the sandbox, set up as chat templates expect it."""
     made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                         loader=DictLoader({}),  # there is nothing to include
                                          extensions=["jinja2.ext.loopcontrols"])
     made.filters["tojson"] = lambda value, **more: json.dumps(value, ensure_ascii=False, **more)
     made.globals["raise_exception"] = _raise

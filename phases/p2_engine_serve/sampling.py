@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.arithmetic import divide, exp, total
+from engine.arithmetic import exp, total
 from engine.errors import InputError
 
 MOST_TOP = 20
@@ -71,16 +70,26 @@ def draw(logits: Tensor, choices: Sequence[int], options: Sequence[Sampling],
     """
     top = logits.amax(-1)
     sums = total(exp(logits - top.unsqueeze(-1))).tolist()
-    drawn = []
-    for row, (choice, option, number) in enumerate(zip(choices, options, numbers, strict=True)):
-        line = logits[row]
-        token = choice if option.temperature == 0 else _sample(line, top[row], option, number)
-        told = [token, *_likeliest(line, option.top)]
-        values = (line[told] - top[row]).tolist()
-        whole = math.log(sums[row])
-        logprobs = torch.tensor([v - whole for v in values], dtype=torch.float64).float().tolist()
-        drawn.append(Drawn(token, logprobs[0], tuple(zip(told[1:], logprobs[1:], strict=True))))
-    return drawn
+    tokens = list(choices)
+    sampled = [row for row, option in enumerate(options) if option.temperature > 0]
+    if sampled:
+        picks = _sample(logits[sampled], top[sampled], [options[row] for row in sampled],
+                        [numbers[row] for row in sampled])
+        for row, token in zip(sampled, picks, strict=True):
+            tokens[row] = token
+    told = [[token, *_likeliest(logits[row], option.top)]
+            for row, (token, option) in enumerate(zip(tokens, options, strict=True))]
+    return [Drawn(line[0], logprobs[0], tuple(zip(line[1:], logprobs[1:], strict=True)))
+            for line, logprobs in zip(told, _logprobs(logits, top, sums, told), strict=True)]
+
+
+def _logprobs(logits: Tensor, top: Tensor, sums: Sequence[float],
+              told: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Return the log-probability [26] of each row's tokens."""
+    rows = [row for row, line in enumerate(told) for _ in line]
+    values = iter((logits[rows, [t for line in told for t in line]] - top[rows]).tolist())
+    return [[float(np.float32(next(values) - whole)) for _ in line]
+            for line, whole in zip(told, map(math.log, sums), strict=True)]
 
 
 def _likeliest(line: Tensor, count: int) -> list[int]:
@@ -93,14 +102,27 @@ def _likeliest(line: Tensor, count: int) -> list[int]:
     return [int(token) for token in near[order].tolist()]
 
 
-def _sample(line: Tensor, top: Tensor, option: Sampling, number: int) -> int:
-    """Invert the cumulative weights, in order of id, at the row's own number."""
-    weights = exp(divide(line - top, max(option.temperature, _LEAST))).double().cpu().numpy()
-    values = line.cpu().numpy()
+def _sample(logits: Tensor, top: Tensor, options: Sequence[Sampling],
+            numbers: Sequence[int]) -> list[int]:
+    """Invert the cumulative weights of each row, in order of id, at the row's own number."""
+    heat = top.new_tensor([max(option.temperature, _LEAST) for option in options])
+    scaled = (logits - top.unsqueeze(-1)) / heat.unsqueeze(-1)
+    every, values = exp(scaled).double().cpu().numpy(), logits.cpu().numpy()
+    return [_invert(_kept(*row), option, number)
+            for *row, option, number in zip(every, values, options, options, numbers, strict=True)]
+
+
+def _kept(weights: NDArray[np.float64], values: NDArray[np.float32],
+          option: Sampling) -> NDArray[np.float64]:
+    """Return the weights with those that the options leave out at zero."""
     if option.top_k:
         weights = np.where(_first(values, option.top_k), weights, 0.0)
     if option.top_p < 1:
         weights = np.where(_nucleus(values, weights, option.top_p), weights, 0.0)
+    return weights
+
+
+def _invert(weights: NDArray[np.float64], option: Sampling, number: int) -> int:
     sums = np.cumsum(weights)
     at = int(np.searchsorted(sums, uniform(option.seed, number) * sums[-1], side="right"))
     return min(at, int(weights.nonzero()[0][-1]))  # the product may round up to the whole sum

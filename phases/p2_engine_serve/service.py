@@ -61,9 +61,9 @@ class Service:
         self.driver = stack.driver(self.scheduler, self.metrics.observe)
 
     @property
-    def healthy(self) -> bool:
-        """Whether requests can be served."""
-        return self.driver.error is None
+    def trouble(self) -> str:
+        """Why requests are not served; empty while they are."""
+        return self.scheduler.closed
 
     def close(self) -> None:
         """Serve what was accepted, for at most the grace, and stop."""

@@ -27,8 +27,8 @@ class HostileError(InputError):
 class Template:
     """A chat template; may be used from any thread."""
 
-    def __init__(self, source: str | None) -> None:
-        self.source = source
+    def __init__(self, source: str | None, seconds: float = SECONDS) -> None:
+        self.source, self.seconds = source, seconds
         self._refused = "the model's file has no chat template" if source is None else ""
         self._lock = threading.Lock()  # guards the process, which answers one at a time
         self._process: subprocess.Popen[str] | None = None
@@ -63,7 +63,7 @@ class Template:
         process = self._process = self._process or _start()
         assert process.stdin is not None
         assert process.stdout is not None
-        late = threading.Timer(SECONDS, process.kill)
+        late = threading.Timer(self.seconds, process.kill)
         late.start()
         try:
             process.stdin.write(line + "\n")
@@ -77,7 +77,7 @@ class Template:
             found: dict[str, Any] = json.loads(answer)
             return found
         self._end()
-        return {"error": "hostile", "detail": f"it took more than {SECONDS:.0f} seconds or more "
+        return {"error": "hostile", "detail": f"it took more than {self.seconds:g} seconds or more "
                                               f"memory than a template needs"}
 
     def _end(self) -> None:

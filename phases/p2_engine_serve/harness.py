@@ -3,104 +3,32 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
 from typing import Any, Self
 
-import httpx
+import httpx2
 import openai
 
 from engine.gguf_file import open_gguf
-from engine.tokenizer import END_OF_TEXT, Tokenizer
+from engine.tokenizer import Tokenizer
 from engine.vocabulary import END, PAD
 from falsifiers.judge import Judge
 from falsifiers.subject import Subject
-from phases.p0_scheduler.increment import Event, Request, Scheduler
+from phases.p2_engine_serve.gate import PATIENCE, Gate, Steps
+from phases.p2_engine_serve.heard import Ask, Heard, heard
 from phases.p2_engine_serve.hybrid import Limits
 from phases.p2_engine_serve.server import address, bound, uvicorn_of
 from phases.p2_engine_serve.service import Terms
 from phases.p2_engine_serve.toy import toy
 
-PATIENCE = 10.0
-"""Seconds without what must come, after which it counts as never coming."""
 BEYOND_OPENAI = ("top_k", "ignore_eos", "return_token_ids")
-
-
-@dataclass(frozen=True)
-class Ask:
-    """One request of a client."""
-
-    endpoint: str
-    """`completions` or `chat`."""
-    stream: bool
-    body: dict[str, Any]
-    """Without the model; `prompt` stands for both endpoints."""
-
-
-@dataclass(frozen=True)
-class Heard:
-    """What a client got."""
-
-    raw: str
-    """All of it as JSON, without what differs from request to request: ids and times."""
-    texts: list[str]
-    """The text of each chunk that had one; a whole reply is one."""
-    reason: str | None
-    usage: dict[str, Any]
-    ids: list[int]
-    logprobs: list[float]
-    tops: list[int]
-    """How many likely tokens were told with each."""
-
-    @property
-    def text(self) -> str:
-        """The whole text."""
-        return "".join(self.texts)
-
-
-class Gate:
-    """Holds an engine's thread between two steps, and counts what was accepted."""
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._step, self._submit = scheduler.step, scheduler.submit
-        self._open, self._busy = threading.Event(), threading.Lock()
-        self._open.set()
-        self._changed = threading.Condition()
-        self.accepted = 0
-        scheduler.step = self._gated_step  # type: ignore[method-assign]
-        scheduler.submit = self._counted_submit  # type: ignore[method-assign]
-
-    def hold(self) -> None:
-        """Let no step begin; when this returns, none is running."""
-        self._open.clear()
-        with self._busy:
-            self.accepted = 0
-
-    def release(self) -> None:
-        """Let steps begin again."""
-        self._open.set()
-
-    def wait_for(self, count: int) -> bool:
-        """Wait until so many requests were accepted since `hold`; False when they do not come."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.accepted >= count, PATIENCE)
-
-    def _gated_step(self) -> list[Event]:
-        while True:
-            self._open.wait()
-            with self._busy:
-                if self._open.is_set():
-                    return self._step()
-
-    def _counted_submit(self, request: Request) -> None:
-        self._submit(request)
-        with self._changed:
-            self.accepted += 1
-            self._changed.notify_all()
 
 
 @dataclass
@@ -124,23 +52,25 @@ class Site:
     def __enter__(self) -> Self:
         stack, name = self.subject.stack, self.model or "nano"
         self.weights = self.subject.models(name)
-        self.tokenizer = tokenizer_of(self.weights)
+        self.tokenizer = tokenizer_of(self.weights.path)
         if self.template is not None:
             self.tokenizer = with_template(self.tokenizer, self.template)
         path = self.subject.path if self.model else self.toy_path()
-        self.engine = stack.engine(self.weights, path, Limits(self.slots, self.context))
+        self.steps = Steps(path.step_rows)
+        self.engine = stack.engine(self.weights, replace(path, step_rows=self.steps),
+                                   Limits(self.slots, self.context))
         terms = Terms(name, queue=self.queue, chunk=self.chunk, key=self.key, body=self.body,
-                      grace=1.0)
+                      grace=2 * PATIENCE)
         self.service = stack.service(stack, self.engine, self.tokenizer, terms)
         self.gate = Gate(self.service.scheduler)
         self._listen()
-        self.http = self._left.enter_context(httpx.Client(
+        self.http = self._left.enter_context(httpx2.Client(
             base_url=self.url, timeout=PATIENCE, trust_env=False, verify=False,
-            limits=httpx.Limits(max_connections=None)))
+            limits=httpx2.Limits(max_connections=None)))
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.key or "none",
                                     max_retries=0, http_client=self.http)
         self.crowd = self._left.enter_context(ThreadPoolExecutor(64))
-        self._left.callback(self.gate.release)
+        self._left.callback(self._let_go)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -148,9 +78,13 @@ class Site:
         self.stop()
         self.socket.close()
 
+    def _let_go(self) -> None:
+        self.steps.resume.set()
+        self.gate.release()
+        self.service.scheduler.abort()  # nothing is left to serve unless a law was broken
+
     def stop(self) -> None:
         """Shut the server down, as a signal would."""
-        self.gate.release()
         self.server.should_exit = True
         self.thread.join(3 * PATIENCE)
 
@@ -184,21 +118,41 @@ class Site:
 
     def together(self, asks: Sequence[Ask]) -> list[Heard]:
         """Send requests at once: no step begins before all of them were accepted."""
-        return self.at_once([lambda ask=ask: self.ask(ask) for ask in asks])  # type: ignore[misc]
-
-    def at_once(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Make calls on threads of their own, all accepted before a step begins."""
-        self.gate.hold()
-        futures: list[Future[Any]] = []
-        for number, call in enumerate(calls, 1):  # one after another, so that their order is known
-            futures.append(self.crowd.submit(call))
-            came = self.gate.wait_for(number)
-            self.law(came, f"of {len(calls)} requests at once only {self.gate.accepted} were "
-                           f"accepted before a step was done")
+        futures = self.hold(asks)
         self.gate.release()
-        return [future.result(3 * PATIENCE) for future in futures]
+        return [self.result(future) for future in futures]
 
-    def post(self, body: Any, path: str = "completions", **headers: str) -> httpx.Response:
+    def hold(self, asks: Sequence[Ask]) -> list[Future[Heard]]:
+        """Send requests in order, each accepted before the next, and let no step begin."""
+        self.gate.hold()
+        return [self.accepted(partial(self.ask, ask)) for ask in asks]
+
+    def accepted(self, call: Callable[[], Any]) -> Future[Any]:
+        """Make a call on a thread of its own and wait until its request is accepted."""
+        due = self.gate.accepted + 1
+        future = self.crowd.submit(call)
+        came = self.gate.wait_for(lambda: self.gate.accepted >= due)
+        self.law(came, "a request is not accepted while no step is done")
+        return future
+
+    @staticmethod
+    def result(future: Future[Heard]) -> Heard:
+        """Return what a client got."""
+        return future.result(3 * PATIENCE)
+
+    def leaver(self, ask: Ask) -> socket.socket:
+        """Send a request over a bare socket, which can be closed at any time."""
+        body = json.dumps({"model": self.service.terms.name, "stream": ask.stream, **ask.body})
+        text = (f"POST /v1/{ask.endpoint} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
+                f"\r\nContent-Length: {len(body)}\r\n\r\n{body}")
+        due = self.gate.accepted + 1
+        line = socket.create_connection(self.socket.getsockname(), PATIENCE)
+        line.sendall(text.encode())
+        came = self.gate.wait_for(lambda: self.gate.accepted >= due)
+        self.law(came, "a request is not accepted while no step is done")
+        return line
+
+    def post(self, body: Any, path: str = "completions", **headers: str) -> httpx2.Response:
         """Post a body as it is, if it is text or bytes, or as JSON."""
         content = body if isinstance(body, str | bytes) else json.dumps(body)
         return self.http.post(f"/v1/{path}", content=content,
@@ -208,7 +162,7 @@ class Site:
 
     def law(self, holds: bool, sentence: str, **where: int | str) -> None:
         """Hold a law through the judge."""
-        self.judge.law(holds, sentence, **where)
+        self.judge.law(holds, sentence, rung="law", **where)
 
     def same(self, name: str, got: object, want: object, **where: int | str) -> None:
         """Hold a value to its peer, in the suite's words."""
@@ -233,9 +187,12 @@ class Site:
 
 
 @cache
-def tokenizer_of(model: Any) -> Tokenizer:
-    """Return the tokenizer of a loaded model's file."""
-    return Tokenizer.from_metadata(open_gguf(model.path).metadata, model.config.vocab)
+def tokenizer_of(file: Path) -> Tokenizer:
+    """Return the tokenizer of a model's file."""
+    metadata = open_gguf(file).metadata
+    tokens = metadata["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, list)
+    return Tokenizer.from_metadata(metadata, len(tokens))
 
 
 def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
@@ -244,32 +201,3 @@ def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
     made.__dict__.update(tokenizer.__dict__)
     made.chat_template = template
     return made
-
-
-def heard(parts: list[dict[str, Any]]) -> Heard:
-    """Read a whole reply, or the chunks of one."""
-    texts: list[str] = []
-    reasons: list[str] = []
-    ids: list[int] = []
-    logprobs: list[float] = []
-    tops: list[int] = []
-    for part in parts:
-        for choice in part["choices"]:
-            said = choice.get("message") or choice.get("delta") or choice
-            texts += [text] if (text := said.get("text") or said.get("content")) else []
-            reasons += [choice["finish_reason"]] if choice["finish_reason"] else []
-            ids += choice.get("token_ids") or []
-            told = choice.get("logprobs") or {}
-            logprobs += told.get("token_logprobs") or []
-            logprobs += [one["logprob"] for one in told.get("content") or []]
-            tops += [len(one) for one in told.get("top_logprobs") or []]
-            tops += [len(one["top_logprobs"]) for one in told.get("content") or []]
-    usage = next((part["usage"] for part in parts if part.get("usage")), {})
-    plain = [{k: v for k, v in part.items() if k not in ("id", "created")} for part in parts]
-    return Heard(json.dumps(plain), texts, reasons[0] if len(reasons) == 1 else None, usage, ids,
-                 logprobs, tops)
-
-
-def ends(tokenizer: Tokenizer) -> tuple[int, int]:
-    """Return the ids of the end of a turn and of a text."""
-    return tokenizer.tokens.index(END), tokenizer.tokens.index(END_OF_TEXT)
