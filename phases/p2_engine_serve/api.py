@@ -25,8 +25,43 @@ BODY_SECONDS = 30.0
 Opened = tuple[Reply, Shape]
 
 
+class EventStream(Response):
+    """A reply as server-sent events, one chunk a piece."""
+
+    def __init__(self, opened: Opened, *, usage: bool) -> None:
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        del self.headers["content-length"]
+        self._opened, self._usage = opened, usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send every chunk as it comes."""
+        reply, shape = self._opened
+        async with watched(receive, reply):
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await self._send(send, *shape.opening())
+            async for piece in reply.pieces():
+                await self._send(send, *self._chunks(shape, piece))
+            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    def _chunks(self, shape: Shape, piece: Piece | Done) -> list[dict[str, Any]]:
+        if isinstance(piece, Piece):
+            chunk = shape.chunk(piece)
+            return [] if chunk is None else [chunk]
+        if piece.failed is not None:
+            return [piece.failed.body]
+        return shape.closing(piece, usage=self._usage)
+
+    @staticmethod
+    async def _send(send: Send, *chunks: dict[str, Any]) -> None:
+        if chunks:
+            body = b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks)
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
 class Api:
     """The routes of one service."""
+
+    stream = EventStream
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -83,7 +118,7 @@ class Api:
                       opened: Opened) -> Response:
         if asked.stream:
             options = asked.stream_options
-            return EventStream(opened, usage=options is not None and options.include_usage)
+            return self.stream(opened, usage=options is not None and options.include_usage)
         return await self._whole(request, opened)
 
     async def _whole(self, request: Request, opened: Opened) -> Response:
@@ -126,39 +161,6 @@ class Api:
         shown = request.headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(shown.encode(), key.encode()):
             raise Refused(401, "the API key is missing or wrong", code="invalid_api_key")
-
-
-class EventStream(Response):
-    """A reply as server-sent events, one chunk a piece."""
-
-    def __init__(self, opened: Opened, *, usage: bool) -> None:
-        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-store"})
-        del self.headers["content-length"]
-        self._opened, self._usage = opened, usage
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send every chunk as it comes."""
-        reply, shape = self._opened
-        async with watched(receive, reply):
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await self._send(send, *shape.opening())
-            async for piece in reply.pieces():
-                await self._send(send, *self._chunks(shape, piece))
-            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
-
-    def _chunks(self, shape: Shape, piece: Piece | Done) -> list[dict[str, Any]]:
-        if isinstance(piece, Piece):
-            chunk = shape.chunk(piece)
-            return [] if chunk is None else [chunk]
-        if piece.failed is not None:
-            return [piece.failed.body]
-        return shape.closing(piece, usage=self._usage)
-
-    @staticmethod
-    async def _send(send: Send, *chunks: dict[str, Any]) -> None:
-        if chunks:
-            body = b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks)
-            await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 @asynccontextmanager

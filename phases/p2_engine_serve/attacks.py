@@ -19,7 +19,6 @@ from phases.p2_engine_serve import scenes
 from phases.p2_engine_serve.gate import PATIENCE
 from phases.p2_engine_serve.harness import Site
 from phases.p2_engine_serve.heard import Ask
-from phases.p2_engine_serve.template import HostileError
 
 LONG: dict[str, Any] = {"prompt": "the one of", "max_tokens": 500, "ignore_eos": True, "seed": 3}
 CULPRIT = 99
@@ -196,16 +195,23 @@ def outcome(site: Site, ask: Ask) -> str:
 
 
 def hold_hostile(judge: Judge, template: Any, trap: str) -> None:
-    """Hold a template to be refused in one sentence."""
-    try:
-        text = template.render([{"role": "user", "content": trap}])
-    except HostileError as refusal:
-        told = str(refusal)
-        judge.law("\n" not in told and len(told) < 700, f"the refusal says {told!r}")
-    except InputError as refusal:
-        judge.law(False, f"the template may be run again: {refusal}")
-    else:
-        judge.law(False, f"the template was run and wrote {text[:100]!r}")
+    """Hold a template to be refused in one sentence, and then not to be run again."""
+    ask, asked = template._ask, list[str]()
+
+    def counted(line: str) -> Any:
+        asked.append(line)
+        return ask(line)
+
+    template._ask = counted
+    for _ in range(2):
+        try:
+            text = template.render([{"role": "user", "content": trap}])
+        except InputError as refusal:
+            told = str(refusal)
+            judge.law("\n" not in told and len(told) < 700, f"the refusal says {told!r}")
+        else:
+            judge.law(False, f"the template was run and wrote {text[:100]!r}")
+    judge.law(len(asked) < 2, "a template that was refused is run again")
 
 
 def hold_server_with_bad_template(subject: Subject, judge: Judge) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.path import Rows, Step
 from phases.p0_scheduler.increment import Event, FromOutside, Request, Scheduler
 
-PATIENCE = 10.0
+PATIENCE = 6.0
 """Seconds without what must come, after which it counts as never coming."""
 
 

@@ -65,8 +65,8 @@ class Site:
         self.gate = Gate(self.service.scheduler)
         self._listen()
         self.http = self._left.enter_context(httpx2.Client(
-            base_url=self.url, timeout=PATIENCE, trust_env=False, verify=False,
-            limits=httpx2.Limits(max_connections=None)))
+            base_url=self.url, timeout=60.0 if self.model else PATIENCE,
+            trust_env=False, verify=False, limits=httpx2.Limits(max_connections=None)))
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.key or "none",
                                     max_retries=0, http_client=self.http)
         self.crowd = self._left.enter_context(ThreadPoolExecutor(64))
@@ -138,7 +138,7 @@ class Site:
     @staticmethod
     def result(future: Future[Heard]) -> Heard:
         """Return what a client got."""
-        return future.result(3 * PATIENCE)
+        return future.result(60.0)
 
     def leaver(self, ask: Ask) -> socket.socket:
         """Send a request over a bare socket, which can be closed at any time."""

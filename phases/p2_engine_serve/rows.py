@@ -106,7 +106,8 @@ def noise(seed: int, count: int, vocab: int) -> Tensor:
     logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(seed)) * 3
     for row in range(count):
         order = logits[row].argsort(descending=True)
-        logits[row, order[1:3]] = float(logits[row, order[1]])
+        tied = order[0:2] if row % 3 == 0 else order[1:3]
+        logits[row, tied] = float(logits[row, tied[0]])
         logits[row, order[4:8]] = float(logits[row, order[4]])
     return logits
 

@@ -46,6 +46,8 @@ class Terms:
 class Service:
     """One model behind one engine thread."""
 
+    counting = Metrics
+
     def __init__(self, stack: Stack, engine: HybridEngine, tokenizer: Tokenizer,
                  terms: Terms) -> None:
         """Start the engine's thread."""
@@ -54,7 +56,7 @@ class Service:
         self.vocab = engine.model.config.vocab
         self.started = int(time.time())
         self.template: Template = stack.template(tokenizer.chat_template)
-        self.metrics = Metrics(engine.limits.slots)
+        self.metrics = self.counting(engine.limits.slots)
         self.scheduler = stack.scheduler(engine, Settings(
             slots=engine.limits.slots, queue=terms.queue, chunk=terms.chunk,
             context=self.capacity, eos=tokenizer.ends))

@@ -20,10 +20,6 @@ SECONDS = 5.0
 RENDER = Path(__file__).with_name("render.py")
 
 
-class HostileError(InputError):
-    """The template did what no chat template needs; it is not run again."""
-
-
 class Template:
     """A chat template; may be used from any thread."""
 
@@ -38,7 +34,7 @@ class Template:
         values = {"messages": list(messages), "add_generation_prompt": True}
         with self._lock:
             if self._refused:
-                raise HostileError(self._refused)
+                raise InputError(self._refused)
             answer = self._ask(json.dumps({"source": self.source, "values": values,
                                            "most": MOST}))
             if "text" in answer:
@@ -57,7 +53,7 @@ class Template:
         if kind == "failed":
             return InputError(f"the chat template cannot be applied to these messages: {detail}")
         self._refused = f"the model's chat template is refused: {detail}"
-        return HostileError(self._refused)
+        return InputError(self._refused)
 
     def _ask(self, line: str) -> dict[str, Any]:
         process = self._process = self._process or _start()
