@@ -158,8 +158,8 @@ class Api:
         key = self.service.terms.key
         if key is None:
             return
-        shown = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(shown.encode(), key.encode()):
+        shown = request.headers.get("authorization", "")
+        if not hmac.compare_digest(shown.encode(), f"Bearer {key}".encode()):
             raise Refused(401, "the API key is missing or wrong", code="invalid_api_key")
 
 

@@ -48,7 +48,7 @@ def hold_doors(site: Site, endpoint: str) -> None:
     hold_refusal(site, "no-such-route", site.http.get("/v1/embeddings"), 404, None)
     head = f"POST {url} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     chunk = "800\r\n" + "x" * 0x800 + "\r\n"
-    for name, rest in (("chunked", f"Transfer-Encoding: chunked\r\n\r\n{chunk}{chunk}"),
+    for name, rest in (("chunked", f"Transfer-Encoding: chunked\r\n\r\n{chunk}{chunk}0\r\n\r\n"),
                        ("announced", f"Content-Length: {10 ** 12}\r\n\r\n")):
         with socket.create_connection(site.socket.getsockname(), PATIENCE) as line:
             line.sendall((head + rest).encode())
@@ -130,7 +130,8 @@ def _answers(site: Site, name: str, call: Callable[[], httpx2.Response], status:
 
 def drained(site: Site, asks: Sequence[Ask], alone: Sequence[str]) -> None:
     """Hold a shutdown to serve what was accepted, and nothing more."""
-    futures = site.hold(asks)
+    site.gate.hold()
+    futures = [site.accepted(partial(outcome, site, ask)) for ask in asks]
     closing = site.crowd.submit(site.service.close)
     closed = site.gate.wait_for(lambda: bool(site.service.scheduler.closed))
     site.law(closed, "the service does not close")
@@ -138,8 +139,8 @@ def drained(site: Site, asks: Sequence[Ask], alone: Sequence[str]) -> None:
     site.same("health", site.http.get("/health").status_code, 503)
     site.gate.release()
     for number, future in enumerate(futures):
-        site.same("reply", site.result(future).raw, alone[number], request=number)
-    closing.result(3 * PATIENCE)
+        site.same("outcome", future.result(60.0), alone[number], request=number)
+    closing.result(60.0)
     site.same("where the pool is", site.engine.pool.device, "meta")
     site.same("the engine's thread runs", site.service.driver._thread.is_alive(), False)
 
@@ -171,7 +172,7 @@ def with_trouble(site: Site, kind: str) -> None:
     site.gate.hold()
     futures = [site.accepted(partial(outcome, site, ask)) for ask in asks]
     site.gate.release()
-    got = [future.result(3 * PATIENCE) for future in futures]
+    got = [future.result(60.0) for future in futures]
     for number, (one, want) in enumerate(zip(got, alone, strict=True)):
         fails = kind in ("always", "dead") or (kind in ("row", "nan") and number == 2)
         site.same("outcome", one[:6] if fails else one, "error:" if fails else want, request=number)

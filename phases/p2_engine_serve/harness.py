@@ -60,7 +60,7 @@ class Site:
         self.engine = stack.engine(self.weights, replace(path, step_rows=self.steps),
                                    Limits(self.slots, self.context))
         terms = Terms(name, queue=self.queue, chunk=self.chunk, key=self.key, body=self.body,
-                      grace=2 * PATIENCE)
+                      grace=PATIENCE)
         self.service = stack.service(stack, self.engine, self.tokenizer, terms)
         self.gate = Gate(self.service.scheduler)
         self._listen()

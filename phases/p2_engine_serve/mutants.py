@@ -11,6 +11,7 @@ from phases.p0_scheduler.increment import Driver, Scheduler
 from phases.p2_engine_serve import wrong_replies as replies
 from phases.p2_engine_serve import wrong_rows as rows
 from phases.p2_engine_serve import wrong_serving as serving
+from phases.p2_engine_serve import wrong_templates as templates
 from phases.p2_engine_serve.api import Api
 from phases.p2_engine_serve.hybrid import HybridEngine
 from phases.p2_engine_serve.reply import Reply
@@ -119,9 +120,9 @@ MUTANTS: tuple[Mutant, ...] = (
     _wrong(replies.ErrorsAreSilent, ERRORS),
     _wrong(replies.ErrorsLookFinished, ERRORS),
     _wrong(serving.StreamsHideErrors, ERRORS),
-    _wrong(serving.TemplateWithoutASandbox, HOSTILE),
-    _wrong(serving.TemplateIsTriedAgain, HOSTILE),
-    _wrong(serving.TemplateIsCachedByLength, CHATS),
-    _wrong(serving.LastMessageOnly, CHATS),
+    _wrong(templates.TemplateWithoutASandbox, HOSTILE),
+    _wrong(templates.TemplateIsTriedAgain, HOSTILE),
+    _wrong(templates.TemplateIsCachedByLength, CHATS),
+    _wrong(templates.LastMessageOnly, CHATS),
     _wrong(serving.ShutdownCancels, DRAIN),
 )

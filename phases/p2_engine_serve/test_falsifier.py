@@ -162,7 +162,7 @@ def test_bad_requests_are_refused_by_field(case: Case, subject: Subject, judge: 
 def test_strangers_stay_outside(case: Case, subject: Subject, judge: Judge) -> None:
     with Site(subject, judge, key="sesame") as site:
         for header in ({}, {"authorization": "Bearer"}, {"authorization": "Bearer sesam"},
-                       {"authorization": "Bearer sesame "[:-1] + "s"}, {"authorization": "sesam"}):
+                       {"authorization": "Bearer sesames"}, {"authorization": "sesame"}):
             for path in ("completions", "chat/completions"):
                 answer = site.post({"model": "nano", **scenes.GOOD}, path, **header)
                 site.same("status", answer.status_code, 401, path=path, header=str(header))

@@ -89,7 +89,7 @@ class OneGeneratorForAll(HybridEngine):
             kept = [replace(option, seed=int(stream.integers(1 << 30))) for option in options]
             return sampling.draw(logits, choices, kept, numbers)
 
-        self.draw = draw  # type: ignore[misc]
+        self.draw = draw
 
 
 class NeighboursLogprobs(HybridEngine):
