@@ -52,6 +52,8 @@ def serve(
     with bound(host, port) as listening:
         service = open_service(subject, file, limits, device,
                                Terms(name or file.name, queue=queue, chunk=chunk, key=api_key))
+        if api_key is None and not host.startswith(("127.", "localhost", "::1")):
+            typer.echo(f"rowtwin: without --api-key anyone who reaches {host} is served", err=True)
         typer.echo(f"{service.terms.name} at {address(listening)}/v1 with {slots} slots on the "
                    f"{subject.path.name} path")
         try:
