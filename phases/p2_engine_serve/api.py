@@ -67,9 +67,8 @@ class Api:
         self.service = service
 
     def app(self) -> FastAPI:
-        """Return the application; its shutdown closes the service."""
-        app = FastAPI(title="rowtwin", docs_url=None, redoc_url=None, openapi_url=None,
-                      lifespan=self._lifespan)
+        """Return the application; who runs it closes the service."""
+        app = FastAPI(title="rowtwin", docs_url=None, redoc_url=None, openapi_url=None)
         app.add_exception_handler(Refused, _refused)
         app.add_exception_handler(HTTPException, _not_found)
         app.add_exception_handler(Exception, _broken)
@@ -80,11 +79,6 @@ class Api:
                                ("/v1/chat/completions", self.chat)):
             app.add_api_route(path, endpoint, methods=["POST"], response_model=None)
         return app
-
-    @asynccontextmanager
-    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        yield
-        await asyncio.to_thread(self.service.close)
 
     async def models(self, request: Request) -> Response:
         """Tell which model is served."""

@@ -16,7 +16,7 @@ from engine.path import Rows
 from phases.p2_engine_serve.gate import Gate
 from phases.p2_engine_serve.harness import tokenizer_of
 from phases.p2_engine_serve.hybrid import Limits
-from phases.p2_engine_serve.server import address, bound, uvicorn_of
+from phases.p2_engine_serve.server import Server, address, bound
 from phases.p2_engine_serve.service import Terms
 
 ROWS, TOKENS, CONTEXT = 16, 24, 64
@@ -49,7 +49,7 @@ def served(path: Any, stack: Any, model: Any) -> float:
     """Return the CPU seconds of all threads while sixteen streams are served."""
     engine = stack.engine(model, path, Limits(ROWS, CONTEXT))
     service = stack.service(stack, engine, tokenizer_of(model.path), Terms("tiny"))
-    gate, listening, server = Gate(service.scheduler), bound("127.0.0.1", 0), uvicorn_of(service)
+    gate, listening, server = Gate(service.scheduler), bound("127.0.0.1", 0), Server(service)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     gate.hold()

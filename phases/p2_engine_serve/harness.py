@@ -24,7 +24,7 @@ from falsifiers.subject import Subject
 from phases.p2_engine_serve.gate import PATIENCE, Gate, Steps
 from phases.p2_engine_serve.heard import Ask, Heard, heard
 from phases.p2_engine_serve.hybrid import Limits
-from phases.p2_engine_serve.server import address, bound, uvicorn_of
+from phases.p2_engine_serve.server import Server, address, bound
 from phases.p2_engine_serve.service import Terms
 from phases.p2_engine_serve.toy import toy
 
@@ -96,7 +96,7 @@ class Site:
     def _listen(self) -> None:
         self.socket = bound("127.0.0.1", 0)
         self.url = address(self.socket)
-        self.server = uvicorn_of(self.service)
+        self.server = Server(self.service)
         self.thread = threading.Thread(target=self.server.run, daemon=True,
                                        kwargs={"sockets": [self.socket]})
         self.thread.start()

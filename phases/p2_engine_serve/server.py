@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import uvicorn
 
 from engine.errors import InputError
 from phases.p2_engine_serve.service import Service
+
+LAST = 5
+"""Seconds for the last words of replies that the grace has ended."""
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -25,15 +29,24 @@ def address(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def uvicorn_of(service: Service) -> uvicorn.Server:
-    """Return the server of a service; requests in progress get the grace at shutdown."""
-    return uvicorn.Server(uvicorn.Config(
-        service.stack.api(service).app(), log_config=None, access_log=False, ws="none", http="h11",
-        loop="asyncio", lifespan="on", server_header=False,
-        timeout_graceful_shutdown=max(1, int(service.terms.grace))))
+class Server(uvicorn.Server):
+    """Drains its service at shutdown: what was accepted ends, by itself or by the grace."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        super().__init__(uvicorn.Config(
+            service.stack.api(service).app(), log_config=None, access_log=False, ws="none",
+            http="h11", loop="asyncio", lifespan="off", server_header=False,
+            timeout_graceful_shutdown=int(service.terms.grace) + LAST))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, and wait for the replies while the service is closed beside them."""
+        closing = asyncio.create_task(asyncio.to_thread(self.service.close))
+        await super().shutdown(sockets)
+        await closing
 
 
 def run(service: Service, listening: socket.socket) -> None:
     """Serve until a signal ends it; must be called on the main thread."""
-    uvicorn_of(service).run(sockets=[listening])
+    Server(service).run(sockets=[listening])
 
