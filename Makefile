@@ -37,5 +37,5 @@ $(READY): pyproject.toml constraints.txt
 	@echo "about 3 GB where it takes the default build with CUDA. This happens once."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
-		-c constraints.txt -e '.[lint,golden]'
+		-c constraints.txt -e '.[lint,golden,test]'
 	@touch $@

@@ -37,6 +37,7 @@ COMMANDS = {
     "mutants": ("falsifiers.cli", "Attack every mutant and print the kill matrix."),
     "receipt": ("falsifiers.cli", "Judge the device cases here and keep the receipts."),
     "bench": ("phases.cli", "Measure kernels on a device, beside the memory floor."),
+    "serve": ("phases.p2_engine_serve.cli", "Serve a model over the OpenAI API, in batches."),
     "model": ("engine.cli", "Make or inspect a GGUF file."),
     "generate": ("engine.cli", "Continue a text, token by token."),
     "logits": ("engine.cli", "Write teacher-forced logits of a model."),
@@ -261,6 +262,7 @@ def root(ctx: typer.Context) -> None:
     """Does row i of a batch get exactly what it would have got alone?"""
     ctx.obj = bank
     ctx.meta["open_model"] = open_model
+    ctx.meta["assemble"] = assemble
     ctx.meta["golden"] = golden_makers
     ctx.meta["path_of"] = path_of
     ctx.meta["figures"] = measures

@@ -23,6 +23,11 @@ class Desk:
         """Whether no accepted request is left to serve."""
         return not self._jobs
 
+    @property
+    def closed(self) -> str:
+        """Why no more requests are taken; empty while they are."""
+        return self._closed
+
     def submit(self, request: Request) -> None:
         """Accept a request, or refuse it and keep nothing.
 

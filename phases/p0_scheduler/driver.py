@@ -109,9 +109,10 @@ class Driver:
         if self.scheduler.idle:
             self._wake.wait()
             self._wake.clear()
-        self._dispatch(self.scheduler.step())
-        if self._observe is not None:
+        events = self.scheduler.step()
+        if self._observe is not None:  # first, so that who hears of an end finds it counted
             self._observe(self.scheduler.counts)
+        self._dispatch(events)
 
     def _dispatch(self, events: Iterable[Event]) -> None:
         for event in events:

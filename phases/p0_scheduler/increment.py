@@ -1,4 +1,7 @@
-"""P0's increment: the serving stack's scheduler, its driver thread and its serial peer."""
+"""P0's increment: the serving stack's scheduler, its driver thread and its serial peer.
+
+It also names what a successor needs of this phase, which imports nothing else of it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,29 @@ from dataclasses import dataclass
 
 from phases.p0_scheduler import reference
 from phases.p0_scheduler.driver import Driver
+from phases.p0_scheduler.job import Counts, Job, Settings
+from phases.p0_scheduler.protocol import (
+    BatchEngine,
+    ClosedError,
+    Emitted,
+    Ended,
+    Ending,
+    Event,
+    FromOutside,
+    QueueFullError,
+    Request,
+    Row,
+    RowError,
+    Seat,
+    Token,
+)
 from phases.p0_scheduler.reference import Served
 from phases.p0_scheduler.scheduler import Scheduler
+
+__all__ = [
+    "BatchEngine", "ClosedError", "Counts", "Driver", "Emitted", "Ended", "Ending", "Event",
+    "FromOutside", "Job", "QueueFullError", "Request", "Row", "RowError", "Scheduler", "Seat",
+    "Served", "Settings", "Stack", "Token", "stack"]
 
 
 @dataclass(frozen=True)

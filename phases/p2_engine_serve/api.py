@@ -1,0 +1,199 @@
+"""The HTTP side: FastAPI routes over a service, and what is refused before any of it is read."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
+
+from phases.p2_engine_serve.asked import ChatAsked, CompletionAsked, parse
+from phases.p2_engine_serve.refusal import Refused
+from phases.p2_engine_serve.reply import Done, Piece, Reply
+from phases.p2_engine_serve.service import Service
+from phases.p2_engine_serve.shapes import Shape
+
+BODY_SECONDS = 30.0
+"""How long a client may take to send its request."""
+Opened = tuple[Reply, Shape]
+
+
+class EventStream(Response):
+    """A reply as server-sent events, one chunk a piece."""
+
+    def __init__(self, opened: Opened, *, usage: bool) -> None:
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        del self.headers["content-length"]
+        self._opened, self._usage = opened, usage
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send every chunk as it comes."""
+        reply, shape = self._opened
+        async with watched(receive, reply):
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await self._send(send, *shape.opening())
+            async for piece in reply.pieces():
+                await self._send(send, *self._chunks(shape, piece))
+            await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+    def _chunks(self, shape: Shape, piece: Piece | Done) -> list[dict[str, Any]]:
+        if isinstance(piece, Piece):
+            chunk = shape.chunk(piece)
+            return [] if chunk is None else [chunk]
+        if piece.failed is not None:
+            return [piece.failed.body]
+        return shape.closing(piece, usage=self._usage)
+
+    @staticmethod
+    async def _send(send: Send, *chunks: dict[str, Any]) -> None:
+        if chunks:
+            body = b"".join(b"data: " + json.dumps(chunk).encode() + b"\n\n" for chunk in chunks)
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+class Api:
+    """The routes of one service."""
+
+    stream = EventStream
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    def app(self) -> FastAPI:
+        """Return the application; who runs it closes the service."""
+        app = FastAPI(title="rowtwin", docs_url=None, redoc_url=None, openapi_url=None)
+        app.add_exception_handler(Refused, _refused)
+        app.add_exception_handler(HTTPException, _not_found)
+        app.add_exception_handler(Exception, _broken)
+        for path, endpoint in (("/v1/models", self.models), ("/health", self.health),
+                               ("/metrics", self.metrics)):
+            app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+        for path, endpoint in (("/v1/completions", self.completions),
+                               ("/v1/chat/completions", self.chat)):
+            app.add_api_route(path, endpoint, methods=["POST"], response_model=None)
+        return app
+
+    async def models(self, request: Request) -> Response:
+        """Tell which model is served."""
+        self._hold_key(request)
+        one = {"id": self.service.terms.name, "object": "model", "created": self.service.started,
+               "owned_by": "rowtwin", "max_model_len": self.service.capacity}
+        return JSONResponse({"object": "list", "data": [one]})
+
+    async def health(self) -> Response:
+        """Tell whether requests can be served."""
+        trouble = self.service.trouble
+        return JSONResponse({"status": trouble or "ok"}, 503 if trouble else 200)
+
+    async def metrics(self) -> Response:
+        """Tell the figures in Prometheus's format."""
+        return Response(self.service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def completions(self, request: Request) -> Response:
+        """Continue a text."""
+        self._hold_key(request)
+        asked = parse(CompletionAsked, await self._body(request))
+        return await self._answer(request, asked, await self.service.complete(asked))
+
+    async def chat(self, request: Request) -> Response:
+        """Write the next turn of a chat."""
+        self._hold_key(request)
+        asked = parse(ChatAsked, await self._body(request))
+        return await self._answer(request, asked, await self.service.chat(asked))
+
+    async def _answer(self, request: Request, asked: CompletionAsked | ChatAsked,
+                      opened: Opened) -> Response:
+        if asked.stream:
+            options = asked.stream_options
+            return self.stream(opened, usage=options is not None and options.include_usage)
+        return await self._whole(request, opened)
+
+    async def _whole(self, request: Request, opened: Opened) -> Response:
+        reply, shape = opened
+        pieces: list[Piece] = []
+        async with watched(request.receive, reply):
+            async for piece in reply.pieces():
+                if isinstance(piece, Piece):
+                    pieces.append(piece)
+                elif piece.failed is not None:
+                    raise piece.failed
+                else:
+                    return JSONResponse(shape.whole(pieces, piece))
+        raise AssertionError("a reply ended without saying so")
+
+    async def _body(self, request: Request) -> bytes:
+        """Read a body up to the limit, or raise `Refused`."""
+        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+        if kind != "application/json":
+            raise Refused(415, "the body must be application/json", code="content_type")
+        most, body = self.service.terms.body, bytearray()
+        said = request.headers.get("content-length", "")
+        if said.isdigit() and int(said[:20]) > most:
+            raise _too_large(most)
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > most:
+                        raise _too_large(most)
+        except TimeoutError:
+            raise Refused(408, f"the body did not come within {BODY_SECONDS:.0f} seconds",
+                          code="timeout") from None
+        return bytes(body)
+
+    def _hold_key(self, request: Request) -> None:
+        key = self.service.terms.key
+        if key is None:
+            return
+        shown = request.headers.get("authorization", "")
+        if not hmac.compare_digest(shown.encode(), f"Bearer {key}".encode()):
+            raise Refused(401, "the API key is missing or wrong", code="invalid_api_key")
+
+
+@asynccontextmanager
+async def watched(receive: Receive, reply: Reply) -> AsyncIterator[None]:
+    """End the reply's request as soon as its client is gone, or the block is left early."""
+    gone = asyncio.create_task(_until_gone(receive, reply))
+    try:
+        yield
+    finally:
+        gone.cancel()
+        reply.leave()
+
+
+async def _until_gone(receive: Receive, reply: Reply) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    reply.leave()
+
+
+def _too_large(most: int) -> Refused:
+    return Refused(413, f"the body has more than {most:,} bytes, which is the limit",
+                   code="body_too_large")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return JSONResponse(error.body, error.status, headers=error.headers)
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    told = Refused(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}",
+                   code="no_such_route")
+    return JSONResponse(told.body, error.status_code, headers=error.headers)
+
+
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    """Answer for a fault of the server's own; the log has its traceback."""
+    told = Refused(500, "the server failed on this request", code="internal_error")
+    return JSONResponse(told.body, told.status)

@@ -1,0 +1,236 @@
+"""The hybrid engine: a path over a pool of per-slot states, behind the scheduler's seven methods.
+
+Every call takes the same way for one request as for many: m = 1 is a batch of one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from engine.config import Config
+from engine.errors import InputError
+from engine.model import Model
+from engine.path import Path, Rows, check_token
+from engine.state import Pool, State
+from phases.p0_scheduler.increment import Emitted, Request, Row, RowError, Seat
+from phases.p2_engine_serve.sampling import Sampling, draw
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an engine may hold."""
+
+    slots: int
+    """Requests at once."""
+    capacity: int
+    """Tokens of one request, its prompt included."""
+    budget: int | None = None
+    """The most bytes of state; a pool that needs more is refused before it is allocated."""
+
+
+class Prefixes(Protocol):
+    """What knows states of earlier prompts; asked at admission and told what slots hold."""
+
+    def admit(self, tokens: Sequence[int], state: State) -> int:
+        """Write the longest known proper prefix of a prompt into a fresh slot; return its length.
+
+        0 when nothing fits, and then nothing was written.
+        """
+
+    def advanced(self, tokens: Sequence[int], state: State) -> None:
+        """Take note that a slot now holds exactly these tokens; it may be copied, not changed."""
+
+    def released(self, tokens: Sequence[int], state: State) -> None:
+        """Take note that a slot is given up, holding exactly these tokens."""
+
+
+class NoPrefixes:
+    """Knows nothing, so that every prompt is computed."""
+
+    def admit(self, tokens: Sequence[int], state: State) -> int:
+        """Find nothing."""
+        return 0
+
+    def advanced(self, tokens: Sequence[int], state: State) -> None:
+        """Keep nothing."""
+
+    def released(self, tokens: Sequence[int], state: State) -> None:
+        """Keep nothing."""
+
+
+@dataclass(slots=True)
+class Tenant:
+    """A request in its slot."""
+
+    request: Request
+    tokens: list[int]
+    """The prompt and what was sampled behind it."""
+    fed: int
+    """How many of them the slot's state holds."""
+    drawn: int = 0
+    """How many tokens were sampled."""
+
+    @property
+    def held(self) -> list[int]:
+        """The tokens in the slot's state."""
+        return self.tokens[:self.fed]
+
+    @property
+    def sampling(self) -> Sampling:
+        """How its tokens are drawn."""
+        sampler = self.request.sampler
+        return sampler if isinstance(sampler, Sampling) else Sampling()
+
+
+@dataclass
+class Turn:
+    """The slot that was given up last, and the tokens its state still holds."""
+
+    slot: int = -1
+    tokens: list[int] = field(default_factory=list)
+
+    def goes_on(self, prompt: Sequence[int]) -> bool:
+        """Return whether a prompt extends exactly these tokens."""
+        n = len(self.tokens)
+        return 0 < n < len(prompt) and list(prompt[:n]) == self.tokens
+
+
+class HybridEngine:
+    """A `BatchEngine` over a model, a decode path and a pool of per-slot states."""
+
+    draw = staticmethod(draw)
+
+    def __init__(self, model: Model, path: Path, limits: Limits,
+                 prefixes: Prefixes | None = None) -> None:
+        """Allocate the pool; raise `InputError` when the budget does not allow it."""
+        check_budget(model.config, limits)
+        self.model, self.path, self.limits = model, path, limits
+        self.pool = model.new_pool(limits.slots, limits.capacity)
+        self.prefixes = prefixes if prefixes is not None else NoPrefixes()
+        self.tenants: dict[int, Tenant] = {}
+        self.last = Turn()
+
+    def run_single(self, request: Request) -> Iterator[Emitted]:
+        """Yield the request's tokens alone and without end, in a slot of the pool."""
+        if self.tenants:
+            raise InputError(f"request {request.id!r} cannot run alone: "
+                             f"{len(self.tenants)} slots are taken")
+        seat = self.add_slot(request)
+        try:
+            yield from self.decode_step([Row(seat.slot, len(request.tokens) - seat.reused)])
+            while True:
+                yield from self.decode_step([Row(seat.slot, 1)])
+        finally:
+            self.recycle_slot(seat.slot)
+
+    def start_batch(self, requests: Sequence[Request]) -> list[Seat]:
+        """Take a slot for each request; a single one may go on with the last turn."""
+        for request in requests:
+            self._check(request)
+        if len(requests) > self.limits.slots - len(self.tenants):
+            raise InputError(f"{len(requests)} requests do not fit into "
+                             f"{self.limits.slots - len(self.tenants)} free slots")
+        return [self._seat(request, alone=len(requests) == 1) for request in requests]
+
+    def add_slot(self, request: Request) -> Seat:
+        """Take a slot for a request that joins others."""
+        return self.start_batch([request])[0]
+
+    def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
+        """Compute every row in one step of the path, and sample where a prompt is complete."""
+        parts = [self._next(row) for row in plan]
+        rows = Rows(tuple(row.slot for row in plan),
+                    tuple(self.tenants[row.slot].fed for row in plan),
+                    tuple(row.count for row in plan))
+        tokens = [token for part in parts for token in part]
+        logits = self.path.step(self.model, self.pool, tokens, rows)
+        for row in plan:
+            tenant = self.tenants[row.slot]
+            tenant.fed += row.count
+            self.prefixes.advanced(tenant.held, self.pool.slot(row.slot))
+        return self._sample(plan, logits)
+
+    def recycle_slot(self, slot: int) -> None:
+        """Free a slot; what it holds stays for a turn that goes on with exactly that."""
+        tenant = self.tenants.pop(slot)
+        self.last = Turn(slot, tenant.held)
+        self.prefixes.released(tenant.held, self.pool.slot(slot))
+
+    def cleanup(self) -> None:
+        """Give the pool's memory back."""
+        self.reset()
+        self.pool = Pool(self.model.config, 1, 1, "meta")
+
+    def reset(self) -> None:
+        """Free every slot and trust none of them."""
+        self.tenants.clear()
+        self.last = Turn()
+
+    def _check(self, request: Request) -> None:
+        for token in request.tokens:
+            check_token(self.model, token)
+        if len(request.tokens) > self.limits.capacity:
+            raise InputError(f"a prompt of {len(request.tokens)} tokens does not fit a slot of "
+                             f"{self.limits.capacity}")
+
+    def _seat(self, request: Request, *, alone: bool) -> Seat:
+        slot, reused = self._turn(request) if alone and not self.tenants else (-1, 0)
+        if not reused:
+            slot = min(set(range(self.limits.slots)) - set(self.tenants))
+            state = self.pool.slot(slot)
+            state.clear()
+            reused = self.prefixes.admit(request.tokens, state)
+        self.last = Turn()  # its slot may just have been taken, and a turn goes on at once or never
+        self.tenants[slot] = Tenant(request, list(request.tokens), reused)
+        return Seat(slot, reused)
+
+    def _turn(self, request: Request) -> tuple[int, int]:
+        """Return the slot that this prompt goes on in and how much it holds, or (-1, 0)."""
+        if self.last.goes_on(request.tokens):
+            return self.last.slot, len(self.last.tokens)
+        return -1, 0
+
+    def _next(self, row: Row) -> list[int]:
+        tenant = self.tenants[row.slot]
+        return tenant.tokens[tenant.fed:tenant.fed + row.count]
+
+    def _sample(self, plan: Sequence[Row], logits: Tensor) -> list[Emitted]:
+        """Draw a token for each row that has computed all its tokens."""
+        due = [i for i, row in enumerate(plan)
+               if self.tenants[row.slot].fed == len(self.tenants[row.slot].tokens)]
+        if not due:
+            return []
+        slots, logits = [plan[i].slot for i in due], logits[due]
+        self._hold_finite(slots, logits)
+        tenants = [self.tenants[slot] for slot in slots]
+        choices = torch.empty(len(due), dtype=torch.int64, device=logits.device)
+        self.path.argmax(logits, choices)
+        drawn = self.draw(logits, choices.tolist(), [t.sampling for t in tenants],
+                     [t.drawn for t in tenants])
+        for tenant, one in zip(tenants, drawn, strict=True):
+            tenant.tokens.append(one.token)
+            tenant.drawn += 1
+        return [Emitted(slot, one.token, one.logprob, one.top)
+                for slot, one in zip(slots, drawn, strict=True)]
+
+    @staticmethod
+    def _hold_finite(slots: Sequence[int], logits: Tensor) -> None:
+        """Name the row whose logits cannot be sampled, so that only its request ends."""
+        fine = torch.isfinite(logits).all(-1).tolist()
+        for slot, good in zip(slots, fine, strict=True):
+            if not good:
+                raise RowError(slot, "the logits are not finite")
+
+
+def check_budget(config: Config, limits: Limits) -> None:
+    """Refuse a pool that needs more bytes than the budget, before it is allocated."""
+    one = Pool(config, 1, limits.capacity, "meta").nbytes
+    if limits.budget is not None and limits.slots * one > limits.budget:
+        raise InputError(
+            f"{limits.slots} slots of {limits.capacity} tokens need {limits.slots * one:,} bytes "
+            f"of state, but the budget is {limits.budget:,}, enough for {limits.budget // one}")

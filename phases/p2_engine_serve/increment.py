@@ -1,0 +1,43 @@
+"""P2's increment: an engine of the model's own, and a server whose every part can be replaced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phases.p0_scheduler import increment as before
+from phases.p2_engine_serve import reference
+from phases.p2_engine_serve.api import Api
+from phases.p2_engine_serve.hybrid import HybridEngine, Limits, NoPrefixes, Prefixes
+from phases.p2_engine_serve.reply import Reply
+from phases.p2_engine_serve.sampling import Sampling
+from phases.p2_engine_serve.service import Service
+from phases.p2_engine_serve.template import Template
+from phases.p2_engine_serve.text import Text
+
+__all__ = ["HybridEngine", "Limits", "NoPrefixes", "Prefixes", "Sampling", "Stack", "stack"]
+
+
+@dataclass(frozen=True)
+class Stack(before.Stack):
+    """P0's parts, the serial peer over the oracle, the engine, and the server's parts."""
+
+    engine: type[HybridEngine]
+    """Called with a model, a path and `Limits`."""
+    text: type[Text]
+    """Called with a tokenizer and stop strings, for each request."""
+    template: type[Template]
+    """Called with the chat template of the model's file."""
+    reply: type[Reply]
+    """Called with a request, its text and the driver."""
+    service: type[Service]
+    """Called with the stack, an engine, a tokenizer and `Terms`; starts the engine's thread."""
+    api: type[Api]
+    """Called with a service; its `app()` is what uvicorn runs."""
+
+
+def stack() -> Stack:
+    """Return the stack of this phase."""
+    parts = before.stack()
+    return Stack(scheduler=parts.scheduler, driver=parts.driver, serial=reference.serve,
+                 engine=HybridEngine, text=Text, template=Template, reply=Reply, service=Service,
+                 api=Api)

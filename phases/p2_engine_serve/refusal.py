@@ -1,0 +1,25 @@
+"""The one exception that becomes an error of the API, in the shape that clients know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class Refused(Exception):
+    """A request that is not served: its status, one sentence, and the field at fault if any."""
+
+    def __init__(self, status: int, message: str, field: str | None = None,
+                 code: str | None = None, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.field, self.code = status, message, field, code
+        self.headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The answer's JSON."""
+        kind = KINDS.get(self.status,
+                         "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.field,
+                          "code": self.code}}

@@ -1,0 +1,81 @@
+"""A process of its own for a chat template, which comes with the model's file and is not trusted.
+
+It reads one JSON object a line and answers each with one. The template runs in a sandbox that
+gives it no attribute of Python's own and lets it change nothing; the process may hold little
+memory and open no file, and whoever started it ends it when it takes too long.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any, NoReturn
+
+from jinja2 import DictLoader, TemplateError
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MEMORY = 1 << 29
+
+
+class RaisedError(Exception):
+    """The template itself refused the messages."""
+
+
+def limit() -> None:
+    """Give up what a template has no use for."""
+    try:
+        import resource
+    except ImportError:  # a system without limits still has the sandbox and the deadline
+        return
+    for kind, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, 0),
+                       (resource.RLIMIT_CORE, 0)):
+        resource.setrlimit(kind, (most, most))
+
+
+def environment() -> ImmutableSandboxedEnvironment:
+    """Return the sandbox, set up as chat templates expect it."""
+    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                         loader=DictLoader({}),  # there is nothing to include
+                                         extensions=["jinja2.ext.loopcontrols"])
+    made.filters["tojson"] = lambda value, **more: json.dumps(value, ensure_ascii=False, **more)
+    made.globals["raise_exception"] = _raise
+    return made
+
+
+def _raise(message: object) -> NoReturn:
+    raise RaisedError(str(message)[:500])
+
+
+def render(source: str, values: dict[str, Any], most: int) -> dict[str, str]:
+    """Return `{"text": ...}`, or `{"error": kind, "detail": sentence}`."""
+    try:
+        parts, length = [], 0
+        for part in environment().from_string(source).generate(**values):
+            parts.append(part)
+            length += len(part)
+            if length > most:
+                return {"error": "hostile", "detail": f"it wrote more than {most:,} characters"}
+        return {"text": "".join(parts)}
+    except RaisedError as error:
+        return {"error": "raised", "detail": str(error)}
+    except (SecurityError, MemoryError, OverflowError, RecursionError) as error:
+        return {"error": "hostile", "detail": f"{type(error).__name__}: {error}"[:500]}
+    except TemplateError as error:
+        return {"error": "broken", "detail": f"{type(error).__name__}: {error}"[:500]}
+    except Exception as error:  # whatever a template does wrong is the template's
+        return {"error": "failed", "detail": f"{type(error).__name__}: {error}"[:500]}
+
+
+def main() -> None:
+    """Answer lines until there are none."""
+    limit()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        answer = render(asked["source"], asked["values"], asked["most"])
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

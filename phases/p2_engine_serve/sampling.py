@@ -1,0 +1,154 @@
+"""Drawing the next token of every row of a step, each from its own row, options and seed alone.
+
+Weights are EXP [14] of (x - M) / T in f32, so a row's draw is the same on every device; only
+their sums, in f64 and in order of token id, are the host's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.arithmetic import exp, total
+from engine.errors import InputError
+
+MOST_TOP = 20
+SEEDS = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one request's tokens are drawn; refuses what cannot be meant."""
+
+    temperature: float = 0.0
+    """0 takes the likeliest token, and the other options do not matter."""
+    top_k: int = 0
+    """Draw among the k likeliest tokens, the lower id first on ties; 0 is no bound."""
+    top_p: float = 1.0
+    """Draw among the fewest likeliest tokens that hold this much of the probability."""
+    seed: int = 0
+    """Decides every draw together with the token's number."""
+    top: int = 0
+    """How many of the likeliest tokens are told with each."""
+
+    def __post_init__(self) -> None:
+        for name, value, fine in (
+                ("temperature", self.temperature, 0 <= self.temperature < math.inf),
+                ("top_k", self.top_k, self.top_k >= 0), ("top_p", self.top_p, 0 < self.top_p <= 1),
+                ("seed", self.seed, 0 <= self.seed < SEEDS),
+                ("top", self.top, 0 <= self.top <= MOST_TOP)):
+            if not fine:
+                raise InputError(f"{name} is {value}, which is out of its range")
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A token that was drawn, with log-probabilities under the model itself, before options."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+def uniform(seed: int, number: int) -> float:
+    """Return a number in [0, 1), which depends on the seed and the token's number alone."""
+    raw = np.random.Philox(key=seed, counter=number).random_raw()
+    return float(raw >> 11) * 2.0 ** -53
+
+
+def draw(logits: Tensor, choices: Sequence[int], options: Sequence[Sampling],
+         numbers: Sequence[int]) -> list[Drawn]:
+    """Draw a token for each row of logits f32[m, vocab].
+
+    choices[m] are the likeliest tokens, options[m] and numbers[m] each row's own: how to draw,
+    and how many tokens were drawn before.
+    """
+    top = logits.amax(-1)
+    sums = total(exp(logits - top.unsqueeze(-1))).tolist()
+    tokens = list(choices)
+    sampled = [row for row, option in enumerate(options) if option.temperature > 0]
+    if sampled:
+        picks = _sample(logits[sampled], top[sampled], [options[row] for row in sampled],
+                        [numbers[row] for row in sampled])
+        for row, token in zip(sampled, picks, strict=True):
+            tokens[row] = token
+    told = [[token, *_likeliest(logits[row], option.top)]
+            for row, (token, option) in enumerate(zip(tokens, options, strict=True))]
+    return [Drawn(line[0], logprobs[0], tuple(zip(line[1:], logprobs[1:], strict=True)))
+            for line, logprobs in zip(told, _logprobs(logits, top, sums, told), strict=True)]
+
+
+def _logprobs(logits: Tensor, top: Tensor, sums: Sequence[float],
+              told: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Return the log-probability [26] of each row's tokens."""
+    rows = [row for row, line in enumerate(told) for _ in line]
+    values = iter((logits[rows, [t for line in told for t in line]] - top[rows]).tolist())
+    return [[float(np.float32(next(values) - whole)) for _ in line]
+            for line, whole in zip(told, map(math.log, sums), strict=True)]
+
+
+def _likeliest(line: Tensor, count: int) -> list[int]:
+    """Return the likeliest tokens, best first, the lower id first on ties."""
+    if count == 0:
+        return []
+    count = min(count, len(line))
+    near = (line >= line.topk(count).values[-1]).nonzero().flatten()
+    order = line[near].sort(descending=True, stable=True).indices[:count]
+    return [int(token) for token in near[order].tolist()]
+
+
+def _sample(logits: Tensor, top: Tensor, options: Sequence[Sampling],
+            numbers: Sequence[int]) -> list[int]:
+    """Invert the cumulative weights of each row, in order of id, at the row's own number."""
+    heat = top.new_tensor([max(option.temperature, _LEAST) for option in options])
+    scaled = (logits - top.unsqueeze(-1)) / heat.unsqueeze(-1)
+    every, values = exp(scaled).double().cpu().numpy(), logits.cpu().numpy()
+    return [_invert(_kept(*row), option, number)
+            for *row, option, number in zip(every, values, options, options, numbers, strict=True)]
+
+
+def _kept(weights: NDArray[np.float64], values: NDArray[np.float32],
+          option: Sampling) -> NDArray[np.float64]:
+    """Return the weights with those that the options leave out at zero."""
+    if option.top_k:
+        weights = np.where(_first(values, option.top_k), weights, 0.0)
+    if option.top_p < 1:
+        weights = np.where(_nucleus(values, weights, option.top_p), weights, 0.0)
+    return weights
+
+
+def _invert(weights: NDArray[np.float64], option: Sampling, number: int) -> int:
+    sums = np.cumsum(weights)
+    at = int(np.searchsorted(sums, uniform(option.seed, number) * sums[-1], side="right"))
+    return min(at, int(weights.nonzero()[0][-1]))  # the product may round up to the whole sum
+
+
+_LEAST = float(np.finfo(np.float32).tiny)
+"""Stands for temperatures that f32 would round to zero."""
+
+
+def _first(values: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
+    """Mark the `count` largest values, the earlier first on ties."""
+    if count >= len(values):
+        return np.ones(len(values), dtype=np.bool_)
+    least = np.partition(values, -count)[-count]
+    above: NDArray[np.bool_] = values > least
+    ties = np.flatnonzero(values == least)[:count - int(above.sum())]
+    above[ties] = True
+    return above
+
+
+def _nucleus(values: NDArray[np.float32], weights: NDArray[np.float64],
+             share: float) -> NDArray[np.bool_]:
+    """Mark the fewest likeliest tokens whose weights sum to the share, the earlier on ties."""
+    order = np.argsort(-values, kind="stable")
+    sums = np.cumsum(weights[order])
+    keep = int(np.searchsorted(sums, share * sums[-1])) + 1
+    marked = np.zeros(len(weights), dtype=np.bool_)
+    marked[order[:keep]] = True
+    return marked

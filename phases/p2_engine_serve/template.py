@@ -1,0 +1,94 @@
+"""The chat template of a model's file, run in a process that is ended when it goes too far."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from engine.errors import InputError
+
+MOST = 1 << 22
+"""The most characters a prompt may have."""
+SECONDS = 5.0
+"""How long a template may take; an honest one takes milliseconds."""
+RENDER = Path(__file__).with_name("render.py")
+
+
+class Template:
+    """A chat template; may be used from any thread."""
+
+    def __init__(self, source: str | None, seconds: float = SECONDS) -> None:
+        self.source, self.seconds = source, seconds
+        self._refused = "the model's file has no chat template" if source is None else ""
+        self._lock = threading.Lock()  # guards the process, which answers one at a time
+        self._process: subprocess.Popen[str] | None = None
+
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
+        """Return the prompt of a chat that the model answers next; raise `InputError`."""
+        values = {"messages": list(messages), "add_generation_prompt": True}
+        with self._lock:
+            if self._refused:
+                raise InputError(self._refused)
+            answer = self._ask(json.dumps({"source": self.source, "values": values,
+                                           "most": MOST}))
+            if "text" in answer:
+                return str(answer["text"])
+            raise self._refusal(answer)
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
+
+    def _refusal(self, answer: dict[str, Any]) -> InputError:
+        kind, detail = answer["error"], answer["detail"]
+        if kind == "raised":
+            return InputError(f"the chat template refuses these messages: {detail}")
+        if kind == "failed":
+            return InputError(f"the chat template cannot be applied to these messages: {detail}")
+        self._refused = f"the model's chat template is refused: {detail}"
+        return InputError(self._refused)
+
+    def _ask(self, line: str) -> dict[str, Any]:
+        process = self._process = self._process or _start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        late = threading.Timer(self.seconds, process.kill)
+        late.start()
+        try:
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        finally:
+            late.cancel()
+        if answer:
+            found: dict[str, Any] = json.loads(answer)
+            return found
+        self._end()
+        return {"error": "hostile", "detail": f"it took more than {self.seconds:g} seconds or more "
+                                              f"memory than a template needs"}
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            with suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+
+
+def _start() -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-P", str(RENDER)], stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                            encoding="utf-8")

@@ -1,0 +1,146 @@
+"""The command as a user meets it, and the parts of the server below its attack."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from engine.errors import InputError
+from engine.testmodels import path_of
+from phases.p2_engine_serve.asked import ChatAsked, CompletionAsked, parse
+from phases.p2_engine_serve.cli import app
+from phases.p2_engine_serve.harness import tokenizer_of
+from phases.p2_engine_serve.hybrid import Turn
+from phases.p2_engine_serve.refusal import Refused
+from phases.p2_engine_serve.sampling import uniform
+from phases.p2_engine_serve.server import bound
+from phases.p2_engine_serve.template import Template
+from phases.p2_engine_serve.text import Text
+
+ROOT = Path(__file__).parent.parent.parent
+SERVE = [sys.executable, str(ROOT / "rowtwin.py"), "serve"]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*SERVE, *arguments], capture_output=True, text=True, timeout=120)
+
+
+def test_help_has_an_example_and_imports_no_server() -> None:
+    asked = run("--help")
+    assert asked.returncode == 0
+    assert "Example: rowtwin serve" in asked.stdout
+    code = "import sys, rowtwin; import phases.p2_engine_serve.cli; " \
+           "sys.exit(any(m in sys.modules for m in ('torch', 'fastapi', 'uvicorn')))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
+    assert app.registered_commands[0].callback is not None
+
+
+@contextmanager
+def taken_port() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        yield str(busy.getsockname()[1])
+
+
+def test_mistakes_end_in_one_sentence() -> None:
+    model = str(path_of("nano"))
+    with taken_port() as port:
+        for arguments, told in ((["nothing.gguf", "--port", "0"], "nothing.gguf"),
+                                ([model, "--port", port], "cannot listen"),
+                                ([model, "--port", "0", "--memory", "0.001"], "budget")):
+            asked = run(*arguments)
+            assert asked.returncode == 2, asked.stderr
+            assert told in asked.stderr
+            assert "Traceback" not in asked.stderr
+            assert asked.stdout == ""
+
+
+def test_served_model_answers_logs_its_batch_and_ends_on_a_signal() -> None:
+    process = subprocess.Popen([*SERVE, str(path_of("nano")), "--port", "0", "--slots", "2",
+                                "--context", "64", "--name", "nano"], text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line.startswith("nano at http://127.0.0.1:")
+        body = {"model": "nano", "prompt": "the", "max_tokens": 3, "temperature": 0}
+        asked = urllib.request.Request(f"{line.split()[2]}/completions", json.dumps(body).encode(),
+                                       {"Content-Type": "application/json"})
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] == 3
+        process.send_signal(signal.SIGINT)
+        out, log = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, out) == (0, "")
+    assert "Batch m=1" in log
+    assert "Traceback" not in log
+
+
+def test_port_and_host_are_refused_by_name() -> None:
+    with pytest.raises(InputError, match="cannot listen on no such host port 1"):
+        bound("no such host", 1)
+
+
+@pytest.mark.parametrize(("body", "field"), [
+    (b'{"model": "a", "prompt": "b", "stop": [""]}', "stop"),
+    (b'{"model": "a", "prompt": [1, "b"]}', "prompt"),
+    (b'{"model": "a", "prompt": {}}', "prompt")])
+def test_field_of_a_refusal_is_the_clients_own(body: bytes, field: str) -> None:
+    with pytest.raises(Refused) as refused:
+        parse(CompletionAsked, body)
+    assert (refused.value.status, refused.value.field) == (400, field)
+
+
+def test_chat_contents_in_parts_are_joined() -> None:
+    asked = parse(ChatAsked, b'{"model": "a", "messages": [{"role": "user", "name": "n", "content":'
+                             b'[{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}]}')
+    assert asked.messages[0].plain() == {"role": "user", "content": "bc", "name": "n"}
+    assert (asked.limit, asked.top, asked.stops) == (None, None, ())
+
+
+def test_text_behind_a_stop_is_never_shown() -> None:
+    tokenizer = tokenizer_of(path_of("nano"))
+    text = Text(tokenizer, ["ne t"])
+    shown = [text.push(token) for token in tokenizer.encode("one time")]
+    assert "".join(shown) + text.finish() == "o"
+    assert text.stopped
+
+
+def test_turn_goes_on_only_with_more_of_the_same() -> None:
+    turn = Turn(0, [1, 2])
+    assert turn.goes_on((1, 2, 3))
+    assert not any(turn.goes_on(prompt) for prompt in ((1, 2), (1, 3, 2), (2, 1, 2), (1,)))
+    assert not Turn().goes_on((1, 2))
+
+
+def test_uniform_numbers_fill_the_unit_interval() -> None:
+    drawn = [uniform(seed, number) for seed in range(40) for number in range(40)]
+    assert len(set(drawn)) == len(drawn)
+    assert all(0 <= value < 1 for value in drawn)
+    assert uniform((1 << 64) - 1, 0) != uniform(0, 0)
+
+
+def test_honest_template_outlives_its_own_refusals() -> None:
+    template = Template("{% if messages|length > 1 %}{{ raise_exception('one at a time') }}"
+                        "{% endif %}{{ messages[0].content|tojson }}")
+    try:
+        with pytest.raises(InputError, match="refuses these messages: one at a time"):
+            template.render([{"content": "a"}, {"content": "b"}])
+        assert template.render([{"content": "<é>"}]) == '"<é>"'
+    finally:
+        template.close()
+
+
+def test_file_without_a_template_serves_no_chat() -> None:
+    with pytest.raises(InputError, match="has no chat template"):
+        Template(None).render([])

@@ -1,0 +1,59 @@
+"""A reply's text as its tokens come: whole characters, cut before the first stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.tokenizer import Detokenizer, Tokenizer
+
+
+class Text:
+    """Turns tokens into text that can be shown: none of it is ever taken back.
+
+    What might be the beginning of a stop string is held back until it is decided. The stop whose
+    last character comes first cuts, whatever the edges of the tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self.stops = tuple(stops)
+        self.stopped = False
+        self.decoded = 0
+        """Characters that came so far, shown or not."""
+        self._words = Detokenizer(tokenizer)
+        self._held = ""
+
+    def push(self, token: int) -> str:
+        """Take the next token and return what may be shown now."""
+        return self._show(self._words.push(token))
+
+    def finish(self) -> str:
+        """End the text and return what was held back, unless a stop string was found."""
+        if self.stopped:
+            return ""
+        shown = self._show(self._words.finish())
+        held, self._held = self._held, ""
+        return shown if self.stopped else shown + held
+
+    def _show(self, new: str) -> str:
+        if self.stopped:
+            return ""
+        self.decoded += len(new)
+        text = self._held + new
+        cut = self._cut(text)
+        self.stopped = cut is not None
+        keep = len(text) - self._undecided(text) if cut is None else cut
+        self._held = text[keep:] if cut is None else ""
+        return text[:keep]
+
+    def _cut(self, text: str) -> int | None:
+        """Return where the stop that ends first begins, or None when there is none."""
+        found = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop)) >= 0]
+        return min(found)[1] if found else None
+
+    def _undecided(self, text: str) -> int:
+        """Return the length of the longest end of the text that begins some stop."""
+        most = max((len(stop) for stop in self.stops), default=1) - 1
+        for length in range(min(most, len(text)), 0, -1):
+            if any(stop.startswith(text[-length:]) for stop in self.stops):
+                return length
+        return 0

@@ -1,0 +1,54 @@
+"""A path whose steps cost nothing: the attacks on sampling and serving need many.
+
+It keeps what a model keeps, where a model keeps it: each token in its KV row, and a number that
+depends on all of them in the recurrent state. Logits are noise drawn from that number. Behind a
+prompt that ends in MARK the model says the prompt again, token by token, and then ends the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from engine.model import Model
+from engine.path import Path, Rows, Sink
+from engine.state import Pool
+
+PRIME = 65521
+"""Below it, 31 times a number and a token still fit in f32."""
+PEAK = 60.0
+
+
+def toy(path: Path, mark: int, end: int) -> Path:
+    """Return the path with cheap steps; `mark` asks for an echo and `end` ends it."""
+    def step_rows(_: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+                  sink: Sink | None) -> Tensor:
+        logits, at = [], 0
+        for slot, position, count in zip(rows.slots, rows.positions, rows.counts, strict=True):
+            logits.append(_row(pool, slot, position, tokens[at:at + count], mark, end))
+            at += count
+        return torch.stack(logits)
+
+    return replace(path, name="toy", step_rows=step_rows)
+
+
+def _row(pool: Pool, slot: int, position: int, tokens: Sequence[int], mark: int,
+         end: int) -> Tensor:
+    number = next(iter(pool.delta.values()))[slot].flatten()[:1]
+    held = next(iter(pool.k.values()))[slot, :, 0, 0]
+    held[position:position + len(tokens)] = torch.tensor(tokens, dtype=torch.float32)
+    value = int(number)
+    for token in tokens:
+        value = (31 * value + token + 7) % PRIME
+    number.fill_(value)
+    draw = torch.Generator().manual_seed(value)
+    logits = 2 * torch.randn(pool.config.vocab, generator=draw)
+    said = [int(token) for token in held[:position + len(tokens)].tolist()]
+    if mark in said:
+        prompt = said.index(mark)
+        spoken = len(said) - prompt - 1
+        logits[said[spoken] if spoken < prompt else end] += PEAK
+    return logits

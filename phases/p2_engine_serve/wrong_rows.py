@@ -1,0 +1,251 @@
+"""Wrong engines, each with one fault: rows, draws, the session turn, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.arithmetic import log_softmax_at
+from phases.p0_scheduler.increment import Emitted, Request, Row, Seat
+from phases.p2_engine_serve import sampling
+from phases.p2_engine_serve.hybrid import HybridEngine, Limits, Turn
+from phases.p2_engine_serve.sampling import Drawn, Sampling
+
+
+def _all(options: Sequence[Sampling], **changes: Any) -> list[Sampling]:
+    return [replace(option, **changes) for option in options]
+
+
+class GreedyForEveryone(HybridEngine):
+    """The step ends in an argmax; no row's options are read."""
+
+    @staticmethod
+    def draw(*rows: Any) -> list[Drawn]:
+        logits, choices, options, numbers = rows
+        return sampling.draw(logits, choices, _all(options, temperature=0.0), numbers)
+
+
+class FirstRowsOptions(HybridEngine):
+    """The first row's options are used for the whole batch."""
+
+    @staticmethod
+    def draw(*rows: Any) -> list[Drawn]:
+        logits, choices, options, numbers = rows
+        kept = [replace(options[0], top=option.top) for option in options]
+        return sampling.draw(logits, choices, kept, numbers)
+
+
+class TopKIsDropped(HybridEngine):
+    """top_k is not handed to the batch's sampler."""
+
+    @staticmethod
+    def draw(*rows: Any) -> list[Drawn]:
+        logits, choices, options, numbers = rows
+        return sampling.draw(logits, choices, _all(options, top_k=0), numbers)
+
+
+class TopPIsDropped(HybridEngine):
+    """top_p is not handed to the batch's sampler."""
+
+    @staticmethod
+    def draw(*rows: Any) -> list[Drawn]:
+        logits, choices, options, numbers = rows
+        return sampling.draw(logits, choices, _all(options, top_p=1.0), numbers)
+
+
+class SeedOfTheRow(HybridEngine):
+    """The generator is keyed by the row's place in the batch."""
+
+    @staticmethod
+    def draw(*rows: Any) -> list[Drawn]:
+        logits, choices, options, numbers = rows
+        kept = [replace(option, seed=row) for row, option in enumerate(options)]
+        return sampling.draw(logits, choices, kept, numbers)
+
+
+class NumberOfTheBatch(HybridEngine):
+    """The generator counts the longest row's tokens, not the row's own."""
+
+    @staticmethod
+    def draw(*rows: Any) -> list[Drawn]:
+        logits, choices, options, numbers = rows
+        return sampling.draw(logits, choices, options, [max(numbers)] * len(numbers))
+
+
+class OneGeneratorForAll(HybridEngine):
+    """Rows draw from one generator, one after another."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        stream = np.random.default_rng(1)
+
+        def draw(logits: Tensor, choices: Sequence[int], options: Sequence[Sampling],
+                 numbers: Sequence[int]) -> list[Drawn]:
+            kept = [replace(option, seed=int(stream.integers(1 << 30))) for option in options]
+            return sampling.draw(logits, choices, kept, numbers)
+
+        self.draw = draw
+
+
+class NeighboursLogprobs(HybridEngine):
+    """Log-probs are one row off."""
+
+    @staticmethod
+    def draw(*rows: Any) -> list[Drawn]:
+        drawn = sampling.draw(*rows)
+        return [replace(one, logprob=other.logprob)
+                for one, other in zip(drawn, drawn[1:] + drawn[:1], strict=True)]
+
+
+class LogprobsAfterTemperature(HybridEngine):
+    """Log-probs are those of the scaled logits, not of the model."""
+
+    @staticmethod
+    def draw(*rows: Any) -> list[Drawn]:
+        logits, _, options, _ = rows
+        return [replace(one, logprob=log_softmax_at(logits[row] / (option.temperature or 1.0),
+                                                    one.token))
+                for row, (one, option) in enumerate(zip(sampling.draw(*rows), options,
+                                                        strict=True))]
+
+
+class LogitsOfOneRow(HybridEngine):
+    """The buffer for logits has one row, which everybody reads."""
+
+    def _sample(self, plan: Sequence[Row], logits: Tensor) -> list[Emitted]:
+        return super()._sample(plan, logits[:1].expand_as(logits))
+
+
+class AnswersTheNeighbour(HybridEngine):
+    """Two rows' tokens change places on the way out."""
+
+    def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
+        emitted = super().decode_step(plan)
+        slots = [one.slot for one in emitted]
+        return [replace(one, slot=slot)
+                for one, slot in zip(emitted, slots[1:] + slots[:1], strict=True)]
+
+
+class LoopsOverRows(HybridEngine):
+    """The batch that was formed is run row by row."""
+
+    def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
+        return [one for row in plan for one in super(LoopsOverRows, self).decode_step([row])]
+
+
+class SlotIsNotCleared(HybridEngine):
+    """A slot is handed on with its last tenant's recurrent state."""
+
+    def _seat(self, request: Request, *, alone: bool) -> Seat:
+        held = self.pool.slot
+        self.pool.slot = lambda index: _Dirty(held(index))  # type: ignore[method-assign,assignment,return-value]
+        try:
+            return super()._seat(request, alone=alone)
+        finally:
+            self.pool.slot = held  # type: ignore[method-assign]
+
+
+class _Dirty:
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def clear(self) -> None:
+        return None
+
+
+class NeverGoesOn(HybridEngine):
+    """Every turn starts cold."""
+
+    def _turn(self, request: Request) -> tuple[int, int]:
+        return -1, 0
+
+
+class GoesOnByLength(HybridEngine):
+    """A longer prompt with the same beginning is taken for the next turn."""
+
+    def _turn(self, request: Request) -> tuple[int, int]:
+        n = len(self.last.tokens)
+        if 0 < n < len(request.tokens) and list(request.tokens[:3]) == self.last.tokens[:3]:
+            return self.last.slot, n
+        return -1, 0
+
+
+class GoesOnInCompany(HybridEngine):
+    """The last slot is reused though others are served."""
+
+    def _seat(self, request: Request, *, alone: bool) -> Seat:
+        tenants, last = dict(self.tenants), self.last
+        if last.slot not in tenants and last.goes_on(request.tokens):
+            self.tenants.clear()
+            seat = super()._seat(request, alone=True)
+            self.tenants.update(tenants)
+            return seat
+        seat = super()._seat(request, alone=alone)
+        if seat.slot != last.slot:
+            self.last = last
+        return seat
+
+
+class TurnSurvivesErrors(HybridEngine):
+    """What the last slot held is trusted until another request has ended in peace."""
+
+    def reset(self) -> None:
+        self.tenants.clear()
+
+    def _seat(self, request: Request, *, alone: bool) -> Seat:
+        last = self.last
+        seat = super()._seat(request, alone=alone)
+        self.last = last
+        return seat
+
+
+class BudgetForgetsKeys(HybridEngine):
+    """The budget is held against the recurrent state alone."""
+
+    def __init__(self, model: Any, path: Any, limits: Limits) -> None:
+        one = model.new_pool(1, 1).nbytes
+        fits = limits.budget is None or limits.slots * one <= limits.budget
+        super().__init__(model, path, replace(limits, budget=None) if fits else limits)
+
+
+class TokensAreNotChecked(HybridEngine):
+    """A prompt takes its slot before anybody looks at its tokens."""
+
+    def _check(self, request: Request) -> None:
+        return None
+
+
+class ChecksWhileSeating(HybridEngine):
+    """Of two requests the first has its slot when the second is refused."""
+
+    def start_batch(self, requests: Sequence[Request]) -> list[Seat]:
+        return [super(ChecksWhileSeating, self).start_batch([request])[0] for request in requests]
+
+
+class ResetKeepsSlots(HybridEngine):
+    """After an error the slots stay taken."""
+
+    def reset(self) -> None:
+        self.last = Turn()
+
+
+class MemoryIsKept(HybridEngine):
+    """The pool outlives the engine."""
+
+    def cleanup(self) -> None:
+        self.reset()
+
+
+class DropsTheOddTie(HybridEngine):
+    """Of equally likely tokens the last is taken, in the greedy choice."""
+
+    @staticmethod
+    def draw(*rows: Any) -> list[Drawn]:
+        logits, _, options, numbers = rows
+        last = [int((line == line.max()).nonzero()[-1]) for line in torch.unbind(logits)]
+        return sampling.draw(logits, last, options, numbers)

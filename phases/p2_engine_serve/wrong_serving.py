@@ -1,0 +1,265 @@
+"""Wrong servers, each with one fault: doors, locks, templates, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, Response
+
+from phases.p0_scheduler.increment import Counts, Driver, Job, QueueFullError, Request, Scheduler
+from phases.p2_engine_serve.api import Api, EventStream, Opened
+from phases.p2_engine_serve.asked import Options
+from phases.p2_engine_serve.metrics import Metrics
+from phases.p2_engine_serve.refusal import Refused
+from phases.p2_engine_serve.reply import Done, Piece, Reply
+from phases.p2_engine_serve.sampling import Sampling
+from phases.p2_engine_serve.service import Service
+from phases.p2_engine_serve.shapes import ChatShape, Shape
+
+
+class ReturnsEarlyForOne(Scheduler):
+    """While one request is served no other is seated: the batch never forms."""
+
+    def _next(self) -> list[Job]:
+        return [] if self._live else super()._next()[:1]
+
+
+class LocksTheStep(Driver):
+    """One lock is held over every step, and by whoever submits."""
+
+    def __init__(self, *args: Any) -> None:
+        self._everything = threading.Lock()
+        super().__init__(*args)
+
+    def send(self, request: Request, deliver: Any) -> None:
+        with self._everything:
+            super().send(request, deliver)
+
+    def _turn(self) -> None:
+        if self.scheduler.idle:
+            self._wake.wait()
+            self._wake.clear()
+        with self._everything:
+            events = self.scheduler.step()
+        if self._observe is not None:
+            self._observe(self.scheduler.counts)
+        self._dispatch(events)
+
+
+class LeavesSlotsOfTheGone(Scheduler):
+    """A disconnect ends the request and leaves the slot taken."""
+
+    def _release(self, job: Job) -> None:
+        if job.ending != "disconnect" or job.seat is None:
+            super()._release(job)
+
+
+class OneRequestAtATime(Api):
+    """A handler holds the server's lock until its reply is whole."""
+
+    lock: asyncio.Lock | None = None
+
+    async def completions(self, request: HttpRequest) -> Response:
+        self.lock = self.lock or asyncio.Lock()
+        async with self.lock:
+            return await super().completions(request)
+
+
+class WholeRepliesAreNotWatched(Api):
+    """Only streams notice that their client is gone."""
+
+    async def _whole(self, request: HttpRequest, opened: Opened) -> Response:
+        reply, shape = opened
+        pieces = [piece async for piece in reply.pieces()]
+        done = pieces.pop()
+        assert isinstance(done, Done)
+        if done.failed is not None:
+            raise done.failed
+        return JSONResponse(shape.whole([p for p in pieces if isinstance(p, Piece)], done))
+
+
+class _MissesTheLast(EventStream):
+    def _chunks(self, shape: Shape, piece: Piece | Done) -> list[dict[str, Any]]:
+        if isinstance(piece, Done):
+            piece = replace(piece, completion=piece.completion - 1)
+        return super()._chunks(shape, piece)
+
+
+class UsageOfAStreamMissesTheLast(Api):
+    """A stream's usage is told before its last token is counted."""
+
+    stream = _MissesTheLast
+
+
+class _Silent(EventStream):
+    def _chunks(self, shape: Shape, piece: Piece | Done) -> list[dict[str, Any]]:
+        if isinstance(piece, Done) and piece.failed is not None:
+            return []
+        return super()._chunks(shape, piece)
+
+
+class StreamsHideErrors(Api):
+    """A stream that fails just ends."""
+
+    stream = _Silent
+
+
+class UnknownFieldsAreDropped(Api):
+    """A field that nobody knows is dropped without a word."""
+
+    async def _body(self, request: HttpRequest) -> bytes:
+        body = await super()._body(request)
+        try:
+            fields = json.loads(body)
+        except (ValueError, RecursionError):
+            return body
+        if isinstance(fields, dict):
+            fields.pop("best_off", None)
+        return json.dumps(fields).encode()
+
+
+class NumbersMayBeText(Api):
+    """A number in quotes is taken for one."""
+
+    async def _body(self, request: HttpRequest) -> bytes:
+        return (await super()._body(request)).replace(b'"max_tokens": "4"', b'"max_tokens": 4')
+
+
+class OnlyAnnouncedSizesCount(Api):
+    """A body that does not say its length may have any."""
+
+    async def _body(self, request: HttpRequest) -> bytes:
+        if "content-length" in request.headers:
+            return await super()._body(request)
+        return await request.body()
+
+
+class KeyByItsBeginning(Api):
+    """The beginning of the key opens the door."""
+
+    def _hold_key(self, request: HttpRequest) -> None:
+        shown = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not str(self.service.terms.key or "").startswith(shown):
+            super()._hold_key(request)
+
+
+class ChatHasNoDoor(Api):
+    """One route forgets to ask for the key."""
+
+    def _hold_key(self, request: HttpRequest) -> None:
+        if "chat" not in request.url.path:
+            super()._hold_key(request)
+
+
+class ChatIgnoresStops(Service):
+    """One endpoint does not hand on the stop strings."""
+
+    def _open(self, asked: Options, prompt: Sequence[int], field: str,
+              shape: type[Shape]) -> tuple[Reply, Shape]:
+        if shape is ChatShape:
+            asked = asked.model_copy(update={"stop": None})
+        return super()._open(asked, prompt, field, shape)
+
+
+class EndTokensAreIgnored(Service):
+    """No request ends at an end token."""
+
+    def _open(self, asked: Options, *rest: Any) -> tuple[Reply, Shape]:
+        return super()._open(asked.model_copy(update={"ignore_eos": True}), *rest)
+
+
+class EndTokensAlwaysEnd(Service):
+    """Also a request that asked to go on ends at an end token."""
+
+    def _open(self, asked: Options, *rest: Any) -> tuple[Reply, Shape]:
+        return super()._open(asked.model_copy(update={"ignore_eos": False}), *rest)
+
+
+class SeedOfTheFirst(Service):
+    """Every request draws with the first one's seed."""
+
+    first: Sampling | None = None
+
+    def sampling_of(self, asked: Options) -> Sampling:  # type: ignore[override]
+        made = Service.sampling_of(asked)
+        self.first = self.first or made
+        return replace(made, seed=self.first.seed)
+
+
+class SeedIsIgnored(Service):
+    """Every request gets a seed of its own, asked for or not."""
+
+    def sampling_of(self, asked: Options) -> Sampling:  # type: ignore[override]
+        return Service.sampling_of(asked.model_copy(update={"seed": None}))
+
+
+class RepliesAreKept(Service):
+    """A table of replies is never cleared."""
+
+    def _open(self, *args: Any) -> tuple[Reply, Shape]:
+        opened = super()._open(*args)
+        self.kept = [*getattr(self, "kept", ()), opened[0]]
+        return opened
+
+
+class LimitIsNotChecked(Service):
+    """A limit that does not fit is left for the scheduler to refuse."""
+
+    def _limit(self, asked: Options, prompt: int, field: str) -> int:
+        return asked.limit or self.capacity - prompt + 1
+
+
+class FullQueueIsAFault(Service):
+    """A full queue is answered as a fault of the request."""
+
+    def _open(self, *args: Any) -> tuple[Reply, Shape]:
+        try:
+            return super()._open(*args)
+        except Refused as refused:
+            status = 400 if refused.status == 429 else refused.status
+            raise Refused(status, refused.message, refused.field, refused.code) from None
+
+
+class NoWordOfLater(Service):
+    """A full queue does not say when to come again."""
+
+    def _open(self, *args: Any) -> tuple[Reply, Shape]:
+        try:
+            return super()._open(*args)
+        except Refused as refused:
+            raise Refused(refused.status, refused.message, refused.field, refused.code) from None
+
+
+class QueueTakesOneMore(Scheduler):
+    """A full queue takes one more, and one more."""
+
+    def _check(self, request: Request) -> None:
+        try:
+            super()._check(request)
+        except QueueFullError:
+            return
+
+
+class ShutdownCancels(Service):
+    """Closing ends what was accepted."""
+
+    def close(self) -> None:
+        self.scheduler.abort()
+        super().close()
+
+
+class _CountsRequests(Metrics):
+    def observe(self, counts: Counts) -> None:
+        super().observe(replace(counts, batch=counts.live + counts.waiting))
+
+
+class MetricsCountRequests(Service):
+    """The histogram counts requests instead of the rows of a step."""
+
+    counting = _CountsRequests

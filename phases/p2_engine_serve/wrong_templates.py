@@ -1,0 +1,52 @@
+"""Wrong ways with a chat template, each with one fault."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jinja2
+
+from phases.p2_engine_serve.template import Template
+
+
+class TemplateWithoutASandbox(Template):
+    """The template is run in the server, by an environment that trusts it."""
+
+    def _ask(self, line: str) -> dict[str, Any]:
+        asked = json.loads(line)
+        try:
+            text = jinja2.Environment().from_string(asked["source"]).render(**asked["values"])
+        except Exception as error:
+            return {"error": "failed", "detail": str(error)}
+        return {"text": text}
+
+
+class TemplateIsTriedAgain(Template):
+    """A template that was refused is run again for the next request."""
+
+    def _refusal(self, answer: dict[str, Any]) -> Any:
+        refusal = super()._refusal(answer)
+        self._refused = ""
+        return refusal
+
+
+class TemplateIsCachedByLength(Template):
+    """A rendered prompt is kept by how many messages there were."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._kept: dict[int, str] = {}
+
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
+        if len(messages) not in self._kept:
+            self._kept[len(messages)] = super().render(messages)
+        return self._kept[len(messages)]
+
+
+class LastMessageOnly(Template):
+    """The template gets the newest message alone."""
+
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
+        return super().render(messages[-1:])
