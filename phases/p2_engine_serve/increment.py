@@ -1,10 +1,14 @@
-"""P2's increment: an engine of the model's own, and a server whose every part can be replaced."""
+"""P2's increment: an engine of the model's own, and a server whose every part can be replaced.
+
+It also names what a successor needs of this phase and of P0, of which it imports nothing else.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from phases.p0_scheduler import increment as before
+from phases.p0_scheduler.increment import Emitted, Ended, Event, Request, Row, Seat, Settings, Token
 from phases.p2_engine_serve import reference
 from phases.p2_engine_serve.api import Api
 from phases.p2_engine_serve.hybrid import HybridEngine, Limits, NoPrefixes, Prefixes
@@ -14,7 +18,9 @@ from phases.p2_engine_serve.service import Service
 from phases.p2_engine_serve.template import Template
 from phases.p2_engine_serve.text import Text
 
-__all__ = ["HybridEngine", "Limits", "NoPrefixes", "Prefixes", "Sampling", "Stack", "stack"]
+__all__ = [
+    "Emitted", "Ended", "Event", "HybridEngine", "Limits", "NoPrefixes", "Prefixes", "Request",
+    "Row", "Sampling", "Seat", "Settings", "Stack", "Token", "stack"]
 
 
 @dataclass(frozen=True)

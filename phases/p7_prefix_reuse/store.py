@@ -137,21 +137,12 @@ class Store:
         if known is not None and depth == known.position == len(tokens):
             self._used.move_to_end(known)
             return True
-        if _size(state, len(tokens)) > self.budget:
-            self._tally["refused"] += 1
-            return False
         shared = known.blocks[:depth // self.block] if known is not None else []
-        for block in shared:  # before room is made, which may free who else uses them
-            self._use(block)
-        self._make_room(_size(state, len(tokens)) - sum(_bytes(one.rows) for one in shared))
         try:
-            self._hold(tokens, _copy_out(key, len(tokens), shared, self.block, state))
+            return self._keep(key, tokens, shared, state)
         except (RuntimeError, MemoryError) as error:
             self._lose(f"a checkpoint of {len(tokens)} tokens was not kept", error)
-            for block in shared:
-                self._disuse(block)
             return False
-        return True
 
     def clear(self) -> None:
         """Drop everything; what was counted stays."""
@@ -162,6 +153,22 @@ class Store:
         tree = self._trees.get(key)
         found = list(tree.along(tokens[:-1])) if tree is not None else []
         return found[-1] if found else None
+
+    def _keep(self, key: Hashable, tokens: Tokens, shared: list[Block], state: State) -> bool:
+        size = _size(state, len(tokens))
+        if size > self.budget:
+            self._tally["refused"] += 1
+            return False
+        for block in shared:  # before room is made, which may free who else uses them
+            self._use(block)
+        try:
+            self._make_room(size - sum(_bytes(block.rows) for block in shared))
+            self._hold(tokens, _copy_out(key, len(tokens), shared, self.block, state))
+        except BaseException:
+            for block in shared:
+                self._disuse(block)
+            raise
+        return True
 
     def _make_room(self, need: int) -> None:
         while self._bytes + need > self.budget:
