@@ -107,6 +107,7 @@ class Watched:
         self.live: dict[int, Tenancy] = {}
         self.past: list[Tenancy] = []
         self.digests: dict[str, str] = {}
+        self.stray = 0  # tokens computed in slots that nobody had
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
@@ -127,11 +128,12 @@ class Watched:
         return list(self.engine.decode_step(plan))
 
     def recycle_slot(self, slot: int) -> None:
-        """Take the digest of what a slot ends in, and free it."""
+        """Take the digest of what a slot ends in, free it, and poison it."""
         tenancy, tenant = self.live.pop(slot), self.engine.tenants[slot]
         self.past.append(tenancy)
         self.digests[tenancy.request.id] = self.engine.pool.slot(slot).digest(tenant.fed)
         self.engine.recycle_slot(slot)
+        scribble(self.engine.pool.slot(slot))
 
     def reset(self) -> None:
         """Forget every tenancy that an error cut short."""
@@ -157,6 +159,7 @@ class House:
                                            self.reuse)
         self.before_step: Callable[[Rows], None] = lambda rows: None
         self.watched = Watched(self)
+        self.scribble()
         self.scheduler = subject.stack.scheduler(
             self.watched, Settings(slots=slots, queue=1000, chunk=chunk, context=capacity))
         self.tokens: dict[str, list[Emitted]] = {}
@@ -236,6 +239,7 @@ class House:
         for what, got, want in (
                 ("the store's reused tokens", meter.reused, total), ("hits", meter.hits, hits),
                 ("misses", meter.misses, len(past) - hits),
+                ("the tokens computed for nobody", self.watched.stray, 0),
                 ("the scheduler's reused tokens", counts.reused, total)):
             self.judge.law(got == want, f"{what} are told as {got}, but are {want}")
         self.judge.engaged(requests=len(past), reused=total,
@@ -259,7 +263,7 @@ class House:
         recurrent, row = (sum(x.nbytes for x in state.named(rows).values()) for rows in (0, 1))
         tails = sum(position % self.block for position in positions)
         rows = tails + max(positions) // self.block * self.block
-        return len(positions) * recurrent + rows * (row - recurrent)
+        return int(len(positions) * recurrent + rows * (row - recurrent))
 
     def kept(self) -> list[tuple[int, ...]]:
         """Return the tokens of this model's checkpoints."""
@@ -273,9 +277,8 @@ class House:
     def restored(self, tokens: Sequence[int]) -> State:
         """Return a slot, poisoned before, with the checkpoint that is kept after tokens."""
         pool = Pool(self.model.config, 1, self.engine.limits.capacity, self.model.device)
-        for tensor in pool.slot(0).named().values():
-            tensor.fill_(float("nan"))
-        got = self.store.restore(self.reuse.source, (*tokens, 0), pool.slot(0))
+        scribble(pool.slot(0))
+        got: int = self.store.restore(self.reuse.source, (*tokens, 0), pool.slot(0))
         self.judge.law(got == len(tokens), f"a checkpoint of {len(tokens)} tokens is listed, but "
                        f"a prompt behind it reuses {got}")
         return pool.slot(0)
@@ -287,11 +290,10 @@ class House:
                            f"the checkpoint after {len(tokens)} tokens is not the state after "
                            f"them", rung="bits", position=len(tokens))
 
-    def scribble(self, value: float = float("nan")) -> None:
-        """Fill every slot of the pool, as tenants to come might."""
+    def scribble(self) -> None:
+        """Write over every slot of the pool, as tenants to come might."""
         for slot in range(self.engine.limits.slots):
-            for tensor in self.engine.pool.slot(slot).named().values():
-                tensor.fill_(value)
+            scribble(self.engine.pool.slot(slot))
 
     def _counted(self, path: Path, model: Any, pool: Pool, tokens: Sequence[int], rows: Rows,
                  sink: Any) -> Tensor:
@@ -299,9 +301,17 @@ class House:
         for slot, count in zip(rows.slots, rows.counts, strict=True):
             if slot in self.watched.live:
                 self.watched.live[slot].computed += count
+            else:
+                self.watched.stray += count
         inner = self.peer.path
         return inner.step_rows(replace(path, step_rows=inner.step_rows), model, pool, tokens, rows,
                                sink)
+
+
+def scribble(slot: State) -> None:
+    """Write NaN over everything that a slot holds."""
+    for tensor in slot.named().values():
+        tensor.fill_(float("nan"))
 
 
 def _told(emitted: Iterable[Emitted], name: str) -> Tensor:

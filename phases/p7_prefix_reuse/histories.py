@@ -9,7 +9,7 @@ from typing import Any, cast
 from hypothesis import HealthCheck, Phase, Verbosity
 from hypothesis import settings as profile
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from contracts.schema import Case
 from engine.state import Pool, State
@@ -19,12 +19,15 @@ from falsifiers.subject import Subject
 from phases.p7_prefix_reuse.reference import DullStore
 
 LONGEST = 12
-Runs = st.lists(st.integers(0, 1), min_size=1, max_size=LONGEST).map(tuple)
+LINES = tuple(tuple(map(int, line)) for line in (
+    "000000000000", "000100000000", "000011111111", "000000000111", "100000000000"))
+Runs = st.builds(lambda line, end: line[:end], st.sampled_from(LINES), st.integers(1, LONGEST))
+Ends = st.sampled_from([(), (0,), (1,), (1, 0, 1)])
 Keys = st.sampled_from(["a", "b"])
 
 
 class Histories(RuleBasedStateMachine):
-    """Keeps and restores in any order, of two keys and few tokens, so that runs part and meet."""
+    """Keeps and restores in any order, of two keys and a few lines that part early and late."""
 
     def __init__(self, subject: Subject, judge: Judge, pool: Pool, fit: int, block: int) -> None:
         super().__init__()
@@ -53,12 +56,29 @@ class Histories(RuleBasedStateMachine):
         self._same("the digest of the restored state", got, want)
         self._agree()
 
-    @rule()
-    def clear(self) -> None:
+    @precondition(lambda self: self.dull.entries)
+    @rule(pick=st.integers(0, 9), more=Ends)
+    def restore_what_is_kept(self, pick: int, more: tuple[int, ...]) -> None:
+        """Restore a prompt that is, or goes on from, something that is kept."""
+        key, tokens = self._picked(pick)
+        self.restore(key, tokens + more)
+
+    @precondition(lambda self: self.dull.entries)
+    @rule(pick=st.integers(0, 9), more=Ends)
+    def keep_further(self, pick: int, more: tuple[int, ...]) -> None:
+        """Keep what goes on from something that is kept, or that itself."""
+        key, tokens = self._picked(pick)
+        self.keep(key, (tokens + more)[:LONGEST])
+
+    def teardown(self) -> None:
         """Drop everything."""
         self.store.clear()
         self.dull.entries.clear()
         self._agree()
+
+    def _picked(self, pick: int) -> tuple[Any, tuple[int, ...]]:
+        entries = list(self.dull.entries)
+        return entries[pick % len(entries)]
 
     def _agree(self) -> None:
         """Hold what is kept, its order of use and its size to the dull store's."""
@@ -98,7 +118,7 @@ def run_histories(case: Case, subject: Subject, judge: Judge) -> None:
 
     run_state_machine_as_test(
         cast("type[RuleBasedStateMachine]", make), settings=profile(
-            max_examples=case["examples"], stateful_step_count=25, derandomize=True,
+            max_examples=case["examples"], stateful_step_count=30, derandomize=True,
             database=None, deadline=None, print_blob=False, report_multiple_bugs=False,
             verbosity=Verbosity.quiet if case.quick else Verbosity.normal,
             phases=[Phase.generate] if case.quick else [Phase.generate, Phase.shrink],

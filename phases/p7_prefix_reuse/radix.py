@@ -66,7 +66,7 @@ class Tree(Generic[T]):
             below, rest = node.children.get(tokens[depth]), tokens[depth:]
             if below is not None:
                 shared = _shared(below.label, rest)
-                node, rest = _split(below, shared), rest[shared:]
+                node, rest = self._split(below, shared), rest[shared:]
             if rest:
                 node = _attach(node, Node(rest))
         node.held = held
@@ -93,6 +93,14 @@ class Tree(Generic[T]):
                 return
             depth, node = depth + len(below.label), below
 
+    def _split(self, node: Node[T], at: int) -> Node[T]:
+        """Put a new node on the edge above `node`, `at` tokens down, and return it."""
+        assert node.parent is not None
+        middle = _attach(node.parent, Node(node.label[:at]))
+        node.label = node.label[at:]
+        _attach(middle, node)
+        return middle
+
 
 def _shared(a: Tokens, b: Tokens) -> int:
     """Return how many first tokens two sequences have in common."""
@@ -105,12 +113,3 @@ def _attach(parent: Node[T], child: Node[T]) -> Node[T]:
     child.parent = parent
     parent.children[child.label[0]] = child
     return child
-
-
-def _split(node: Node[T], at: int) -> Node[T]:
-    """Put a new node on the edge above `node`, `at` tokens down, and return it."""
-    assert node.parent is not None
-    middle = _attach(node.parent, Node(node.label[:at]))
-    node.label = node.label[at:]
-    _attach(middle, node)
-    return middle

@@ -82,6 +82,8 @@ class Store:
     block: KV rows that are shared as one.
     """
 
+    tree = Tree[Saved]
+
     def __init__(self, budget: int, block: int = BLOCK) -> None:
         if budget < 0:
             raise InputError(f"a prefix store of {budget} bytes is refused: 0 or more")
@@ -117,13 +119,12 @@ class Store:
             self._tally["misses"] += 1
             return 0
         try:
-            _copy_in(saved, self.block, state)
+            self._copy_in(saved, state)
         except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError for both
             self._lose(f"a checkpoint of {saved.position} tokens was not restored", error)
-            self._evict(saved)
-            state.clear()
+            self._mend(saved, state)
             return 0
-        self._used.move_to_end(saved)
+        self._touch(saved)
         self._tally["hits"] += 1
         self._tally["reused"] += saved.position
         return saved.position
@@ -133,11 +134,11 @@ class Store:
         tokens = tuple(tokens)
         if not tokens:
             raise InputError("a checkpoint before the first token is refused")
-        depth, known = self._trees.get(key, Tree[Saved]()).meet(tokens)
+        depth, known = self._trees.get(key, self.tree()).meet(tokens)
         if known is not None and depth == known.position == len(tokens):
-            self._used.move_to_end(known)
+            self._touch(known)
             return True
-        shared = known.blocks[:depth // self.block] if known is not None else []
+        shared = self._shared(known, depth) if known is not None else []
         try:
             return self._keep(key, tokens, shared, state)
         except (RuntimeError, MemoryError) as error:
@@ -150,9 +151,12 @@ class Store:
             self._evict(next(iter(self._used)))
 
     def _deepest(self, key: Hashable, tokens: Tokens) -> Saved | None:
-        tree = self._trees.get(key)
-        found = list(tree.along(tokens[:-1])) if tree is not None else []
+        found = list(self._trees.get(key, self.tree()).along(tokens[:-1]))
         return found[-1] if found else None
+
+    def _shared(self, known: Saved, depth: int) -> list[Block]:
+        """Return the blocks of a checkpoint that hold no row past the tokens it shares."""
+        return known.blocks[:depth // self.block]
 
     def _keep(self, key: Hashable, tokens: Tokens, shared: list[Block], state: State) -> bool:
         size = _size(state, len(tokens))
@@ -163,7 +167,7 @@ class Store:
             self._use(block)
         try:
             self._make_room(size - sum(_bytes(block.rows) for block in shared))
-            self._hold(tokens, _copy_out(key, len(tokens), shared, self.block, state))
+            self._hold(tokens, self._copy_out(key, len(tokens), shared, state))
         except BaseException:
             for block in shared:
                 self._disuse(block)
@@ -180,7 +184,7 @@ class Store:
                 self._use(block)
         self._bytes += saved.own
         self._used[saved] = None
-        saved.node = self._trees.setdefault(saved.key, Tree()).put(tokens, saved)
+        saved.node = self._trees.setdefault(saved.key, self.tree()).put(tokens, saved)
         self._tally["kept"] += 1
 
     def _evict(self, saved: Saved) -> None:
@@ -199,6 +203,14 @@ class Store:
         self._tally["failed"] += 1
         log.warning("%s: %s: %s", what, type(error).__name__, error)
 
+    def _mend(self, saved: Saved, state: State) -> None:
+        """Make a slot fresh that was restored in part, and give up what did that."""
+        self._evict(saved)
+        state.clear()
+
+    def _touch(self, saved: Saved) -> None:
+        self._used.move_to_end(saved)
+
     def _use(self, block: Block) -> None:
         if not block.users:
             self._blocks += 1
@@ -211,6 +223,24 @@ class Store:
             self._blocks -= 1
             self._bytes -= _bytes(block.rows)
 
+    def _copy_out(self, key: Hashable, position: int, shared: list[Block], state: State) -> Saved:
+        """Copy what a checkpoint needs and does not find in the shared blocks, its first ones."""
+        whole = position - position % self.block
+        blocks = [Block(copies(rows_of(state, start, start + self.block)))
+                  for start in range(self.block * len(shared), whole, self.block)]
+        return Saved(key, position, copies(recurrent_of(state)), shared + blocks,
+                     copies(rows_of(state, whole, position)))
+
+    def _copy_in(self, saved: Saved, state: State) -> None:
+        """Copy a checkpoint into a slot; KV rows past its position stay as they are."""
+        for name, view in recurrent_of(state).items():
+            view.copy_(saved.recurrent[name])
+        for number, rows in enumerate([*(one.rows for one in saved.blocks), saved.tail]):
+            start = number * self.block
+            end = min(start + self.block, saved.position)
+            for name, view in rows_of(state, start, end).items():
+                view.copy_(rows[name])
+
 
 def _bytes(tensors: Tensors) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
@@ -221,35 +251,17 @@ def _size(state: State, position: int) -> int:
     return _bytes(state.named(position))
 
 
-def _recurrent(state: State) -> Tensors:
+def recurrent_of(state: State) -> Tensors:
+    """Return views of a slot's conv windows and recurrent states."""
     return {name: view for name, view in state.named().items() if name.endswith(RECURRENT)}
 
 
-def _rows(state: State, start: int, end: int) -> Tensors:
+def rows_of(state: State, start: int, end: int) -> Tensors:
     """Return views of a slot's KV rows from position `start` to `end`."""
     return {name: view[start:end] for name, view in state.named().items()
             if not name.endswith(RECURRENT)}
 
 
-def _copy_out(key: Hashable, position: int, shared: list[Block], block: int,
-              state: State) -> Saved:
-    """Copy what a checkpoint needs and does not find in the shared blocks, its first ones."""
-    whole = position - position % block
-    blocks = [Block(_copies(_rows(state, start, start + block)))
-              for start in range(block * len(shared), whole, block)]
-    return Saved(key, position, _copies(_recurrent(state)), shared + blocks,
-                 _copies(_rows(state, whole, position)))
-
-
-def _copy_in(saved: Saved, block: int, state: State) -> None:
-    """Copy a checkpoint into a slot; KV rows past its position stay as they are."""
-    for name, view in _recurrent(state).items():
-        view.copy_(saved.recurrent[name])
-    for number, one in enumerate([*(each.rows for each in saved.blocks), saved.tail]):
-        start = number * block
-        for name, view in _rows(state, start, min(start + block, saved.position)).items():
-            view.copy_(one[name])
-
-
-def _copies(views: Tensors) -> Tensors:
+def copies(views: Tensors) -> Tensors:
+    """Return copies that share no memory."""
     return {name: view.clone() for name, view in views.items()}
