@@ -154,7 +154,7 @@ class House:
         self.peer = peer_of(self.model, path or subject.path, capacity)
         self.path = replace(path or subject.path, step_rows=self._counted)
         self.store = store if store is not None else subject.stack.store(budget, block)
-        self.reuse = subject.stack.prefixes(self.store, self.model, self.path, stride)
+        self.reuse = subject.stack.reuse(self.store, self.model, self.path, stride)
         self.engine = subject.stack.engine(self.model, self.path, Limits(slots, capacity),
                                            self.reuse)
         self.before_step: Callable[[Rows], None] = lambda rows: None

@@ -7,8 +7,18 @@ from dataclasses import dataclass
 
 from engine.model import Model
 from engine.path import Path
+from engine.tokenizer import Tokenizer
 from phases.p2_engine_serve import increment as before
-from phases.p2_engine_serve.increment import Emitted, HybridEngine, Limits, Request, Row
+from phases.p2_engine_serve.increment import (
+    Emitted,
+    HybridEngine,
+    Limits,
+    Request,
+    Row,
+    Service,
+    Terms,
+)
+from phases.p7_prefix_reuse.figures import Figures
 from phases.p7_prefix_reuse.reuse import Reuse
 from phases.p7_prefix_reuse.store import Store
 
@@ -22,8 +32,7 @@ class PrefixEngine(HybridEngine):
 
     def __init__(self, model: Model, path: Path, limits: Limits,
                  prefixes: Reuse | None = None) -> None:
-        reuse = prefixes if prefixes is not None else Reuse(Store(BUDGET), model, path)
-        super().__init__(model, path, limits, reuse)
+        super().__init__(model, path, limits, prefixes or Reuse(Store(BUDGET), model, path))
 
     def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
         """Compute every row; one that passes a place to keep is computed in parts."""
@@ -38,8 +47,22 @@ class PrefixEngine(HybridEngine):
         return emitted
 
     def _turn(self, request: Request) -> tuple[int, int]:
-        """Leave every turn to the store, which knows them all."""
-        return -1, 0
+        """Leave every turn to the store, which knows them all, unless it may hold none."""
+        return (-1, 0) if self.prefixes.store.budget else super()._turn(request)
+
+
+class PrefixService(Service):
+    """The service that shows the store's meter among its metrics."""
+
+    def __init__(self, stack: Stack, engine: PrefixEngine, tokenizer: Tokenizer,
+                 terms: Terms) -> None:
+        super().__init__(stack, engine, tokenizer, terms)
+        self.metrics.add(Figures(engine.prefixes.store))
+
+
+def prefixes(model: Model, path: Path, budget: int) -> Reuse:
+    """Return what an engine of a model and a path keeps in a store of its own."""
+    return Reuse(Store(budget), model, path)
 
 
 @dataclass(frozen=True)
@@ -47,12 +70,13 @@ class Stack(before.Stack):
     """P2's parts, and those that keep and find prefixes."""
 
     store: type[Store]
-    """Called with a budget in bytes."""
-    prefixes: type[Reuse]
+    """Called with a budget in bytes and the rows of a block."""
+    reuse: type[Reuse]
     """Called with a store, a model, a path and a stride."""
 
 
 def stack() -> Stack:
     """Return the stack of this phase."""
     parts = vars(before.stack())
-    return Stack(**{**parts, "engine": PrefixEngine}, store=Store, prefixes=Reuse)
+    mine = {"engine": PrefixEngine, "service": PrefixService, "prefixes": prefixes}
+    return Stack(**{**parts, **mine}, store=Store, reuse=Reuse)

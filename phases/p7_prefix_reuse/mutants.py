@@ -9,17 +9,17 @@ from dataclasses import replace
 from falsifiers.subject import Mutant, Subject
 from phases.p7_prefix_reuse import wrong_reuse as reuse
 from phases.p7_prefix_reuse import wrong_store as store
-from phases.p7_prefix_reuse.increment import PrefixEngine
+from phases.p7_prefix_reuse.increment import PrefixEngine, PrefixService
 from phases.p7_prefix_reuse.reuse import Reuse
 from phases.p7_prefix_reuse.store import Store
 
-Part = type[Store] | type[Reuse] | type[PrefixEngine]
+Part = type[Store] | type[Reuse] | type[PrefixEngine] | type[PrefixService]
+FIELDS = {"store": Store, "reuse": Reuse, "engine": PrefixEngine, "service": PrefixService}
 
 
 def _with(part: Part) -> Callable[[Subject], Subject]:
     """Return a builder that puts a wrong part into the subject's stack."""
-    (field,) = [name for name, base in (("store", Store), ("prefixes", Reuse),
-                                        ("engine", PrefixEngine)) if issubclass(part, base)]
+    (field,) = [name for name, right in FIELDS.items() if issubclass(part, right)]
     return lambda subject: replace(subject, stack=replace(subject.stack, **{field: part}))
 
 
@@ -36,7 +36,7 @@ METER, EXACT = "reuse_told_is_reuse_measured", "checkpoints_are_exact"
 ALIAS, FAILURES = "nothing_kept_is_shared_with_a_slot", "failures_cost_time_alone"
 CANCELS, BUDGET = "cancels_keep_only_what_was_computed", "budget_is_kept"
 DULL, MODELS = "store_equals_dull_store", "models_never_share"
-TOKENS = "tokens_are_the_key"
+TOKENS, USAGE = "tokens_are_the_key", "replies_tell_cached_tokens"
 
 MUTANTS: tuple[Mutant, ...] = (
     _wrong(reuse.FloorsTheKey, EXACT, CHATS, source="B165"),
@@ -59,7 +59,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _wrong(reuse.RunsPastTheStride, EXACT, LENGTHS),
     _wrong(reuse.NeverKeepsTurns, CHATS, EXACT),
     _wrong(reuse.ComputesWhatItReuses, METER),
-    _wrong(reuse.TellsNoReuse, METER, FULL),
+    _wrong(reuse.TellsNoReuse, METER, FULL, USAGE),
     _wrong(reuse.CountsDrawsFromReuse, CHATS),
     _wrong(reuse.RestoresIntoTheNeighbour, CHILDREN, METER),
     _wrong(reuse.SharesAmongModels, MODELS),
@@ -86,4 +86,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _wrong(store.LetsCopiesFail, FAILURES),
     _wrong(store.CountsPrompts, METER),
     _wrong(store.KeyedByText, TOKENS),
+    Mutant("serves_without_a_store", "The budget is dropped on the way to the store.", (USAGE,),
+           reuse.serves_without_a_store),
+    _wrong(reuse.ShowsAnotherMeter, USAGE),
 )

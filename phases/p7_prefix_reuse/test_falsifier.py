@@ -8,7 +8,7 @@ from contracts.schema import Case
 from falsifiers.judge import Judge
 from falsifiers.subject import Subject
 from phases.p2_engine_serve.increment import Sampling
-from phases.p7_prefix_reuse import scenes
+from phases.p7_prefix_reuse import scenes, site
 from phases.p7_prefix_reuse.harness import House
 from phases.p7_prefix_reuse.histories import run_histories
 
@@ -186,3 +186,7 @@ def test_tokens_are_the_key(case: Case, subject: Subject, judge: Judge) -> None:
             house.serve(house.ask(tokens, limit=1), reused=0)
         for tokens in (short, long):
             house.serve(house.ask((*tokens, 7)), reused=len(tokens))
+
+
+def test_replies_tell_cached_tokens(case: Case, subject: Subject, judge: Judge) -> None:
+    site.chat(subject, judge, case["turns"])

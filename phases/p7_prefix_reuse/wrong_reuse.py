@@ -10,8 +10,9 @@ from engine.model import Model
 from engine.path import Path
 from engine.state import State
 from falsifiers.subject import Subject
-from phases.p2_engine_serve.increment import Emitted, HybridEngine, Request, Row, Seat
-from phases.p7_prefix_reuse.increment import PrefixEngine
+from phases.p2_engine_serve.increment import Emitted, HybridEngine, Request, Row, Seat, Service
+from phases.p7_prefix_reuse.figures import Figures
+from phases.p7_prefix_reuse.increment import PrefixEngine, PrefixService
 from phases.p7_prefix_reuse.reuse import STRIDE, Reuse
 from phases.p7_prefix_reuse.store import Saved, Store
 
@@ -202,4 +203,20 @@ def matches_at_enqueue(subject: Subject) -> Subject:
             found = reuse.store._deepest(reuse.source, request.tokens)
             noted[request.tokens] = found.position if found is not None else 0
 
-    return replace(subject, stack=replace(subject.stack, scheduler=Early, prefixes=_Noted))
+    return replace(subject, stack=replace(subject.stack, scheduler=Early, reuse=_Noted))
+
+
+def serves_without_a_store(subject: Subject) -> Subject:
+    """Drop the budget on the way from the option to the store."""
+    def prefixes(model: Model, path: Path, budget: int) -> Reuse:
+        return Reuse(Store(0), model, path)
+
+    return replace(subject, stack=replace(subject.stack, prefixes=prefixes))
+
+
+class ShowsAnotherMeter(PrefixService):
+    """The metrics are those of a store that nobody uses."""
+
+    def __init__(self, stack: Any, engine: PrefixEngine, tokenizer: Any, terms: Any) -> None:
+        Service.__init__(self, stack, engine, tokenizer, terms)
+        self.metrics.add(Figures(Store(engine.prefixes.store.budget)))
