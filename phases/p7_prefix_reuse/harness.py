@@ -7,8 +7,7 @@ no prefixes; what a step computes is counted in the path, by slot, whoever repor
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ from engine.state import Pool, State
 from falsifiers.judge import Judge
 from falsifiers.streams import prompt_of
 from falsifiers.subject import Subject
-from phases.p2_engine_serve import increment as before
 from phases.p2_engine_serve.increment import (
     Emitted,
     Ended,
@@ -32,59 +30,9 @@ from phases.p2_engine_serve.increment import (
     Settings,
     Token,
 )
+from phases.p7_prefix_reuse.peer import peer_of
 
 PLENTY = 1 << 40
-
-
-@dataclass(frozen=True)
-class Cold:
-    """What a request gets alone and from nothing."""
-
-    emitted: tuple[Emitted, ...]
-    digest: str
-    """Of the state that its turn ends in."""
-
-
-@dataclass
-class Peer:
-    """A cold engine of one slot over a model and a path; what it found once is kept."""
-
-    model: Any
-    path: Path
-    capacity: int
-    known: dict[Request, Cold] = field(default_factory=dict)
-    digests: dict[tuple[int, ...], str] = field(default_factory=dict)
-
-    def serve(self, request: Request) -> Cold:
-        """Return what the request gets when it runs to its limit."""
-        nameless = replace(request, id="peer")
-        if nameless not in self.known:
-            engine = before.stack().engine(self.model, self.path, Limits(1, self.capacity))
-            with closing(engine.run_single(nameless)) as run:  # type: ignore[type-var]
-                emitted = tuple(next(run) for _ in range(request.limit))
-                digest = engine.pool.slot(0).digest(engine.tenants[0].fed)
-            self.known[nameless] = Cold(emitted, digest)
-        return self.known[nameless]
-
-    def digest(self, tokens: tuple[int, ...]) -> str:
-        """Return the digest of the state after tokens, all in one chunk."""
-        if tokens not in self.digests:
-            pool = self.model.new_pool(1, self.capacity)
-            self.path.prefill(self.model, pool, tokens, 0)
-            self.digests[tokens] = pool.slot(0).digest(len(tokens))
-        return self.digests[tokens]
-
-
-_PEERS: list[Peer] = []
-
-
-def peer_of(model: Any, path: Path, capacity: int) -> Peer:
-    """Return the peer of exactly this model and path; mutants share it, for they change neither."""
-    for peer in _PEERS:
-        if peer.model is model and peer.path is path and peer.capacity == capacity:
-            return peer
-    _PEERS.append(Peer(model, path, capacity))
-    return _PEERS[-1]
 
 
 @dataclass
@@ -149,8 +97,7 @@ class House:
                  block: int = 4, stride: int = 8, store: Any = None,
                  path: Path | None = None) -> None:
         self.case, self.subject, self.judge, self.block = case, subject, judge, block
-        loaded = subject.models(case.given.get("model", model))
-        self.model = _on(loaded, subject.device)
+        self.model = subject.models(case.given.get("model", model))
         self.peer = peer_of(self.model, path or subject.path, capacity)
         self.path = replace(path or subject.path, step_rows=self._counted)
         self.store = store if store is not None else subject.stack.store(budget, block)
@@ -319,12 +266,3 @@ def _told(emitted: Iterable[Emitted], name: str) -> Tensor:
     values = [getattr(one, name) for one in emitted]
     return torch.tensor(values, dtype=torch.float64)
 
-
-_MOVED: dict[tuple[int, str], tuple[Any, Any]] = {}
-
-
-def _on(model: Any, device: str) -> Any:
-    """Return a model on a device, moved once."""
-    if device == "cpu":
-        return model
-    return _MOVED.setdefault((id(model), device), (model, model.to(device)))[1]

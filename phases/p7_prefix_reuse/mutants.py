@@ -85,7 +85,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _wrong(store.LeavesHalfACopy, FAILURES),
     _wrong(store.LetsCopiesFail, FAILURES),
     _wrong(store.CountsPrompts, METER),
-    _wrong(store.KeyedByText, TOKENS),
+    _wrong(reuse.KeyedByText, TOKENS),
     Mutant("serves_without_a_store", "The budget is dropped on the way to the store.", (USAGE,),
            reuse.serves_without_a_store),
     _wrong(reuse.ShowsAnotherMeter, USAGE),

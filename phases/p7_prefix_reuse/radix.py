@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -28,8 +29,11 @@ class Node(Generic[T]):
     @property
     def tokens(self) -> Tokens:
         """Every token from the root to here."""
-        above = self.parent.tokens if self.parent is not None else ()
-        return above + self.label
+        labels, node = [self.label], self.parent
+        while node is not None:
+            labels.append(node.label)
+            node = node.parent
+        return tuple(chain.from_iterable(reversed(labels)))
 
 
 class Tree(Generic[T]):

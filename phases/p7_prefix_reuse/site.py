@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-
-import httpx2
+from urllib.request import ProxyHandler, Request, build_opener
 
 from engine.gguf_file import open_gguf
 from engine.tokenizer import Tokenizer
@@ -21,25 +21,30 @@ PATIENCE = 60.0
 BUDGET = 64 << 20
 
 
-@dataclass
+@dataclass(frozen=True)
 class Client:
     """One client of one server."""
 
-    http: httpx2.Client
+    url: str
 
     def complete(self, tokens: Sequence[int]) -> dict[str, Any]:
         """Return the body that answers a completion of four tokens."""
-        answer = self.http.post("/v1/completions", json={
+        body: dict[str, Any] = json.loads(self._open("/v1/completions", {
             "model": "m", "prompt": list(tokens), "max_tokens": 4, "temperature": 0,
-            "ignore_eos": True, "return_token_ids": True, "logprobs": 3})
-        answer.raise_for_status()
-        body: dict[str, Any] = answer.json()
+            "ignore_eos": True, "return_token_ids": True, "logprobs": 3}))
         return body
 
     def metric(self, name: str) -> float:
         """Return a figure as the server tells it, or -1."""
-        lines = self.http.get("/metrics").text.splitlines()
+        lines = self._open("/metrics").splitlines()
         return next((float(line.split()[1]) for line in lines if line.startswith(f"{name} ")), -1.0)
+
+    def _open(self, path: str, body: dict[str, Any] | None = None) -> str:
+        data = None if body is None else json.dumps(body).encode()
+        request = Request(self.url + path, data, {"Content-Type": "application/json"})
+        with build_opener(ProxyHandler({})).open(request, timeout=PATIENCE) as answer:
+            text: str = answer.read().decode()
+        return text
 
 
 @contextmanager
@@ -55,8 +60,7 @@ def served(subject: Subject, budget: int) -> Iterator[Client]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
-        with httpx2.Client(base_url=address(listening), timeout=PATIENCE, trust_env=False) as http:
-            yield Client(http)
+        yield Client(address(listening))
     finally:
         server.should_exit = True
         thread.join(PATIENCE)

@@ -225,21 +225,22 @@ class Store:
 
     def _copy_out(self, key: Hashable, position: int, shared: list[Block], state: State) -> Saved:
         """Copy what a checkpoint needs and does not find in the shared blocks, its first ones."""
-        whole = position - position % self.block
-        blocks = [Block(copies(rows_of(state, start, start + self.block)))
-                  for start in range(self.block * len(shared), whole, self.block)]
+        rows, size = rows_of(state, position), self.block
+        whole = position - position % size
+        blocks = [Block(copies(rows, start, start + size))
+                  for start in range(size * len(shared), whole, size)]
         return Saved(key, position, copies(recurrent_of(state)), shared + blocks,
-                     copies(rows_of(state, whole, position)))
+                     copies(rows, whole, position))
 
     def _copy_in(self, saved: Saved, state: State) -> None:
         """Copy a checkpoint into a slot; KV rows past its position stay as they are."""
         for name, view in recurrent_of(state).items():
             view.copy_(saved.recurrent[name])
-        for number, rows in enumerate([*(one.rows for one in saved.blocks), saved.tail]):
+        views = rows_of(state, saved.position)
+        for number, rows in enumerate([*(block.rows for block in saved.blocks), saved.tail]):
             start = number * self.block
-            end = min(start + self.block, saved.position)
-            for name, view in rows_of(state, start, end).items():
-                view.copy_(rows[name])
+            for name, view in views.items():
+                view[start:start + self.block].copy_(rows[name])
 
 
 def _bytes(tensors: Tensors) -> int:
@@ -256,12 +257,12 @@ def recurrent_of(state: State) -> Tensors:
     return {name: view for name, view in state.named().items() if name.endswith(RECURRENT)}
 
 
-def rows_of(state: State, start: int, end: int) -> Tensors:
-    """Return views of a slot's KV rows from position `start` to `end`."""
-    return {name: view[start:end] for name, view in state.named().items()
+def rows_of(state: State, position: int) -> Tensors:
+    """Return views of a slot's first `position` KV rows."""
+    return {name: view for name, view in state.named(position).items()
             if not name.endswith(RECURRENT)}
 
 
-def copies(views: Tensors) -> Tensors:
-    """Return copies that share no memory."""
-    return {name: view.clone() for name, view in views.items()}
+def copies(views: Tensors, start: int = 0, end: int | None = None) -> Tensors:
+    """Return copies of rows `start` to `end` that share no memory."""
+    return {name: view[start:end].clone() for name, view in views.items()}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from engine.gguf_file import open_gguf
 from engine.model import Model
 from engine.path import Path
 from engine.state import State
+from engine.tokenizer import Tokenizer
 from falsifiers.subject import Subject
 from phases.p2_engine_serve.increment import Emitted, HybridEngine, Request, Row, Seat, Service
 from phases.p7_prefix_reuse.figures import Figures
@@ -204,6 +206,31 @@ def matches_at_enqueue(subject: Subject) -> Subject:
             noted[request.tokens] = found.position if found is not None else 0
 
     return replace(subject, stack=replace(subject.stack, scheduler=Early, reuse=_Noted))
+
+
+class KeyedByText(Store):
+    """A prompt is looked up by the text of its tokens."""
+
+    def restore(self, key: Hashable, tokens: Sequence[int], state: State) -> int:
+        texts = {_text(key, saved.node.tokens): saved for saved in self._used
+                 if saved.node is not None and saved.key == key}
+        for length in range(len(tokens) - 1, 0, -1):
+            saved = texts.get(_text(key, tokens[:length]))
+            if saved is not None:
+                self._copy_in(saved, state)
+                return length
+        return super().restore(key, tokens, state)
+
+
+_TOKENIZERS: dict[int, Tokenizer] = {}
+
+
+def _text(key: Hashable, tokens: Sequence[int]) -> bytes:
+    model = key.model  # type: ignore[attr-defined]
+    if id(model) not in _TOKENIZERS:
+        metadata = open_gguf(model.path).metadata
+        _TOKENIZERS[id(model)] = Tokenizer.from_metadata(metadata, model.config.vocab)
+    return b"".join(map(_TOKENIZERS[id(model)].piece, tokens))
 
 
 def serves_without_a_store(subject: Subject) -> Subject:

@@ -6,18 +6,24 @@ from collections.abc import Hashable, Sequence
 
 import torch
 
-from engine.gguf_file import open_gguf
 from engine.state import State
-from engine.tokenizer import Tokenizer
 from phases.p7_prefix_reuse.radix import Node, Tokens, Tree
 from phases.p7_prefix_reuse.store import (
     Block,
     Saved,
     Store,
+    Tensors,
     copies,
     recurrent_of,
     rows_of,
 )
+
+
+def _blocks_as_views(saved: Saved, shared: int, rows: Tensors, size: int) -> Saved:
+    for number, block in enumerate(saved.blocks[shared:], shared):
+        block.rows = {name: view[number * size:(number + 1) * size]
+                      for name, view in rows.items()}
+    return saved
 
 
 class ReusesKvAlone(Store):
@@ -30,8 +36,8 @@ class ReusesKvAlone(Store):
             return super().restore(key, tokens, state)
         for number, block in enumerate(saved.blocks[:whole // self.block]):
             start = number * self.block
-            for name, view in rows_of(state, start, start + self.block).items():
-                view.copy_(block.rows[name])
+            for name, view in rows_of(state, start + self.block).items():
+                view[start:].copy_(block.rows[name])
         return whole
 
 
@@ -100,10 +106,10 @@ class LosesTheTail(Store):
 
     def _copy_in(self, saved: Saved, state: State) -> None:
         whole = len(saved.blocks) * self.block
-        before = copies(rows_of(state, whole, saved.position))
+        before = copies(rows_of(state, saved.position), whole)
         super()._copy_in(saved, state)
-        for name, view in rows_of(state, whole, saved.position).items():
-            view.copy_(before[name])
+        for name, view in rows_of(state, saved.position).items():
+            view[whole:].copy_(before[name])
 
 
 class KeepsViews(Store):
@@ -120,9 +126,7 @@ class KeepsBlocksAsViews(Store):
 
     def _copy_out(self, key: Hashable, position: int, shared: list[Block], state: State) -> Saved:
         saved = super()._copy_out(key, position, shared, state)
-        for number, block in enumerate(saved.blocks[len(shared):], len(shared)):
-            block.rows = rows_of(state, number * self.block, (number + 1) * self.block)
-        return saved
+        return _blocks_as_views(saved, len(shared), rows_of(state, position), self.block)
 
 
 class GivesItselfAway(Store):
@@ -222,11 +226,8 @@ class KeepsOneLargeCopy(Store):
 
     def _copy_out(self, key: Hashable, position: int, shared: list[Block], state: State) -> Saved:
         saved = super()._copy_out(key, position, shared, state)
-        whole = copies(rows_of(state, 0, state.pool.capacity))
-        for number, block in enumerate(saved.blocks[len(shared):], len(shared)):
-            start = number * self.block
-            block.rows = {name: rows[start:start + self.block] for name, rows in whole.items()}
-        return saved
+        whole = copies(rows_of(state, state.pool.capacity))
+        return _blocks_as_views(saved, len(shared), whole, self.block)
 
 
 class _Forgetful(Tree[Saved]):
@@ -263,31 +264,6 @@ class CountsPrompts(Store):
         got = super().restore(key, tokens, state)
         self._tally["reused"] += len(tokens) - got if got else 0
         return got
-
-
-class KeyedByText(Store):
-    """A prompt is looked up by the text of its tokens."""
-
-    def restore(self, key: Hashable, tokens: Sequence[int], state: State) -> int:
-        texts = {_text(key, saved.node.tokens): saved for saved in self._used
-                 if saved.node is not None and saved.key == key}
-        for length in range(len(tokens) - 1, 0, -1):
-            saved = texts.get(_text(key, tokens[:length]))
-            if saved is not None:
-                self._copy_in(saved, state)
-                return length
-        return super().restore(key, tokens, state)
-
-
-_TOKENIZERS: dict[int, Tokenizer] = {}
-
-
-def _text(key: Hashable, tokens: Sequence[int]) -> bytes:
-    model = key.model  # type: ignore[attr-defined]
-    if id(model) not in _TOKENIZERS:
-        metadata = open_gguf(model.path).metadata
-        _TOKENIZERS[id(model)] = Tokenizer.from_metadata(metadata, model.config.vocab)
-    return b"".join(map(_TOKENIZERS[id(model)].piece, tokens))
 
 
 class RoundsTheRecurrentState(Store):
