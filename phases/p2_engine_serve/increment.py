@@ -17,15 +17,15 @@ from phases.p2_engine_serve.api import Api
 from phases.p2_engine_serve.hybrid import HybridEngine, Limits, NoPrefixes, Prefixes
 from phases.p2_engine_serve.reply import Reply
 from phases.p2_engine_serve.sampling import Sampling
-from phases.p2_engine_serve.server import address, bound, uvicorn_of
+from phases.p2_engine_serve.server import Server, address, bound
 from phases.p2_engine_serve.service import Service, Terms
 from phases.p2_engine_serve.template import Template
 from phases.p2_engine_serve.text import Text
 
 __all__ = [
     "Emitted", "Ended", "Event", "HybridEngine", "Limits", "NoPrefixes", "Prefixes", "Request",
-    "Row", "Sampling", "Seat", "Service", "Settings", "Stack", "Terms", "Token", "address", "bound",
-    "stack", "uvicorn_of"]
+    "Row", "Sampling", "Seat", "Server", "Service", "Settings", "Stack", "Terms", "Token",
+    "address", "bound", "stack"]
 
 
 @dataclass(frozen=True)

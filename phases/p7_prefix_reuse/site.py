@@ -15,7 +15,7 @@ from engine.tokenizer import Tokenizer
 from falsifiers.judge import Judge
 from falsifiers.streams import prompt_of
 from falsifiers.subject import Subject
-from phases.p2_engine_serve.increment import Limits, Terms, address, bound, uvicorn_of
+from phases.p2_engine_serve.increment import Limits, Server, Terms, address, bound
 
 PATIENCE = 60.0
 BUDGET = 64 << 20
@@ -56,7 +56,7 @@ def served(subject: Subject, budget: int) -> Iterator[Client]:
                           stack.prefixes(model, subject.path, budget))
     service = stack.service(stack, engine, tokenizer, Terms("m", grace=PATIENCE))
     listening = bound("127.0.0.1", 0)
-    server = uvicorn_of(service)
+    server = Server(service)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
