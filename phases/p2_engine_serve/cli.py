@@ -31,6 +31,8 @@ def serve(
             min=1, help="Tokens of one request, prompt and reply.")] = 4096,
         chunk: Annotated[int, typer.Option(min=1, help="Prompt tokens of a request a step.")] = 64,
         memory: Annotated[float, typer.Option(min=0, help="GiB of state at most.")] = 16.0,
+        prefix_cache_mb: Annotated[int, typer.Option(
+            min=0, help="MiB of states kept of earlier prompts, beside those of the slots.")] = 256,
         api_key: Annotated[str | None, typer.Option(
             envvar="ROWTWIN_API_KEY", help="What clients must send as a bearer token.")] = None,
         name: Annotated[str | None, typer.Option(
@@ -51,7 +53,8 @@ def serve(
     limits = Limits(slots, context, int(memory * (1 << 30)))
     with bound(host, port) as listening:
         service = open_service(subject, file, limits, device,
-                               Terms(name or file.name, queue=queue, chunk=chunk, key=api_key))
+                               Terms(name or file.name, queue=queue, chunk=chunk, key=api_key),
+                               prefix_cache_mb << 20)
         if api_key is None and not host.startswith(("127.", "localhost", "::1")):
             typer.echo(f"rowtwin: without --api-key anyone who reaches {host} is served", err=True)
         typer.echo(f"{service.terms.name} at {address(listening)}/v1 with {slots} slots on the "
@@ -62,7 +65,8 @@ def serve(
             raise typer.Exit(0) from None
 
 
-def open_service(subject: Any, file: Path, limits: Any, device: str, terms: Any) -> Service:
+def open_service(subject: Any, file: Path, limits: Any, device: str, terms: Any,
+                 prefixes: int = 0) -> Service:
     """Load a model and start its engine's thread, or raise `InputError`."""
     from engine.gguf_file import open_gguf
     from engine.model import Model
@@ -70,7 +74,9 @@ def open_service(subject: Any, file: Path, limits: Any, device: str, terms: Any)
 
     model = Model.load(file)
     tokenizer = Tokenizer.from_metadata(open_gguf(file).metadata, model.config.vocab)
-    engine = subject.stack.engine(_on(model, device), subject.path, limits)
+    model = _on(model, device)
+    engine = subject.stack.engine(model, subject.path, limits,
+                                  subject.stack.prefixes(model, subject.path, prefixes))
     service: Service = subject.stack.service(subject.stack, engine, tokenizer, terms)
     return service
 

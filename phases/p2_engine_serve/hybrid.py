@@ -150,10 +150,11 @@ class HybridEngine:
         tokens = [token for part in parts for token in part]
         logits = self.path.step(self.model, self.pool, tokens, rows)
         for row in plan:
-            tenant = self.tenants[row.slot]
-            tenant.fed += row.count
-            self.prefixes.advanced(tenant.held, self.pool.slot(row.slot))
-        return self._sample(plan, logits)
+            self.tenants[row.slot].fed += row.count
+        emitted = self._sample(plan, logits)
+        for row in plan:  # a step that failed is worth nothing, so it is not told
+            self.prefixes.advanced(self.tenants[row.slot].held, self.pool.slot(row.slot))
+        return emitted
 
     def recycle_slot(self, slot: int) -> None:
         """Free a slot; what it holds stays for a turn that goes on with exactly that."""

@@ -1,20 +1,31 @@
-"""P2's increment: an engine of the model's own, and a server whose every part can be replaced."""
+"""P2's increment: an engine of the model's own, and a server whose every part can be replaced.
+
+It also names what a successor needs of this phase and of P0, of which it imports nothing else.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from engine.model import Model
+from engine.path import Path
 from phases.p0_scheduler import increment as before
+from phases.p0_scheduler.increment import Emitted, Ended, Event, Request, Row, Seat, Settings, Token
 from phases.p2_engine_serve import reference
 from phases.p2_engine_serve.api import Api
 from phases.p2_engine_serve.hybrid import HybridEngine, Limits, NoPrefixes, Prefixes
 from phases.p2_engine_serve.reply import Reply
 from phases.p2_engine_serve.sampling import Sampling
-from phases.p2_engine_serve.service import Service
+from phases.p2_engine_serve.server import Server, address, bound
+from phases.p2_engine_serve.service import Service, Terms
 from phases.p2_engine_serve.template import Template
 from phases.p2_engine_serve.text import Text
 
-__all__ = ["HybridEngine", "Limits", "NoPrefixes", "Prefixes", "Sampling", "Stack", "stack"]
+__all__ = [
+    "Emitted", "Ended", "Event", "HybridEngine", "Limits", "NoPrefixes", "Prefixes", "Request",
+    "Row", "Sampling", "Seat", "Server", "Service", "Settings", "Stack", "Terms", "Token",
+    "address", "bound", "stack"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +33,9 @@ class Stack(before.Stack):
     """P0's parts, the serial peer over the oracle, the engine, and the server's parts."""
 
     engine: type[HybridEngine]
-    """Called with a model, a path and `Limits`."""
+    """Called with a model, a path, `Limits` and what `prefixes` returned."""
+    prefixes: Callable[[Model, Path, int], Prefixes]
+    """Called with a model, a path and the bytes that states of earlier prompts may take."""
     text: type[Text]
     """Called with a tokenizer and stop strings, for each request."""
     template: type[Template]
@@ -39,5 +52,5 @@ def stack() -> Stack:
     """Return the stack of this phase."""
     parts = before.stack()
     return Stack(scheduler=parts.scheduler, driver=parts.driver, serial=reference.serve,
-                 engine=HybridEngine, text=Text, template=Template, reply=Reply, service=Service,
-                 api=Api)
+                 engine=HybridEngine, prefixes=lambda model, path, budget: NoPrefixes(),
+                 text=Text, template=Template, reply=Reply, service=Service, api=Api)

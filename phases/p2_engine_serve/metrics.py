@@ -42,6 +42,10 @@ class Metrics(Collector):
             self._sizes.observe(counts.batch)
         self._counts = counts
 
+    def add(self, figures: Collector) -> None:
+        """Show another part's figures too."""
+        self._registry.register(figures)
+
     def text(self) -> bytes:
         """Return everything in the exposition format."""
         return generate_latest(self._registry)

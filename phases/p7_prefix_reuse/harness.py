@@ -1,0 +1,268 @@
+"""An engine with a store under attack, driven by the stack's scheduler and held to cold starts.
+
+Every request that ends on its own is held to what it gets alone from an engine of P2 that knows
+no prefixes; what a step computes is counted in the path, by slot, whoever reports what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from contracts.schema import Case
+from engine.path import Path, Rows
+from engine.state import Pool, State
+from falsifiers.judge import Judge
+from falsifiers.streams import prompt_of
+from falsifiers.subject import Subject
+from phases.p2_engine_serve.increment import (
+    Emitted,
+    Ended,
+    Limits,
+    Request,
+    Row,
+    Sampling,
+    Seat,
+    Settings,
+    Token,
+)
+from phases.p7_prefix_reuse.peer import peer_of
+
+PLENTY = 1 << 40
+
+
+@dataclass
+class Tenancy:
+    """One stay in a slot."""
+
+    request: Request
+    slot: int
+    reused: int
+    due: int
+    """Tokens of its longest prefix in the store at that moment, its last token left out."""
+    computed: int = 0
+
+
+class Watched:
+    """The seven methods of an engine, with an account of every tenancy."""
+
+    def __init__(self, house: House) -> None:
+        self.house, self.engine = house, house.engine
+        self.live: dict[int, Tenancy] = {}
+        self.past: list[Tenancy] = []
+        self.digests: dict[str, str] = {}
+        self.stray = 0  # tokens computed in slots that nobody had
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def start_batch(self, requests: Sequence[Request]) -> list[Seat]:
+        """Seat requests one by one, so that what each could reuse is known."""
+        return [self.add_slot(request) for request in requests]
+
+    def add_slot(self, request: Request) -> Seat:
+        """Seat a request."""
+        due = self.house.deepest(request.tokens)
+        seat: Seat = self.engine.add_slot(request)
+        self.live[seat.slot] = Tenancy(request, seat.slot, seat.reused, due)
+        return seat
+
+    def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
+        """Do a step."""
+        return list(self.engine.decode_step(plan))
+
+    def recycle_slot(self, slot: int) -> None:
+        """Take the digest of what a slot ends in, free it, and poison it."""
+        tenancy, tenant = self.live.pop(slot), self.engine.tenants[slot]
+        self.past.append(tenancy)
+        self.digests[tenancy.request.id] = self.engine.pool.slot(slot).digest(tenant.fed)
+        self.engine.recycle_slot(slot)
+        scribble(self.engine.pool.slot(slot))
+
+    def reset(self) -> None:
+        """Forget every tenancy that an error cut short."""
+        self.live.clear()
+        self.engine.reset()
+
+
+class House:
+    """A stack of one model, one path, one store and one engine."""
+
+    def __init__(self, case: Case, subject: Subject, judge: Judge, *, model: str = "nano",
+                 slots: int = 1, chunk: int = 64, capacity: int = 64, budget: int = PLENTY,
+                 block: int = 4, stride: int = 8, store: Any = None,
+                 path: Path | None = None) -> None:
+        self.case, self.subject, self.judge, self.block = case, subject, judge, block
+        self.model = subject.models(case.given.get("model", model))
+        self.peer = peer_of(self.model, path or subject.path, capacity)
+        self.path = replace(path or subject.path, step_rows=self._counted)
+        self.store = store if store is not None else subject.stack.store(budget, block)
+        self.reuse = subject.stack.reuse(self.store, self.model, self.path, stride)
+        self.engine = subject.stack.engine(self.model, self.path, Limits(slots, capacity),
+                                           self.reuse)
+        self.before_step: Callable[[Rows], None] = lambda rows: None
+        self.watched = Watched(self)
+        self.scribble()
+        self.scheduler = subject.stack.scheduler(
+            self.watched, Settings(slots=slots, queue=1000, chunk=chunk, context=capacity))
+        self.tokens: dict[str, list[Emitted]] = {}
+        self.ended: dict[str, Ended] = {}
+
+    def prompt(self, seed: int, length: int) -> tuple[int, ...]:
+        """Return a prompt of this model's tokens."""
+        return tuple(prompt_of(seed, length, self.model.config.vocab))
+
+    def request(self, tokens: Sequence[int], limit: int = 2,
+                sampler: Sampling | None = None) -> Request:
+        """Return a request with a name of its own that tells all logits' sums by its top."""
+        return Request(f"r{len(self.tokens)}", tuple(tokens), limit,
+                       sampler=sampler or Sampling(top=3))
+
+    def submit(self, *requests: Request) -> None:
+        """Hand requests to the scheduler."""
+        for request in requests:
+            self.tokens[request.id] = []
+            self.scheduler.submit(request)
+
+    def ask(self, tokens: Sequence[int], limit: int = 2,
+            sampler: Sampling | None = None) -> Request:
+        """Submit one request."""
+        request = self.request(tokens, limit, sampler)
+        self.submit(request)
+        return request
+
+    def step(self, times: int = 1) -> None:
+        """Let the scheduler work, and keep what it tells."""
+        for _ in range(times):
+            for event in self.scheduler.step():
+                if isinstance(event, Token):
+                    self.tokens[event.id].append(event.emitted)
+                else:
+                    self.ended[event.id] = event
+
+    def serve(self, *requests: Request, reused: int | None = None) -> None:
+        """Serve what was submitted to its end and hold the requests to their cold starts.
+
+        reused: what each of them must begin behind.
+        """
+        while not self.scheduler.idle:
+            self.step()
+        for request in requests:
+            self.hold(request)
+            if reused is not None:
+                got = self.ended[request.id].reused
+                self.judge.law(got == reused, f"{got} tokens of a prompt of {len(request.tokens)} "
+                               f"were reused, but {reused} should be", request=request.id)
+
+    def hold(self, request: Request) -> None:
+        """Hold a request to its tokens, log-probabilities and state from a cold start."""
+        cold, name, ended = self.peer.serve(request), request.id, self.ended[request.id]
+        self.judge.law(ended.reason == "length", f"request {name!r} ended with {ended.reason} "
+                       f"{ended.detail}", request=name)
+        for what in ("token", "logprob", "top"):
+            self.judge.equal(what, _told(self.tokens[name], what), _told(cold.emitted, what),
+                             request=name)
+        self.judge.law(self.watched.digests[name] == cold.digest, f"the state that request "
+                       f"{name!r} ends in is not that of a cold start ({ended.reused} tokens "
+                       f"were reused)", rung="bits", request=name)
+
+    def account(self) -> None:
+        """Hold every report of reuse to what was computed and to what could be reused."""
+        past, meter, counts = self.watched.past, self.store.meter, self.scheduler.counts
+        for one in [one for one in past if self.ended[one.request.id].reason == "length"]:
+            name = one.request.id
+            after = max(len(self.tokens[name]) - 1, 0)
+            due = len(one.request.tokens) - one.reused + after
+            self.judge.law(one.computed == due, f"{one.computed} tokens were computed, but "
+                           f"{one.reused} reported as reused leave {due}", request=name)
+            self.judge.law(one.reused == one.due, f"{one.reused} tokens were reused, but the "
+                           f"deepest state that was kept is that of {one.due}", request=name)
+        total = sum(one.reused for one in past)
+        hits = sum(one.reused > 0 for one in past)
+        for what, got, want in (
+                ("the store's reused tokens", meter.reused, total), ("hits", meter.hits, hits),
+                ("misses", meter.misses, len(past) - hits),
+                ("the tokens computed for nobody", self.watched.stray, 0),
+                ("the scheduler's reused tokens", counts.reused, total)):
+            self.judge.law(got == want, f"{what} are told as {got}, but are {want}")
+        self.judge.engaged(requests=len(past), reused=total,
+                           computed=sum(one.computed for one in past))
+
+    def held(self, request: Request) -> tuple[int, ...]:
+        """Return the tokens in the state that a request's turn ended in."""
+        return (*request.tokens, *(one.token for one in self.tokens[request.id][:-1]))
+
+    def parting(self, tokens: Sequence[int], at: int, seed: int,
+                length: int = 2) -> tuple[int, ...]:
+        """Return a prompt that shares exactly `at` tokens with others and goes on for `length`."""
+        fresh = self.prompt(seed, length)
+        if at < len(tokens) and fresh[0] == tokens[at]:
+            fresh = ((fresh[0] + 1) % self.model.config.vocab, *fresh[1:])
+        return (*tokens[:at], *fresh)
+
+    def size(self, *positions: int) -> int:
+        """Return the bytes of checkpoints at some positions of one sequence, the deepest last."""
+        state = self.engine.pool.slot(0)
+        recurrent, row = (sum(x.nbytes for x in state.named(rows).values()) for rows in (0, 1))
+        tails = sum(position % self.block for position in positions)
+        rows = tails + max(positions) // self.block * self.block
+        return int(len(positions) * recurrent + rows * (row - recurrent))
+
+    def kept(self) -> list[tuple[int, ...]]:
+        """Return the tokens of this model's checkpoints."""
+        return [tokens for key, tokens in self.store.contents() if key == self.reuse.source]
+
+    def deepest(self, tokens: Sequence[int]) -> int:
+        """Return the length of the longest proper prefix that is kept, by looking at each."""
+        return max((len(one) for one in self.kept()
+                    if len(one) < len(tokens) and tuple(tokens[:len(one)]) == one), default=0)
+
+    def restored(self, tokens: Sequence[int]) -> State:
+        """Return a slot, poisoned before, with the checkpoint that is kept after tokens."""
+        pool = Pool(self.model.config, 1, self.engine.limits.capacity, self.model.device)
+        scribble(pool.slot(0))
+        got: int = self.store.restore(self.reuse.source, (*tokens, 0), pool.slot(0))
+        self.judge.law(got == len(tokens), f"a checkpoint of {len(tokens)} tokens is listed, but "
+                       f"a prompt behind it reuses {got}")
+        return pool.slot(0)
+
+    def checkpoints_are_exact(self) -> None:
+        """Hold every checkpoint to the state after its tokens, from a cold start."""
+        for tokens in self.kept():
+            self.judge.law(self.restored(tokens).digest(len(tokens)) == self.peer.digest(tokens),
+                           f"the checkpoint after {len(tokens)} tokens is not the state after "
+                           f"them", rung="bits", position=len(tokens))
+
+    def scribble(self) -> None:
+        """Write over every slot of the pool, as tenants to come might."""
+        for slot in range(self.engine.limits.slots):
+            scribble(self.engine.pool.slot(slot))
+
+    def _counted(self, path: Path, model: Any, pool: Pool, tokens: Sequence[int], rows: Rows,
+                 sink: Any) -> Tensor:
+        self.before_step(rows)
+        for slot, count in zip(rows.slots, rows.counts, strict=True):
+            if slot in self.watched.live:
+                self.watched.live[slot].computed += count
+            else:
+                self.watched.stray += count
+        inner = self.peer.path
+        return inner.step_rows(replace(path, step_rows=inner.step_rows), model, pool, tokens, rows,
+                               sink)
+
+
+def scribble(slot: State) -> None:
+    """Write NaN over everything that a slot holds."""
+    for tensor in slot.named().values():
+        tensor.fill_(float("nan"))
+
+
+def _told(emitted: Iterable[Emitted], name: str) -> Tensor:
+    """Return one field of some tokens as numbers."""
+    values = [getattr(one, name) for one in emitted]
+    return torch.tensor(values, dtype=torch.float64)
+

@@ -1,0 +1,125 @@
+"""Random histories of a store beside the dull one: every answer, count and bit must be the same."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import Any, cast
+
+from hypothesis import HealthCheck, Phase, Verbosity
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
+from contracts.schema import Case
+from engine.state import Pool, State
+from falsifiers.judge import Judge
+from falsifiers.streams import state_digest
+from falsifiers.subject import Subject
+from phases.p7_prefix_reuse.reference import DullStore
+
+LONGEST = 12
+LINES = tuple(tuple(map(int, line)) for line in (
+    "000000000000", "000100000000", "000011111111", "000000000111", "100000000000"))
+Runs = st.builds(lambda line, end: line[:end], st.sampled_from(LINES), st.integers(1, LONGEST))
+Ends = st.sampled_from([(), (0,), (1,), (1, 0, 1)])
+Keys = st.sampled_from(["a", "b"])
+
+
+class Histories(RuleBasedStateMachine):
+    """Keeps and restores in any order, of two keys and a few lines that part early and late."""
+
+    def __init__(self, subject: Subject, judge: Judge, pool: Pool, fit: int, block: int) -> None:
+        super().__init__()
+        self.judge, self.slot, self.other = judge, pool.slot(0), pool.slot(1)
+        # half a checkpoint more, so that tails and blocks decide what fits
+        budget = int((fit + 0.5) * sum(x.nbytes for x in self.slot.named(LONGEST).values()))
+        self.store, self.dull = subject.stack.store(budget, block), DullStore(budget, block)
+
+    @rule(key=Keys, tokens=Runs)
+    def keep(self, key: str, tokens: tuple[int, ...]) -> None:
+        """Keep the state after tokens, then write over the slot it came from."""
+        fill(self.slot, key, tokens)
+        self._same("whether it was kept", self.store.keep(key, tokens, self.slot),
+                   self.dull.keep(key, tokens, self.slot))
+        fill(self.slot, "nobody", (7,) * LONGEST)
+        self._agree()
+
+    @rule(key=Keys, tokens=Runs)
+    def restore(self, key: str, tokens: tuple[int, ...]) -> None:
+        """Restore what is kept of a prompt, and hold the slot's bits."""
+        for slot in (self.slot, self.other):
+            fill(slot, "nobody", (7,) * LONGEST)
+        length = self.dull.restore(key, tokens, self.other)
+        self._same("the tokens reused", self.store.restore(key, tokens, self.slot), length)
+        got, want = (state_digest(slot.named(length)) for slot in (self.slot, self.other))
+        self._same("the digest of the restored state", got, want)
+        self._agree()
+
+    @precondition(lambda self: self.dull.entries)
+    @rule(pick=st.integers(0, 9), more=Ends)
+    def restore_what_is_kept(self, pick: int, more: tuple[int, ...]) -> None:
+        """Restore a prompt that is, or goes on from, something that is kept."""
+        key, tokens = self._picked(pick)
+        self.restore(key, tokens + more)
+
+    @precondition(lambda self: self.dull.entries)
+    @rule(pick=st.integers(0, 9), more=Ends)
+    def keep_further(self, pick: int, more: tuple[int, ...]) -> None:
+        """Keep what goes on from something that is kept, or that itself."""
+        key, tokens = self._picked(pick)
+        self.keep(key, (tokens + more)[:LONGEST])
+
+    def teardown(self) -> None:
+        """Drop everything."""
+        self.store.clear()
+        self.dull.entries.clear()
+        self._agree()
+
+    def _picked(self, pick: int) -> tuple[Any, tuple[int, ...]]:
+        entries = list(self.dull.entries)
+        return entries[pick % len(entries)]
+
+    def _agree(self) -> None:
+        """Hold what is kept, its order of use and its size to the dull store's."""
+        self._same("what is kept, the least recently used first",
+                   [(key, tuple(tokens)) for key, tokens in self.store.contents()],
+                   list(self.dull.entries))
+        meter = self.store.meter
+        self._same("bytes", meter.bytes, self.dull.bytes)
+        self._same("blocks", meter.blocks, len(self.dull.blocks_of(list(self.dull.entries))))
+        self._same("checkpoints", meter.checkpoints, len(self.dull.entries))
+
+    def _same(self, what: str, got: Any, want: Any) -> None:
+        self.judge.law(got == want, f"{what} is {got}, but should be {want}")
+
+
+def fill(slot: State, key: str, tokens: tuple[int, ...]) -> None:
+    """Write a state that tokens decide: row i of the KV by those up to it, the rest by all."""
+    for i in range(len(tokens)):
+        for name, rows in slot.named().items():
+            if name.endswith((".k", ".v")):
+                rows[i] = _number(name, key, tokens[:i + 1])
+            elif i == len(tokens) - 1:
+                rows.fill_(_number(name, key, tokens))
+
+
+def _number(*parts: object) -> float:
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:3], "little") / 2
+
+
+def run_histories(case: Case, subject: Subject, judge: Judge) -> None:
+    """Run the case's histories, always the same ones; a thorough case is made short and shown."""
+    shape = replace(subject.models("nano").config, heads=1, kv_heads=1, key_heads=1, value_heads=1)
+    pool = Pool(shape, 2, LONGEST, subject.device)
+
+    def make() -> Histories:
+        return Histories(subject, judge, pool, case["fit"], case["block"])
+
+    run_state_machine_as_test(
+        cast("type[RuleBasedStateMachine]", make), settings=profile(
+            max_examples=case["examples"], stateful_step_count=30, derandomize=True,
+            database=None, deadline=None, print_blob=False, report_multiple_bugs=False,
+            verbosity=Verbosity.quiet if case.quick else Verbosity.normal,
+            phases=[Phase.generate] if case.quick else [Phase.generate, Phase.shrink],
+            suppress_health_check=list(HealthCheck)))

@@ -1,0 +1,56 @@
+"""When states are kept and asked for: at a stride, at the end of a turn, and at admission."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.errors import InputError
+from engine.model import Model
+from engine.path import Path
+from engine.state import State
+from phases.p7_prefix_reuse.store import Store
+
+STRIDE = 512
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Source:
+    """What computed a state; only the very same model on the very same path gives its bits."""
+
+    model: Model
+    path: Path
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Source) and self.model is other.model and self.path is other.path
+
+    def __hash__(self) -> int:
+        return hash((id(self.model), id(self.path)))
+
+
+class Reuse:
+    """One engine's use of a store, which others may use too: P2's `Prefixes`."""
+
+    def __init__(self, store: Store, model: Model, path: Path, stride: int = STRIDE) -> None:
+        if stride < 1 or stride % store.block:
+            raise InputError(f"a stride of {stride} tokens is refused: a multiple of the "
+                             f"{store.block} rows of a block")
+        self.store, self.source, self.stride = store, Source(model, path), stride
+
+    def room(self, held: int) -> int:
+        """Return how many tokens a slot that holds `held` takes before it must be looked at."""
+        return self.stride - held % self.stride
+
+    def admit(self, tokens: Sequence[int], state: State) -> int:
+        """Write the deepest state kept of a prompt into a fresh slot; return its length."""
+        return self.store.restore(self.source, tokens, state)
+
+    def advanced(self, tokens: Sequence[int], state: State) -> None:
+        """Keep a state whose position is on the stride."""
+        if len(tokens) % self.stride == 0:
+            self.store.keep(self.source, tokens, state)
+
+    def released(self, tokens: Sequence[int], state: State) -> None:
+        """Keep the state at the end of a turn, wherever that is."""
+        if tokens:
+            self.store.keep(self.source, tokens, state)

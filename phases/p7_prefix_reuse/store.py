@@ -1,0 +1,268 @@
+"""The store: whole states after prefixes, cut into blocks of KV rows that prefixes share.
+
+A recurrent state cannot be cut back, so a prefix can be reused only where its conv windows and
+recurrent states were copied: that place is a checkpoint, and every KV row before it is kept with
+it, in immutable blocks that are counted by the checkpoints that use them. Nothing here is a view
+of a slot: `keep` copies out, `restore` copies in. One thread calls both.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.errors import InputError
+from engine.state import RECURRENT, State
+from phases.p7_prefix_reuse.radix import Node, Tokens, Tree
+
+log = logging.getLogger("rowtwin.prefixes")
+log.addHandler(logging.NullHandler())
+BLOCK = 64
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """What a store holds and has done."""
+
+    budget: int
+    bytes: int
+    """Of all tensors held; never above the budget."""
+    blocks: int
+    checkpoints: int
+    hits: int
+    """Admissions that began behind a checkpoint."""
+    misses: int
+    reused: int
+    """Prompt tokens that hits did not compute."""
+    kept: int
+    """Checkpoints taken."""
+    evictions: int
+    refused: int
+    """Checkpoints that would not have fitted the budget."""
+    failed: int
+    """Copies that raised, for want of memory; a prompt was computed instead, or nothing kept."""
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """The KV rows of one stretch of positions, of every attention layer."""
+
+    rows: Tensors
+    users: int = 0
+    """Checkpoints that need it."""
+
+
+@dataclass(eq=False, slots=True)
+class Saved:
+    """A checkpoint: everything that a sequence's state is after `position` tokens."""
+
+    key: Hashable
+    position: int
+    recurrent: Tensors
+    blocks: list[Block]
+    tail: Tensors
+    """KV rows behind the last whole block."""
+    node: Node[Saved] | None = None
+
+    @property
+    def own(self) -> int:
+        """Bytes of what it shares with nobody."""
+        return _bytes(self.recurrent) + _bytes(self.tail)
+
+
+class Store:
+    """Checkpoints by model and token ids, least recently used first to go.
+
+    budget: the most bytes of tensors to hold.
+    block: KV rows that are shared as one.
+    """
+
+    tree = Tree[Saved]
+
+    def __init__(self, budget: int, block: int = BLOCK) -> None:
+        if budget < 0:
+            raise InputError(f"a prefix store of {budget} bytes is refused: 0 or more")
+        if block < 1:
+            raise InputError(f"blocks of {block} KV rows are refused: 1 or more")
+        self.budget, self.block = budget, block
+        self._trees: dict[Hashable, Tree[Saved]] = {}
+        self._used: OrderedDict[Saved, None] = OrderedDict()  # least recently used first
+        self._bytes = self._blocks = 0
+        self._tally: Counter[str] = Counter()
+
+    @property
+    def meter(self) -> Meter:
+        """What is held and was done so far; any thread may read it."""
+        names = ("hits", "misses", "reused", "kept", "evictions", "refused", "failed")
+        return Meter(budget=self.budget, bytes=self._bytes, blocks=self._blocks,
+                     checkpoints=len(self._used), **{name: self._tally[name] for name in names})
+
+    def contents(self) -> Iterator[tuple[Hashable, Tokens]]:
+        """Yield key and tokens of every checkpoint, the least recently used first."""
+        for saved in self._used:
+            assert saved.node is not None
+            yield saved.key, saved.node.tokens
+
+    def restore(self, key: Hashable, tokens: Sequence[int], state: State) -> int:
+        """Copy the deepest usable checkpoint of a prompt into a slot; return its position, or 0.
+
+        At least the last token is left to be computed, since its logits are needed. With 0 the
+        slot is fresh if it was, and also after a copy that failed.
+        """
+        saved = self._deepest(key, tuple(tokens))
+        if saved is None:
+            self._tally["misses"] += 1
+            return 0
+        try:
+            self._copy_in(saved, state)
+        except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError for both
+            self._lose(f"a checkpoint of {saved.position} tokens was not restored", error)
+            self._mend(saved, state)
+            return 0
+        self._touch(saved)
+        self._tally["hits"] += 1
+        self._tally["reused"] += saved.position
+        return saved.position
+
+    def keep(self, key: Hashable, tokens: Sequence[int], state: State) -> bool:
+        """Copy the state that a slot has after exactly `tokens`; return whether it is held now."""
+        tokens = tuple(tokens)
+        if not tokens:
+            raise InputError("a checkpoint before the first token is refused")
+        depth, known = self._trees.get(key, self.tree()).meet(tokens)
+        if known is not None and depth == known.position == len(tokens):
+            self._touch(known)
+            return True
+        shared = self._shared(known, depth) if known is not None else []
+        try:
+            return self._keep(key, tokens, shared, state)
+        except (RuntimeError, MemoryError) as error:
+            self._lose(f"a checkpoint of {len(tokens)} tokens was not kept", error)
+            return False
+
+    def clear(self) -> None:
+        """Drop everything; what was counted stays."""
+        while self._used:
+            self._evict(next(iter(self._used)))
+
+    def _deepest(self, key: Hashable, tokens: Tokens) -> Saved | None:
+        found = list(self._trees.get(key, self.tree()).along(tokens[:-1]))
+        return found[-1] if found else None
+
+    def _shared(self, known: Saved, depth: int) -> list[Block]:
+        """Return the blocks of a checkpoint that hold no row past the tokens it shares."""
+        return known.blocks[:depth // self.block]
+
+    def _keep(self, key: Hashable, tokens: Tokens, shared: list[Block], state: State) -> bool:
+        size = _size(state, len(tokens))
+        if size > self.budget:
+            self._tally["refused"] += 1
+            return False
+        for block in shared:  # before room is made, which may free who else uses them
+            self._use(block)
+        try:
+            self._make_room(size - sum(_bytes(block.rows) for block in shared))
+            self._hold(tokens, self._copy_out(key, len(tokens), shared, state))
+        except BaseException:
+            for block in shared:
+                self._disuse(block)
+            raise
+        return True
+
+    def _make_room(self, need: int) -> None:
+        while self._bytes + need > self.budget:
+            self._evict(next(iter(self._used)))
+
+    def _hold(self, tokens: Tokens, saved: Saved) -> None:
+        for block in saved.blocks:
+            if not block.users:  # a new one; the shared are counted already
+                self._use(block)
+        self._bytes += saved.own
+        self._used[saved] = None
+        saved.node = self._trees.setdefault(saved.key, self.tree()).put(tokens, saved)
+        self._tally["kept"] += 1
+
+    def _evict(self, saved: Saved) -> None:
+        self._tally["evictions"] += 1
+        del self._used[saved]
+        self._bytes -= saved.own
+        for block in saved.blocks:
+            self._disuse(block)
+        assert saved.node is not None
+        tree = self._trees[saved.key]
+        tree.drop(saved.node)
+        if tree.empty:
+            del self._trees[saved.key]
+
+    def _lose(self, what: str, error: BaseException) -> None:
+        self._tally["failed"] += 1
+        log.warning("%s: %s: %s", what, type(error).__name__, error)
+
+    def _mend(self, saved: Saved, state: State) -> None:
+        """Make a slot fresh that was restored in part, and give up what did that."""
+        self._evict(saved)
+        state.clear()
+
+    def _touch(self, saved: Saved) -> None:
+        self._used.move_to_end(saved)
+
+    def _use(self, block: Block) -> None:
+        if not block.users:
+            self._blocks += 1
+            self._bytes += _bytes(block.rows)
+        block.users += 1
+
+    def _disuse(self, block: Block) -> None:
+        block.users -= 1
+        if not block.users:
+            self._blocks -= 1
+            self._bytes -= _bytes(block.rows)
+
+    def _copy_out(self, key: Hashable, position: int, shared: list[Block], state: State) -> Saved:
+        """Copy what a checkpoint needs and does not find in the shared blocks, its first ones."""
+        rows, size = rows_of(state, position), self.block
+        whole = position - position % size
+        blocks = [Block(copies(rows, start, start + size))
+                  for start in range(size * len(shared), whole, size)]
+        return Saved(key, position, copies(recurrent_of(state)), shared + blocks,
+                     copies(rows, whole, position))
+
+    def _copy_in(self, saved: Saved, state: State) -> None:
+        """Copy a checkpoint into a slot; KV rows past its position stay as they are."""
+        for name, view in recurrent_of(state).items():
+            view.copy_(saved.recurrent[name])
+        views = rows_of(state, saved.position)
+        for number, rows in enumerate([*(block.rows for block in saved.blocks), saved.tail]):
+            start = number * self.block
+            for name, view in views.items():
+                view[start:start + self.block].copy_(rows[name])
+
+
+def _bytes(tensors: Tensors) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _size(state: State, position: int) -> int:
+    """Return the bytes of a whole checkpoint after `position` tokens."""
+    return _bytes(state.named(position))
+
+
+def recurrent_of(state: State) -> Tensors:
+    """Return views of a slot's conv windows and recurrent states."""
+    return {name: view for name, view in state.named().items() if name.endswith(RECURRENT)}
+
+
+def rows_of(state: State, position: int) -> Tensors:
+    """Return views of a slot's first `position` KV rows."""
+    return {name: view for name, view in state.named(position).items()
+            if not name.endswith(RECURRENT)}
+
+
+def copies(views: Tensors, start: int = 0, end: int | None = None) -> Tensors:
+    """Return copies of rows `start` to `end` that share no memory."""
+    return {name: view[start:end].clone() for name, view in views.items()}

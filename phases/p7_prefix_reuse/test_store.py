@@ -1,0 +1,68 @@
+"""The radix tree and the store by themselves, where a case is shorter than an attack."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine import testmodels
+from engine.errors import InputError
+from engine.path import reference
+from phases.p2_engine_serve.increment import Limits, Request, Row
+from phases.p7_prefix_reuse.increment import BUDGET, PrefixEngine, stack
+from phases.p7_prefix_reuse.radix import Tree
+from phases.p7_prefix_reuse.reuse import Reuse
+from phases.p7_prefix_reuse.store import Store
+
+
+def test_tree_parts_runs_and_joins_them_again() -> None:
+    tree: Tree[str] = Tree()
+    long, short, other = (1, 2, 3, 4, 5), (1, 2, 3), (1, 2, 9)
+    nodes = {tokens: tree.put(tokens, str(tokens)) for tokens in (long, short, other)}
+    assert [tree.meet(tokens) for tokens in (long, short, other)] == [
+        (5, str(long)), (3, str(short)), (3, str(other))]
+    assert list(tree.along((1, 2, 3, 4, 5, 6))) == [str(short), str(long)]
+    assert all(node.tokens == tokens for tokens, node in nodes.items())
+    tree.drop(nodes[short])
+    tree.drop(nodes[other])
+    assert [child.label for child in tree.root.children.values()] == [long]
+    tree.drop(nodes[long])
+    assert tree.empty
+
+
+def test_tree_meets_in_the_middle_of_a_run() -> None:
+    tree: Tree[str] = Tree()
+    tree.put((1, 2, 3, 4), "a")
+    assert tree.meet((1, 2, 9)) == (2, "a")
+    assert tree.meet((1, 2)) == (2, "a")
+    assert tree.meet((7,)) == (0, "a")
+    assert list(tree.along((1, 2, 3))) == []
+
+
+@pytest.mark.parametrize(("budget", "block", "value"), [(-1, 64, "-1"), (1, 0, "0")])
+def test_store_refuses_numbers_that_cannot_work(budget: int, block: int, value: str) -> None:
+    with pytest.raises(InputError, match=value):
+        Store(budget, block)
+
+
+@pytest.mark.parametrize("stride", [0, -64, 63, 100])
+def test_stride_that_is_not_of_whole_blocks_is_refused(stride: int) -> None:
+    model, path = testmodels.load("nano"), reference()
+    with pytest.raises(InputError, match=f"stride of {stride} tokens"):
+        Reuse(Store(0), model, path, stride)
+
+
+@pytest.mark.parametrize("budget", [0, 1 << 30])
+def test_turn_goes_on_with_and_without_a_store(budget: int) -> None:
+    model, path = testmodels.load("nano"), reference()
+    engine = PrefixEngine(model, path, Limits(2, 32), Reuse(Store(budget), model, path))
+    first = engine.add_slot(Request("a", (5, 6, 7), 1))
+    engine.decode_step([Row(first.slot, 3)])
+    engine.recycle_slot(first.slot)
+    assert engine.add_slot(Request("b", (5, 6, 7, 8), 1)).reused == 3
+
+
+def test_store_of_an_engine_that_got_none_has_a_bound() -> None:
+    model = testmodels.load("nano")
+    engine = stack().engine(model, reference(), Limits(1, 8))
+    assert isinstance(engine, PrefixEngine)
+    assert engine.prefixes.store.budget == BUDGET

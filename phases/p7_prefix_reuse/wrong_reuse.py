@@ -1,0 +1,249 @@
+"""Engines that keep a state at the wrong place, or begin behind one wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from engine.gguf_file import open_gguf
+from engine.model import Model
+from engine.path import Path
+from engine.state import State
+from engine.tokenizer import Tokenizer
+from falsifiers.subject import Subject
+from phases.p2_engine_serve.increment import Emitted, HybridEngine, Request, Row, Seat, Service
+from phases.p7_prefix_reuse.figures import Figures
+from phases.p7_prefix_reuse.increment import PrefixEngine, PrefixService
+from phases.p7_prefix_reuse.reuse import STRIDE, Reuse
+from phases.p7_prefix_reuse.store import Saved, Store
+
+
+class FloorsTheKey(Reuse):
+    """The end of a turn is filed under the last whole block, though the state is further."""
+
+    def released(self, tokens: Sequence[int], state: State) -> None:
+        super().released(tokens[:len(tokens) - len(tokens) % self.store.block], state)
+
+
+class FilesATokenShort(Reuse):
+    """The end of a turn is filed under one token fewer than the state was fed."""
+
+    def released(self, tokens: Sequence[int], state: State) -> None:
+        super().released(tokens[:-1], state)
+
+
+class FilesTheTokenToCome(PrefixEngine):
+    """The end of a turn is filed with the last sampled token, which was never fed."""
+
+    def recycle_slot(self, slot: int) -> None:
+        self.tenants[slot].fed = len(self.tenants[slot].tokens)
+        super().recycle_slot(slot)
+
+
+class FilesTheWholePrompt(PrefixEngine):
+    """A request that is cancelled between its chunks is filed under its whole prompt."""
+
+    def recycle_slot(self, slot: int) -> None:
+        tenant = self.tenants[slot]
+        tenant.fed = max(tenant.fed, len(tenant.request.tokens))
+        super().recycle_slot(slot)
+
+
+class FilesChunksUnderTheStride(Reuse):
+    """A chunk runs past the stride, and what it leaves is filed under the stride's place."""
+
+    def room(self, held: int) -> int:
+        return 1 << 30
+
+    def advanced(self, tokens: Sequence[int], state: State) -> None:
+        whole = len(tokens) - len(tokens) % self.stride
+        if whole:
+            self.store.keep(self.source, tokens[:whole], state)
+
+
+class RunsPastTheStride(PrefixEngine):
+    """A chunk that passes the stride is not stopped, so nothing is kept there."""
+
+    def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
+        return HybridEngine.decode_step(self, plan)
+
+
+class NeverKeepsTurns(Reuse):
+    """The end of a turn is not kept."""
+
+    def released(self, tokens: Sequence[int], state: State) -> None:
+        return
+
+
+class KeepsFailedStates(PrefixEngine):
+    """After a step that failed, what the slots hold is kept as if it had worked."""
+
+    def reset(self) -> None:
+        for slot in list(self.tenants):
+            self.recycle_slot(slot)
+        super().reset()
+
+
+class WritesShortChunksBack(PrefixEngine):
+    """A first chunk below the width of the convolution writes its window where it was read."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.source: dict[int, Saved | None] = {}
+
+    def _seat(self, request: Request, *, alone: bool) -> Seat:
+        found = self.prefixes.store._deepest(self.prefixes.source, request.tokens)
+        seat = super()._seat(request, alone=alone)
+        self.source[seat.slot] = found
+        return seat
+
+    def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
+        emitted = super().decode_step(plan)
+        for row in plan:
+            saved = self.source.pop(row.slot, None)
+            if saved is not None and row.count < 3:
+                for name, view in self.pool.slot(row.slot).named().items():
+                    if name.endswith("conv"):
+                        saved.recurrent[name].copy_(view)
+        return emitted
+
+
+class ComputesWhatItReuses(Reuse):
+    """The prefix that is told as reused is computed again."""
+
+    def admit(self, tokens: Sequence[int], state: State) -> int:
+        reused = super().admit(tokens, state)
+        if reused:
+            state.clear()
+            self.source.path.prefill(self.source.model, state.pool, tokens[:reused], state.index)
+        return reused
+
+
+class TellsNoReuse(PrefixEngine):
+    """A prefix is skipped and nothing told."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.owed: dict[int, int] = {}
+
+    def _seat(self, request: Request, *, alone: bool) -> Seat:
+        seat = super()._seat(request, alone=alone)
+        self.owed[seat.slot] = seat.reused
+        return replace(seat, reused=0)
+
+    def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
+        left = []
+        for row in plan:
+            skipped = min(self.owed[row.slot], row.count)
+            self.owed[row.slot] -= skipped
+            if row.count > skipped:
+                left.append(Row(row.slot, row.count - skipped))
+        return super().decode_step(left) if left else []
+
+
+class BeginsAtPositionZero(PrefixEngine):
+    """The tokens behind a reused prefix get positions from 0 on."""
+
+    def _seat(self, request: Request, *, alone: bool) -> Seat:
+        seat = super()._seat(request, alone=alone)
+        tenant = self.tenants[seat.slot]
+        tenant.tokens, tenant.fed = tenant.tokens[seat.reused:], 0
+        return seat
+
+
+class CountsDrawsFromReuse(PrefixEngine):
+    """A sampler's count goes on from the tokens that were reused."""
+
+    def _seat(self, request: Request, *, alone: bool) -> Seat:
+        seat = super()._seat(request, alone=alone)
+        self.tenants[seat.slot].drawn = seat.reused
+        return seat
+
+
+class RestoresIntoTheNeighbour(Reuse):
+    """The prefix is copied into the next slot."""
+
+    def admit(self, tokens: Sequence[int], state: State) -> int:
+        pool = state.pool
+        return super().admit(tokens, pool.slot((state.index + 1) % pool.slots))
+
+
+class SharesAmongModels(Reuse):
+    """The key is the tokens alone."""
+
+    def __init__(self, store: Store, model: Model, path: Path, stride: int = STRIDE) -> None:
+        super().__init__(store, model, path, stride)
+        self.source: Any = "every model"
+
+
+class SharesAmongPaths(Reuse):
+    """The key is the model and the tokens, whatever path computed the state."""
+
+    def __init__(self, store: Store, model: Model, path: Path, stride: int = STRIDE) -> None:
+        super().__init__(store, model, path, stride)
+        self.source: Any = id(model)
+
+
+class _Noted(Reuse):
+    noted: dict[tuple[int, ...], int]
+
+    def admit(self, tokens: Sequence[int], state: State) -> int:
+        found = super().admit(tokens, state)
+        return self.noted.get(tuple(tokens), found)
+
+
+def matches_at_enqueue(subject: Subject) -> Subject:
+    """Note a prompt's match when the request is enqueued, and use that when it is seated."""
+    base: Any = subject.stack.scheduler
+
+    class Early(base):  # type: ignore[misc]
+        def submit(self, request: Request) -> None:
+            super().submit(request)
+            reuse = self.engine.prefixes
+            noted = vars(reuse).setdefault("noted", {})
+            found = reuse.store._deepest(reuse.source, request.tokens)
+            noted[request.tokens] = found.position if found is not None else 0
+
+    return replace(subject, stack=replace(subject.stack, scheduler=Early, reuse=_Noted))
+
+
+class KeyedByText(Store):
+    """A prompt is looked up by the text of its tokens."""
+
+    def restore(self, key: Hashable, tokens: Sequence[int], state: State) -> int:
+        texts = {_text(key, saved.node.tokens): saved for saved in self._used
+                 if saved.node is not None and saved.key == key}
+        for length in range(len(tokens) - 1, 0, -1):
+            saved = texts.get(_text(key, tokens[:length]))
+            if saved is not None:
+                self._copy_in(saved, state)
+                return length
+        return super().restore(key, tokens, state)
+
+
+_TOKENIZERS: dict[int, Tokenizer] = {}
+
+
+def _text(key: Hashable, tokens: Sequence[int]) -> bytes:
+    model = key.model  # type: ignore[attr-defined]
+    if id(model) not in _TOKENIZERS:
+        metadata = open_gguf(model.path).metadata
+        _TOKENIZERS[id(model)] = Tokenizer.from_metadata(metadata, model.config.vocab)
+    return b"".join(map(_TOKENIZERS[id(model)].piece, tokens))
+
+
+def serves_without_a_store(subject: Subject) -> Subject:
+    """Drop the budget on the way from the option to the store."""
+    def prefixes(model: Model, path: Path, budget: int) -> Reuse:
+        return Reuse(Store(0), model, path)
+
+    return replace(subject, stack=replace(subject.stack, prefixes=prefixes))
+
+
+class ShowsAnotherMeter(PrefixService):
+    """The metrics are those of a store that nobody uses."""
+
+    def __init__(self, stack: Any, engine: PrefixEngine, tokenizer: Any, terms: Any) -> None:
+        Service.__init__(self, stack, engine, tokenizer, terms)
+        self.metrics.add(Figures(Store(engine.prefixes.store.budget)))
