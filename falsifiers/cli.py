@@ -226,7 +226,7 @@ def receipt(
              for bank in _banks(ctx.obj, c.phase.removeprefix("p"), "cuda")}
     print(f"judging the device cases of {', '.join(banks) or 'no phase'}", file=sys.stderr)
     with Progress(False) as tell:
-        written, refused = issue.receipts(wanted, banks, tell)
+        written, refused = issue.receipts(wanted, banks, ctx.obj, tell)
     measures = ctx.meta["figures"]() if phase is None and not refused else {}
     for name, (judged, measure) in measures.items():
         print(f"measuring {name}", file=sys.stderr)

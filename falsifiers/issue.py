@@ -6,16 +6,20 @@ Times are measured after them, and only when every phase was proved.
 from __future__ import annotations
 
 import datetime
+import multiprocessing
 import os
 import platform
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from contracts.schema import Contract
 from falsifiers import mutants as runner
 from falsifiers import tiers
 from falsifiers.figures import Conditions, NotEqual
+from falsifiers.matrix import Row
 from falsifiers.mutants import Bank
 from falsifiers.receipts import FOLDER, Receipt, digest_of, proves
 from falsifiers.session import ROOT, Wanted, built, run_gate
@@ -26,6 +30,8 @@ def wants_device(contract: Contract) -> bool:
     return built(contract, ROOT) and any(case.tier == "cuda" for case in contract.expand())
 
 
+BankOf = Callable[[str], Bank]
+"""Makes a phase's bank, in a process of its own too."""
 Measure = Callable[[Callable[[str], None]], Conditions]
 """Measures times, telling how far it has come."""
 
@@ -52,11 +58,44 @@ def figures(name: str, measure: Measure, contract: Contract,
     return [path.relative_to(ROOT)], []
 
 
-def receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank],
+def device_rows(bank: Bank, bank_of: BankOf, tell: Callable[[str], None]) -> tuple[Row, ...]:
+    """Try every mutant that needs a device, each killer in a process of its own.
+
+    A mutant may reach memory that is not its own, which ends the use of a device by its process.
+    """
+    wanted = [(m, killer) for m in bank.mutants if m.device == "cuda" for killer in m.killers]
+    kills: dict[str, dict[str, str]] = {mutant.name: {} for mutant, _ in wanted}
+    seconds = dict.fromkeys(kills, 0.0)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(8, context, max_tasks_per_child=1) as pool:
+        tried = [pool.submit(_tried, bank_of, bank.contract.phase, mutant.name, killer)
+                 for mutant, killer in wanted]
+        for (mutant, killer), done in zip(wanted, tried, strict=True):
+            rung, took = done.result()
+            tell(f"{bank.contract.phase}/{mutant.name} by {killer}: {rung or 'survived'}")
+            seconds[mutant.name] += took
+            if rung is not None:
+                kills[mutant.name][killer] = rung
+    return tuple(runner.row_of(bank, mutant, kills[mutant.name], seconds[mutant.name])
+                 for mutant in bank.mutants if mutant.name in kills)
+
+
+def _tried(bank_of: BankOf, phase: str, name: str, killer: str) -> tuple[str | None, float]:
+    """Attack one mutant by one falsifier, in a process where nothing was run before."""
+    chosen = tiers.choose("cuda")
+    tiers.fix_triton_mode(chosen)
+    tiers.one_thread()
+    bank, started = bank_of(phase), time.perf_counter()
+    bank.tiers = chosen.run
+    mutant = next(m for m in bank.mutants if m.name == name)
+    return runner.kill(bank, mutant, killer), time.perf_counter() - started
+
+
+def receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank], bank_of: BankOf,
              tell: Callable[[str], None]) -> tuple[list[Path], list[str]]:
     """Judge the phases' quick device cases; return receipts written and reasons for none."""
     wanted = Wanted(tuple(c.phase for c in contracts), device="cuda",
-                    jobs=min(8, os.cpu_count() or 1))
+                    jobs=min(14, os.cpu_count() or 1))
     gated = run_gate(wanted, on_verdict=lambda verdict: tell(verdict.case))
     written: list[Path] = []
     refused = list(gated.run.trouble)
@@ -71,9 +110,7 @@ def receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank],
             refused.append(f"{contract.phase}: no receipt, since its device cases did not all pass"
                            + (f"; the first is {bad[0]}" if bad else ""))
             continue
-        bank = banks[contract.phase]
-        bank.mutants = tuple(m for m in bank.mutants if m.device == "cuda")
-        rows = runner.run_matrix([bank]).mutants if bank.mutants else ()
+        rows = device_rows(banks[contract.phase], bank_of, tell)
         receipt = Receipt(phase=contract.phase, device=name, versions=versions, verdicts=mine,
                           measured=today(), digest=digest_of(contract, ROOT), mutants=rows)
         folder.mkdir(parents=True, exist_ok=True)

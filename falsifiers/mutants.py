@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -69,11 +70,21 @@ def kill(bank: Bank, mutant: Mutant, falsifier: str) -> str | None:
     function = bank.falsifiers[falsifier]
     for case in bank.cases(falsifier, mutant):
         right = bank.subject_for(case)
+        if case.tier == "cuda":  # a mutant may leave the device unusable for this process
+            _hold_healthy(bank, function, case, right)
         rung = attack(function, case, mutant.build(right))
         if rung is not None:
+            _sweep()
             _hold_healthy(bank, function, case, right)
             return rung
     return None
+
+
+def _sweep() -> None:
+    """Drop what a mutant left open when it broke, a socket say, so that no test is blamed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def _hold_healthy(bank: Bank, function: Attack, case: Case, right: Subject) -> None:
@@ -99,10 +110,15 @@ def try_mutant(bank: Bank, mutant: Mutant) -> Row:
         rung = kill(bank, mutant, falsifier)
         if rung is not None:
             kills[falsifier] = rung
+    return row_of(bank, mutant, kills, time.perf_counter() - started)
+
+
+def row_of(bank: Bank, mutant: Mutant, kills: Mapping[str, str], seconds: float) -> Row:
+    """Return a mutant's row of the matrix; `kills` is the rung by killer."""
     return Row(name=mutant.name, phase=bank.contract.phase, fault=mutant.fault,
                device=_device(mutant), expected=mutant.killers, killed_by=tuple(kills),
                rung=next(iter(kills.values()), None),
-               seconds=round(time.perf_counter() - started, 3))
+               seconds=round(seconds, 3))
 
 
 def _device(mutant: Mutant) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,9 +17,12 @@ from falsifiers.errors import Declined, SuiteError
 from falsifiers.judge import Judge
 from falsifiers.meta.made_up import contract, row
 from falsifiers.mutants import Bank, kill, run_matrix, try_mutant
+from falsifiers.plugin import THOROUGH
 from falsifiers.subject import Mutant, Subject
 from falsifiers.tiers import choose
 
+SAMPLE = 5
+"""Mutants of a phase that a quick run tries; `--thorough` and `rowtwin mutants` try all."""
 CONTRACTS = load_all(rowtwin.ROOT / "contracts")
 
 
@@ -141,8 +145,22 @@ def test_every_falsifier_is_named_by_a_mutant(phase: str) -> None:
     assert [m.name for m in made.mutants if not m.killers or len(m.fault) < 10] == []
 
 
-@pytest.mark.parametrize(("phase", "name"), [
-    (phase, name) for phase, listed in CONTRACTS.items() for name in listed.mutants])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Try every mutant in a thorough run, and a sample of each phase in a quick one."""
+    if "name" in metafunc.fixturenames:
+        metafunc.parametrize(("phase", "name"), [
+            (phase, name) for phase, listed in CONTRACTS.items()
+            for name in (listed.mutants if metafunc.config.getoption(THOROUGH)
+                         else _sample(phase, listed.mutants))])
+
+
+def _sample(phase: str, names: Iterable[str]) -> list[str]:
+    """Return a few mutants of a phase, drawn by their names; the draw changes when any does."""
+    salt = hashlib.sha256("".join(sorted(names)).encode()).hexdigest()
+    drawn = sorted(names, key=lambda name: hashlib.sha256(f"{salt}{name}".encode()).digest())
+    return drawn[:SAMPLE]
+
+
 def test_mutant_dies_by_each_killer_it_names(phase: str, name: str) -> None:
     made = real(phase)
     (one,) = [m for m in made.mutants if m.name == name]

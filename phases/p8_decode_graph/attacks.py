@@ -15,7 +15,7 @@ from engine.candidate import Engine, PathEngine
 from engine.path import Path, Rows, reference
 from falsifiers.errors import Declined
 from falsifiers.streams import Batch, Stream, alone, prompt_of
-from phases.p8_decode_graph.graphs import Graphs
+from phases.p8_decode_graph.kernel_graphs import Graphs
 from phases.p8_decode_graph.reference import capture as record
 
 CAPACITY = 24

@@ -11,7 +11,7 @@ from engine import ops
 from engine.path import Path
 from engine.weights import Weight
 from phases.p6_batched_attention import increment as before
-from phases.p8_decode_graph.graphs import Graphs
+from phases.p8_decode_graph.kernel_graphs import Graphs
 
 
 def path(graphs: bool = True) -> Path:

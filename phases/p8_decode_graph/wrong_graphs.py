@@ -14,8 +14,8 @@ from engine.model import Model
 from engine.path import Path, Rows, Sink, one_by_one
 from engine.state import Pool
 from falsifiers.subject import Subject
-from phases.p8_decode_graph.graphs import Graph, Graphs, Key
-from phases.p8_decode_graph.inputs import Inputs
+from phases.p8_decode_graph.kernel_graphs import Graph, Graphs, Key
+from phases.p8_decode_graph.kernel_inputs import Inputs
 
 Build = Callable[[Subject], Subject]
 

@@ -14,8 +14,8 @@ from engine.model import Model
 from engine.ops import refuse_nan
 from engine.path import Path, Rows, Sink
 from engine.state import Pool
-from phases.p8_decode_graph.cuda import Captures
-from phases.p8_decode_graph.inputs import Inputs
+from phases.p8_decode_graph.kernel_capture import Captures
+from phases.p8_decode_graph.kernel_inputs import Inputs
 from phases.p8_decode_graph.reference import capture as record
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
