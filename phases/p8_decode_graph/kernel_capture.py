@@ -17,6 +17,8 @@ class Captures:
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
         self._memory: Any = None
+        self.nbytes = 0
+        """Bytes of device memory that captures have set aside; a dropped graph's are used again."""
 
     def __call__(self, path: Path, run: Callable[[Path], Tensor], tail: Callable[[Tensor], None],
                  ) -> tuple[Callable[[], None], Tensor]:
@@ -27,9 +29,10 @@ class Captures:
         with torch.cuda.stream(stream):  # compiles, and makes whatever is made once a stream
             tail(run(path))
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
+        graph, before = torch.cuda.CUDAGraph(), torch.cuda.memory_reserved()
         with torch.cuda.graph(graph, pool=memory, stream=stream,
                               capture_error_mode="thread_local"):
             out = run(path)
             tail(out)
+        self.nbytes += max(0, torch.cuda.memory_reserved() - before)
         return graph.replay, out

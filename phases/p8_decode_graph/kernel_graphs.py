@@ -129,6 +129,14 @@ class Graphs:
         for step in chosen:
             refuse_nan(step)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that graphs hold: what captures set aside, their inputs and their spare slots."""
+        graphs = [graph for graph in self.kept() if graph is not None]
+        spares = {id(graph.spare): graph.spare.nbytes for graph in graphs}
+        return (self._captures.nbytes + sum(spares.values())
+                + sum(graph.inputs.raw.nbytes for graph in graphs))
+
     def kept(self) -> list[Graph | None]:
         """Return the graphs that are kept now, None for a failed one."""
         return list(self._held.values())

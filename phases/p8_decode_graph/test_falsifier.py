@@ -260,7 +260,9 @@ def test_memory_is_bounded(case: Case, subject: Subject, judge: Judge) -> None:
     judge.law((graphs.meter.captures, graphs.meter.evictions) == (4, 2), f"seven steps of three "
               f"widths with room for two captured {graphs.meter.captures} graphs and dropped "
               f"{graphs.meter.evictions}, but should capture 4 and drop 2")
-    judge.engaged(captures=graphs.meter.captures, evictions=graphs.meter.evictions)
+    judge.law(graphs.nbytes > 0, "graphs are held, but their memory is told as 0 bytes")
+    judge.engaged(captures=graphs.meter.captures, evictions=graphs.meter.evictions,
+                  bytes_held=graphs.nbytes)
 
 
 def test_traced_steps_report(case: Case, subject: Subject, judge: Judge) -> None:
