@@ -91,6 +91,22 @@ class _LastPosition:
         return step_rows(path, model, pool, tokens, replace(rows, positions=held), sink)
 
 
+class _BatchesDoNotAdvance:
+    """Counts each slot's tokens itself, and only where a row is worked alone."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, int] = {}
+
+    def __call__(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+                 sink: Sink | None) -> Tensor:
+        for slot, position in zip(rows.slots, rows.positions, strict=True):
+            self.held[slot] = self.held.get(slot, position) if position else 0
+        held = tuple(self.held[slot] for slot in rows.slots)
+        if len(rows.slots) == 1:
+            self.held[rows.slots[0]] += rows.counts[0]
+        return step_rows(path, model, pool, tokens, replace(rows, positions=held), sink)
+
+
 def _one_position_a_chunk(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                           sink: Sink | None) -> Tensor:
     logits, at = [], 0
@@ -239,6 +255,8 @@ MUTANTS = (
            (STREAMS, NEIGHBOURS), _rows(_first_row_for_all), "B155"),
     Mutant("position_of_the_last_call", "Positions are kept by row and not by slot.",
            (MEMBERS,), _step(_LastPosition), "B152"),
+    Mutant("position_held_still_in_a_batch", "Only a row that is worked alone moves on.",
+           (STREAMS, MEMBERS), _step(_BatchesDoNotAdvance), "B038"),
     Mutant("chunk_tokens_share_a_position", "All tokens of a chunk get the first one's position.",
            (CHUNKS,), _step(_one_position_a_chunk), "B154"),
     Mutant("chunk_starts_from_zero_state", "A chunk of several tokens ignores the state it finds.",

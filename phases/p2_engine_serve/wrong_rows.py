@@ -40,6 +40,51 @@ class FirstRowsOptions(HybridEngine):
         return sampling.draw(logits, choices, kept, numbers)
 
 
+class PlainRowsTakeNoPlace(HybridEngine):
+    """Greedy rows have no place in the list of options, which then slides under the rows."""
+
+    @staticmethod
+    def draw(*rows: Any) -> list[Drawn]:
+        logits, choices, options, numbers = rows
+        own = [option for option in options if option.temperature > 0]
+        slid = own + [Sampling()] * (len(options) - len(own))
+        kept = [replace(odd, top=option.top) for odd, option in zip(slid, options, strict=True)]
+        return sampling.draw(logits, choices, kept, numbers)
+
+
+class CountsFallShortOfRows(HybridEngine):
+    """A greedy row that joins is not added to the rows' counts, from which all are deleted."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.rows: list[int] = []
+        self.counts: list[int] = []
+
+    def _seat(self, request: Request, *, alone: bool) -> Seat:
+        seat = super()._seat(request, alone=alone)
+        self.rows.append(seat.slot)
+        if self.tenants[seat.slot].sampling.temperature > 0:
+            self.counts.append(0)
+        return seat
+
+    def _sample(self, plan: Sequence[Row], logits: Tensor) -> list[Emitted]:
+        for slot, count in zip(self.rows, self.counts, strict=False):
+            self.tenants[slot].drawn = count
+        emitted = super()._sample(plan, logits)
+        self.counts = [self.tenants[slot].drawn
+                       for slot, _ in zip(self.rows, self.counts, strict=False)]
+        return emitted
+
+    def recycle_slot(self, slot: int) -> None:
+        at = self.rows.index(slot)
+        del self.rows[at], self.counts[at:at + 1]
+        super().recycle_slot(slot)
+
+    def reset(self) -> None:
+        self.rows, self.counts = [], []
+        super().reset()
+
+
 class TopKIsDropped(HybridEngine):
     """top_k is not handed to the batch's sampler."""
 
