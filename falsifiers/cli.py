@@ -189,12 +189,21 @@ def mutants(
         metavar="N|engine", help="One phase (default: every phase that is built).")] = None,
     device: Device = "auto",
     as_json: AsJson = False,
+    faults: Annotated[bool, typer.Option(
+        "--faults", help="Attack none; print which public report each mutant plants.")] = False,
 ) -> None:
     """Attack every mutant and print the kill matrix."""
+    from falsifiers import field_faults
     from falsifiers import mutants as runner
+    from falsifiers.errors import SuiteError
     from falsifiers.receipts import load_receipts
     from falsifiers.session import ROOT
+    if faults and (phase is not None or as_json):
+        raise SuiteError("--faults prints one page of every phase: give it alone")
     banks = _banks(ctx.obj, phase, device)
+    if faults:
+        print(field_faults.page(field_faults.load(), field_faults.planted(banks)), end="")
+        raise typer.Exit
     measured = {bank.contract.phase: [row for receipt in load_receipts(bank.contract.phase, ROOT)
                                       for row in receipt.mutants] for bank in banks}
     with Progress(as_json) as tell:
