@@ -35,6 +35,7 @@ COMMANDS = {
     "gate": ("falsifiers.cli", "Judge phases: PASS, FAIL or UNMEASURABLE, with evidence."),
     "report": ("reports.cli", "Judge every phase and write a page to look at."),
     "mutants": ("falsifiers.cli", "Attack every mutant and print the kill matrix."),
+    "weak": ("phases.cli", "Show what common styles of test let pass."),
     "receipt": ("falsifiers.cli", "Judge the device cases here and keep the receipts."),
     "bench": ("phases.cli", "Measure kernels on a device, beside the memory floor."),
     "serve": ("phases.p2_engine_serve.cli", "Serve a model over the OpenAI API, in batches."),

@@ -115,3 +115,30 @@ def _keep(figures: Conditions | dict[str, Any], out: Path | None) -> None:
         out.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError(f"--out {out}: cannot be written: {error.strerror}") from None
+
+
+@app.command(epilog="Example: rowtwin weak --phase 1")
+def weak(
+    ctx: typer.Context,
+    phase: Annotated[str | None, typer.Option(
+        metavar="N", help="One phase (default: every phase of the decode path).")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+) -> None:
+    """Show which mutants of the decode path common styles of test let pass."""
+    from falsifiers import tiers
+    from falsifiers.errors import SuiteError
+    from falsifiers.session import phase_name
+    from phases import weak_arms
+
+    names = weak_arms.PHASES if phase is None else (phase_name(phase),)
+    if not set(names) <= set(weak_arms.PHASES):
+        raise SuiteError(f"{names[0]} has no mutants of a decode path: choose one of "
+                         f"{', '.join(weak_arms.PHASES)}")
+    tiers.one_thread()
+    banks = [ctx.obj(name) for name in names]
+    found, quiet = weak_arms.survey(banks)
+    if as_json:
+        typer.echo(json.dumps({"missed": [vars(one) for one in found], "not_shown": quiet},
+                              indent=2))
+    else:
+        typer.echo("\n".join(weak_arms.table(found, quiet)))
