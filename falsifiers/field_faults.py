@@ -23,9 +23,9 @@ HEAD = """\
 
 Faults of batched inference that were reported in public, each in our own words, and where the
 suite plants it. `rowtwin mutants --faults` prints this page from `falsifiers/field_faults.yaml`
-and the mutants there are; a test holds it to that. Each mutant is attacked by every falsifier
-behind its name, and a test fails when one of them lets it live. What is marked *device* dies on a
-GPU alone, and `rowtwin mutants --device cuda` shows it there.
+and the mutants there are; a test holds it to that. `rowtwin mutants` attacks each mutant with every
+falsifier behind its name, and fails when one of them lets it live. What is marked *device* dies on
+a GPU alone, and `rowtwin mutants --device cuda` shows it there.
 
 A mutant has the fault of a report, not its code. Where the reported code has no peer in this
 project, or the report found no cause, the line says what is planted in its stead.
