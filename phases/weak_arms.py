@@ -90,18 +90,23 @@ class Missed:
 def weigh(bank: Bank, mutant: Mutant) -> Missed | None:
     """Return the styles that a mutant passes; None where the strict scene shows no fault of it."""
     right = bank.subject_for(next(c for c in bank.contract.expand() if c.tier == "cpu"))
-    strict: list[tuple[Tensor, Tensor]] = []
+    if mutant.device != "cpu" or mutant.build(right).candidate is not None:
+        return None
+    strict: list[tuple[Tensor, Tensor]] | None
+    try:
+        strict = list(_play(mutant.build(right), right, STRICT))
+    except Exception:  # whatever a wrong path raises, any test of the same scene sees it
+        strict = None
 
     def passes(scene: Scene, same: Same) -> bool:
+        if scene == STRICT:
+            return strict is not None and all(same(got, want) for got, want in strict)
         try:
-            if scene == STRICT and not strict:
-                strict.extend(_play(mutant.build(right), right, scene))
-            play = strict if scene == STRICT else _play(mutant.build(right), right, scene)
-            return all(same(got, want) for got, want in play)
-        except Exception:  # whatever a wrong path raises, any test would see it
+            return all(same(got, want) for got, want in _play(mutant.build(right), right, scene))
+        except Exception:
             return False
 
-    if mutant.device != "cpu" or mutant.build(right).candidate is not None or passes(STRICT, bits):
+    if passes(STRICT, bits):
         return None
     styles = tuple(name for name, how in STYLES.items() if passes(*how))
     return Missed(bank.contract.phase, mutant.name, styles)

@@ -34,6 +34,12 @@ def test_fault_that_every_style_sees_is_missed_by_none() -> None:
     assert weigh(bank, mutant) == Missed("p1", "logits_rolled_by_one_row", ())
 
 
+def test_crash_is_seen_by_every_comparison_of_its_scene() -> None:
+    bank = rowtwin.bank("p4")
+    (mutant,) = [one for one in bank.mutants if one.name == "cap_of_another_device"]
+    assert weigh(bank, mutant) == Missed("p4", "cap_of_another_device", ("m = 2 only",))
+
+
 def test_right_path_and_faults_of_a_device_are_not_weighed() -> None:
     def same(subject: Subject) -> Subject:
         return subject
