@@ -7,88 +7,23 @@ the tensors of that one place are kept whole.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from falsifiers.divergence import Place, Report, compared, parted
 from falsifiers.errors import SuiteError
-from falsifiers.judge import as_bits, hex_of, ulps_apart
 from falsifiers.lanes import Alone, Batched, Setup, Step
-from falsifiers.traces import OUTPUT, Trace, digest, digests
+from falsifiers.traces import Trace, digest, digests
 
 OWNERS = {"conv": "conv_step", "delta": "delta_step", "k": "attend", "v": "attend"}
 """Which op writes a kind of state."""
 NOT_OPS = ("name", "greedy_rows", "argmax")
-AROUND = 2
-"""Values shown on either side of the first that differs."""
 AFTER_ALL = "after the last op"
 States = dict[int, dict[str, bytes]]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where digests first differ."""
-
-    step: int
-    kind: str
-    """`output`, `input`, `state`, `stray` (a slot the step does not name) or `logits`."""
-    op: str
-    """Its id (`3.project.attn_qkv`)."""
-    slot: int
-    name: str
-    """What of it: `output`, `input 0`, or a state's name (`3.delta`)."""
-
-
-@dataclass(frozen=True)
-class Values:
-    """The first element that differs, and what stands around it."""
-
-    element: list[int]
-    """Its index; of inputs and outputs the first is the token of the row."""
-    got: str
-    want: str
-    ulps: int | None
-    differing: int
-    of: int
-    first_shown: int
-    """The flat index of the first of the values around."""
-    got_around: list[float]
-    want_around: list[float]
-
-
-@dataclass(frozen=True)
-class Report:
-    """What a bisection found."""
-
-    path: str
-    against: str
-    steps: int
-    compared: int
-    """Digests compared."""
-    not_compared: list[str]
-    """Ops that only one of the two reports."""
-    place: Place | None = None
-    row: int | None = None
-    values: Values | None = None
-    """None when it did not repeat, or when the shapes differ."""
-    note: str = ""
-    stray: list[str] = field(default_factory=list)
-    """State of slots not named in the step, written by it all the same."""
-    healed_by: list[str] = field(default_factory=list)
-    """Ops that, swapped back together, leave no divergence."""
-
-    def told(self) -> dict[str, Any]:
-        """Return the report as JSON would have it."""
-        flat = asdict(self)
-        if self.place is not None:
-            layer, _, op = self.place.op.rpartition(".") if not self.place.op[0].isdigit() \
-                else self.place.op.partition(".")
-            flat["place"] |= {"layer": int(layer) if layer else None, "op": op,
-                              "id": self.place.op}
-        return {"diverged": self.place is not None, **flat}
 
 
 @dataclass
@@ -225,7 +160,7 @@ class Bisection:
         else:
             got, want = (torch.stack(t.of((place.op, place.slot))[place.name])
                          for t in (watch.trace, right))
-        values, note = _values(got, want)
+        values, note = compared(got, want)
         return {"place": place, "row": row, "values": values, "note": note}
 
     def _healed(self, place: Place) -> list[str]:
@@ -296,25 +231,8 @@ def _owner(name: str) -> str:
 
 def suspects(op: str) -> tuple[str, ...]:
     """Return the parts of a path that run an op of that id."""
-    name = op.partition(".")[2] if op[0].isdigit() else op
+    name = parted(op)[1]
     if name.endswith("_norm") and name != "gated_norm":
         return ("add_norm", "norm")
     return {"project": ("project", "project_all"), "head": ("project",)}.get(
         name.split(".")[0], (name.split(".")[0],))
-
-
-def _values(got: Tensor, want: Tensor) -> tuple[Values | None, str]:
-    got, want = got.detach().cpu(), want.detach().cpu()
-    if got.shape != want.shape or got.dtype != want.dtype:
-        return None, (f"it is {got.dtype} {list(got.shape)}, but should be {want.dtype} "
-                      f"{list(want.shape)}")
-    bad = (as_bits(got) != as_bits(want)).flatten()
-    if not bool(bad.any()):
-        return None, "run again from the start it did not repeat: something is kept between runs"
-    at = int(bad.nonzero()[0, 0])
-    a, b = got.reshape(-1), want.reshape(-1)
-    low, high = max(0, at - AROUND), at + AROUND + 1
-    index = [int(i) for i in torch.unravel_index(torch.tensor(at), got.shape)]
-    return Values(index, hex_of(a[at]), hex_of(b[at]),
-                  int(ulps_apart(a[at], b[at])) if a.is_floating_point() else None,
-                  int(bad.sum()), len(bad), low, a[low:high].tolist(), b[low:high].tolist()), ""
