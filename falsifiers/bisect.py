@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -59,8 +58,10 @@ def _states(lane: Alone | Batched, slots: Sequence[int]) -> States:
 class Bisection:
     """One search; `run` makes the report."""
 
-    def __init__(self, setup: Setup, steps: Sequence[Step], m: int) -> None:
+    def __init__(self, setup: Setup, steps: Sequence[Step], m: int,
+                 reference: Reference | None = None) -> None:
         self.setup, self.steps, self.m = setup, steps, m
+        self.reference = reference or Reference(setup, setup.alone and setup.alone(), steps)
         self.compared = 0
         self.not_compared: dict[str, None] = {}
 
@@ -75,13 +76,9 @@ class Bisection:
         return Report(self.setup.name, self.setup.against, len(self.steps), self.compared,
                       list(self.not_compared), **told)
 
-    @cached_property
-    def _reference(self) -> Reference:
-        return Reference(self.setup, self.setup.alone and self.setup.alone(), self.steps)
-
     def first(self, path: Any, alone: Any = None) -> tuple[Place, list[str]] | None:
         """Return the first place where a path parts from the rows alone, and what it strayed to."""
-        reference = self._reference if alone is None \
+        reference = self.reference if alone is None \
             else Reference(self.setup, alone, self.steps)
         lane = Batched(self.setup, path, self.steps, self.m)
         before = _states(lane, lane.slots)
@@ -106,7 +103,7 @@ class Bisection:
     def _parted(self, number: int, step: Step, got: Kept, want: Kept) -> Iterator[Place]:
         lost = [*got.trace.lacks(want.trace), *want.trace.lacks(got.trace)]
         self.not_compared.update(dict.fromkeys(op for op, _ in lost))
-        seen = set()
+        seen: set[tuple[int, str]] = set()
         for op, slot in got.trace.order:
             if (op, slot) not in want.trace.parts:
                 continue
@@ -137,9 +134,10 @@ class Bisection:
         batch = Batched(self.setup, self.setup.path(), self.steps, self.m)
         alone = Alone(self.setup, self.setup.alone and self.setup.alone(), self.steps)
         for step in self.steps[:place.step]:
-            for lane in (batch, alone):
-                lane.join(step)
-                lane.advance(step, None)
+            batch.join(step)
+            batch.advance(step, None)
+            alone.join(step)
+            alone.advance(step, None, place.slot)
         step = self.steps[place.step]
         batch.join(step)
         alone.join(step)
@@ -149,14 +147,14 @@ class Bisection:
         watch.look(AFTER_ALL)
         named, right = place.slot in step.slots, Trace(only=(place.op, place.slot))
         row = step.slots.index(place.slot) if named else None
-        others = alone.advance(step, right)
+        other = alone.advance(step, right, place.slot)
         if place.kind in ("state", "stray"):
             got = batch.state(place.slot)[place.name]
             want = alone.state(place.slot)[place.name] if named else held[place.name]
             place = replace(place, op=watch.blamed(place.op))
         elif place.kind == "logits":
             assert row is not None
-            got, want = logits[row], others[row]
+            got, want = logits[row], other[0]
         else:
             got, want = (torch.stack(t.of((place.op, place.slot))[place.name])
                          for t in (watch.trace, right))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -72,6 +73,10 @@ class Report:
         if self.place is not None:
             layer, op = parted(self.place.op)
             flat["place"] |= {"layer": layer, "op": op, "id": self.place.op}
+        if self.values is not None:
+            for name in ("got_around", "want_around"):  # JSON has no NaN and no infinity
+                flat["values"][name] = [x if math.isfinite(x) else str(x)
+                                        for x in getattr(self.values, name)]
         return {"diverged": self.place is not None, **flat}
 
 

@@ -161,16 +161,22 @@ class Alone:
                     view.fill_(torch.nan)
             self.pools[slot].slot(0).clear()
 
-    def advance(self, step: Step, sink: Any) -> Tensor:
-        """Run the step's rows one after another; return logits f32[m, vocab]."""
+    def advance(self, step: Step, sink: Any, only: int | None = None) -> Tensor:
+        """Run the step's rows one after another; return logits f32[m, vocab].
+
+        `only` names the one slot whose row is run.
+        """
         logits = []
         for slot, position, tokens in step.spans():
+            if only not in (None, slot):
+                continue
+
             def told(op: str, _: int, inputs: tuple[Tensor, ...], output: Tensor,
                      slot: int = slot) -> None:
                 sink(op, slot, inputs, output)
 
             logits.append(self._one(self.pools[slot], list(tokens), position, sink and told))
-        return torch.stack(logits)
+        return torch.stack(logits) if logits else torch.empty(0)
 
     def _one(self, pool: Any, tokens: list[int], position: int, sink: Any) -> Tensor:
         model = self.setup.oracle
