@@ -46,9 +46,12 @@ def bisect(
     Exits 0 without a divergence, 1 with one, 2 when it cannot be told.
     """
     from falsifiers.bisect import Bisection
+    from falsifiers.errors import SuiteError
     from falsifiers.lanes import plan
     _check(m, steps, prompt, device)
     setup = ctx.meta["bisected"](model, phase, candidate, against, device)
+    if prompt > (context := setup.model.config.context):
+        raise SuiteError(f"--prompt {prompt} is past the model's context of {context}")
     planned = plan(m, steps, prompt, setup.model.config.vocab, seed)
     report = Bisection(setup, planned, m).run()
     if as_json:

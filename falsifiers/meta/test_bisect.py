@@ -26,9 +26,21 @@ LONG = plan(3, 2, 70, VOCAB)
 """More keys than a split of 64 has."""
 OPS = ("conv_step", "delta_step")
 
-# Twelve drawn by random.Random(8) of the faults of value that a step without pads can show, then
-# those whose step or slot their own sentence makes plain.
+# Four a phase, drawn by random.Random(8) of the faults that STEPS can show: those of rows without
+# tokens, of argmax, of kernels and of more keys or rows than STEPS has are not among them.
 DRAWN: list[tuple[str, str, str, str, tuple[str, ...]]] = [
+    ("p4", "head_on_the_first_token", "input", "output_norm", ("step_rows",)),
+    ("p4", "logits_of_token_i_for_row_i", "input", "output_norm", ("step_rows",)),
+    ("p4", "row_pointer_not_advanced", "output", "0.project.attn_qkv", ("project",)),
+    ("p4", "rows_cut_a_count_apart", "output", "0.conv_step", ("conv_step",)),
+    ("p5", "strength_through_bfloat16", "output", "0.gates", ("gates",)),
+    ("p5", "row_used_as_slot", "state", "0.conv_step", OPS),
+    ("p5", "chunk_window_in_another_layout", "state", "0.conv_step", ("conv_step",)),
+    ("p5", "short_chunks_not_shifted", "state", "0.conv_step", ("conv_step",)),
+    ("p6", "split_by_the_longest_row", "output", "1.attend", ("attend",)),
+    ("p6", "keys_of_the_last_row", "output", "1.attend", ("attend",)),
+    ("p6", "offset_added_twice", "state", "1.attend", ("attend",)),
+    ("p6", "append_clears_an_octet", "state", "1.attend", ("attend",)),
 ]
 
 
@@ -217,7 +229,7 @@ def test_command_tells_that_there_is_no_divergence(bisect: Run) -> None:
     (["nano", "--m", "0"], "--m must be 1 to 64, but is 0"),
     (["nano", "--steps", "0"], "--steps must be 1 to"),
     (["nano", "--prompt", "0"], "--prompt must be 1 to"),
-    (["nano", "--prompt", "1000000"], "a capacity of"),
+    (["nano", "--prompt", "1000000"], "past the model's context of"),
     (["nano", "--device", "tpu"], "unknown device 'tpu': choose cpu or cuda"),
     (["nano", "--against", "nobody"], "'nobody' is no phase of the decode path"),
     (["nano", "--candidate", "mine"], "unknown candidate 'mine'"),
