@@ -5,23 +5,22 @@ A command's module is imported when the command is run, so that `--help` answers
 
 from __future__ import annotations
 
-import errno
 import importlib
-import os
-import sys
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+
+from falsifiers.lazy import group_of, readable, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from contracts.golden import Makers
     from contracts.schema import Case, Contract
+    from falsifiers.lanes import Setup
     from falsifiers.mutants import Bank
     from falsifiers.sample import Sample
     from falsifiers.subject import Subject
@@ -30,12 +29,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent
 DECODE = ("p1", "p3", "p4", "p5", "p6", "p8")
 SERVING = ("p0", "p2", "p7")
-READER_GONE = 141  # as a shell tells a death by SIGPIPE
 COMMANDS = {
     "gate": ("falsifiers.cli", "Judge phases: PASS, FAIL or UNMEASURABLE, with evidence."),
     "report": ("reports.cli", "Judge every phase and write a page to look at."),
     "mutants": ("falsifiers.cli", "Attack every mutant and print the kill matrix."),
     "weak": ("phases.cli", "Show what common styles of test let pass."),
+    "bisect": ("falsifiers.bisect_cli", "Find the first op that parts a batch from its rows."),
     "receipt": ("falsifiers.cli", "Judge the device cases here and keep the receipts."),
     "bench": ("phases.cli", "Measure kernels on a device, beside the memory floor."),
     "serve": ("phases.p2_engine_serve.cli", "Serve a model over the OpenAI API, in batches."),
@@ -131,14 +130,27 @@ def bank(phase: str) -> Bank:
                 wrong.MUTANTS, subject_for)
 
 
+def _need_ops(candidate: Any, name: str) -> None:
+    from falsifiers.errors import SuiteError
+    if any(candidate.op(own) for own in ("engine", "step")):
+        raise SuiteError(f"{name} brings a step of its own; only ops of a path can be taken here")
+
+
+def _decode_phase(name: str) -> str:
+    from falsifiers.errors import SuiteError
+    phase = newest(DECODE) if name == "newest" else f"p{name.removeprefix('p')}"
+    if phase not in DECODE:
+        raise SuiteError(f"{name!r} is no phase of the decode path: choose one of "
+                         f"{', '.join(p.removeprefix('p') for p in DECODE)}")
+    return phase
+
+
 def path_of(name: str) -> Any:
     """Return a decode path by its phase's name, or the newest with a candidate's ops in it."""
-    from falsifiers.errors import SuiteError
     if name == "newest" or name in DECODE:
         return assemble(name, None).path
     subject = assemble("newest", None, name)
-    if any(subject.candidate.op(own) for own in ("engine", "step")):
-        raise SuiteError(f"{name} brings a step of its own; ops of a path are what can be timed")
+    _need_ops(subject.candidate, name)
     return replace(subject.path, name=name)
 
 
@@ -179,6 +191,36 @@ def open_model(file: str, candidate: str | None = None) -> Opened:
         matrices=list(model.weights.matrices()))
 
 
+def bisected(model: str, phase: str, candidate: str | None, against: str, device: str) -> Setup:
+    """Return what `rowtwin bisect` compares: a phase's path, or a candidate in it, and its peer."""
+    from engine import testmodels
+    from engine.model import Model
+    from engine.path import Rows
+    from falsifiers.lanes import Setup
+    name = _decode_phase(phase)
+    subject = assemble(name, None, candidate)
+    if candidate is not None:
+        subject.candidate.must_offer(contract_of(name).ops)
+        _need_ops(subject.candidate, candidate)
+    own = candidate is not None and not subject.candidate.bitwise
+    if against == "auto":
+        against = "alone" if own else "oracle"
+    oracle = load_model(model) if model in testmodels.NAMES else Model.load(model)
+    placed = oracle.to(device) if device != "cpu" else oracle
+
+    def tested() -> Any:
+        return subject.path
+
+    if against in ("oracle", "alone"):
+        alone, told = (None, "the oracle") if against == "oracle" else (tested, "itself alone")
+    else:
+        other = _decode_phase(against)
+        alone, told = (lambda: path_of(other)), f"{other} with that row alone"
+    return Setup(name=f"{candidate} in {name}" if candidate else name, against=told, model=placed,
+                 path=tested, alone=alone, oracle=oracle if alone is None else placed,
+                 right=path_of(name) if candidate else oracle.ops, rows=Rows)
+
+
 def sample_weights(file: str, tensors: int, seed: int, named: Sequence[str]) -> Sample:
     """Draw tensors of a user's own GGUF file for P3's attack."""
     return cast("Sample", importlib.import_module("phases.p3_row_twin.weights").sample(
@@ -211,50 +253,7 @@ def witness_page(witness: dict[str, Any]) -> str:
     return str(importlib.import_module("reports.witness_page").page(witness))
 
 
-class LazyCommand(TyperCommand):
-    """Stands for a command until it is run; its module is imported then."""
-
-    def make_context(self, info_name: str | None, args: list[str], parent: Any = None,
-                     **extra: Any) -> Any:
-        """Hand over to the real command."""
-        assert self.name is not None
-        module = importlib.import_module(COMMANDS[self.name][0])
-        group: Any = typer.main.get_group(module.app)
-        return group.commands[self.name].make_context(info_name, args, parent=parent, **extra)
-
-
-class LazyGroup(TyperGroup):
-    """The commands of COMMANDS, none of them imported before it is run."""
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the commands in the order of the table."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a stand-in for the command of that name, or None."""
-        if cmd_name not in COMMANDS:
-            return None
-        return LazyCommand(cmd_name, help=COMMANDS[cmd_name][1], add_help_option=False)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command; a reader that went away is not a failure of what is judged."""
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            _drop_output()
-            raise typer.Exit(READER_GONE) from None
-
-
-def _drop_output() -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def readable(text: str) -> str:
-    r"""Return text with the bytes of a path that is not UTF-8 as `\xff`."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-app = typer.Typer(cls=LazyGroup, add_completion=False, no_args_is_help=True,
+app = typer.Typer(cls=group_of(COMMANDS), add_completion=False, no_args_is_help=True,
                   epilog="Example: rowtwin gate --phase 1")
 
 
@@ -264,6 +263,7 @@ def root(ctx: typer.Context) -> None:
     ctx.obj = bank
     ctx.meta["open_model"] = open_model
     ctx.meta["assemble"] = assemble
+    ctx.meta["bisected"] = bisected
     ctx.meta["golden"] = golden_makers
     ctx.meta["path_of"] = path_of
     ctx.meta["figures"] = measures
@@ -271,32 +271,16 @@ def root(ctx: typer.Context) -> None:
     ctx.meta["witness_page"] = witness_page
 
 
+def _mistakes() -> tuple[type[Exception], ...]:
+    from contracts.schema import ContractError
+    from engine.errors import InputError
+    from falsifiers.errors import SuiteError
+    return InputError, ContractError, SuiteError
+
+
 def main() -> None:
     """Run the command line; a user's mistake ends in one sentence and exit code 2."""
-    try:
-        if sys.stdout is None:
-            raise SystemExit("rowtwin: standard output is closed")
-        try:
-            typer.main.get_command(app).main(prog_name="rowtwin")
-        finally:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        _drop_output()
-        sys.exit(READER_GONE)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        _drop_output()
-        print(f"rowtwin: the output cannot be written: {error.strerror}", file=sys.stderr)
-        sys.exit(2)
-    except Exception as error:
-        from contracts.schema import ContractError
-        from engine.errors import InputError
-        from falsifiers.errors import SuiteError
-        if not isinstance(error, (InputError, ContractError, SuiteError)):
-            raise
-        print(f"rowtwin: {readable(str(error))}", file=sys.stderr)
-        sys.exit(2)
+    run(app, _mistakes)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from engine.errors import InputError
 from falsifiers import session
 from falsifiers.errors import SuiteError
 from falsifiers.gate import judge_phase
+from falsifiers.lazy import READER_GONE
 from falsifiers.meta.lies import FINDING, verdict
 from falsifiers.session import Gated, Run, Wanted
 
@@ -51,7 +52,7 @@ def test_reader_that_went_away_is_told_quietly() -> None:
     done = subprocess.run(argv, cwd=rowtwin.ROOT, stdout=writer, stderr=subprocess.PIPE, text=True,
                           check=False)
     os.close(writer)
-    assert (done.returncode, done.stderr) == (rowtwin.READER_GONE, "")
+    assert (done.returncode, done.stderr) == (READER_GONE, "")
 
 
 Main = Callable[..., tuple[int, str, str]]

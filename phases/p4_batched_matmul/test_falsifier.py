@@ -17,8 +17,9 @@ from falsifiers.errors import Declined
 from falsifiers.judge import Judge
 from falsifiers.streams import Batch, Stream, alone, bad_steps, prompt_of, state_digest
 from falsifiers.subject import Subject
+from falsifiers.traces import Trace, hold_traces
 from phases.p4_batched_matmul import attacks
-from phases.p4_batched_matmul.looped import Trace, hold_traces, looped
+from phases.p4_batched_matmul.looped import looped
 
 CAPACITY = 96
 

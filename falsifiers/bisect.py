@@ -1,0 +1,236 @@
+"""The first place where a batch parts from its rows alone, and the op that heals it.
+
+A cheap trail of digests finds the step, op and slot; then both lanes run again up to there and
+the tensors of that one place are kept whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from falsifiers.divergence import Place, Report, compared, parted
+from falsifiers.errors import SuiteError
+from falsifiers.lanes import Alone, Batched, Setup, Step
+from falsifiers.traces import Trace, digest, digests
+
+OWNERS = {"conv": "conv_step", "delta": "delta_step", "k": "attend", "v": "attend"}
+"""Which op writes a kind of state."""
+NOT_OPS = ("name", "greedy_rows", "argmax")
+AFTER_ALL = "after the last op"
+States = dict[int, dict[str, bytes]]
+
+
+@dataclass
+class Kept:
+    """What a lane left of one step."""
+
+    trace: Trace
+    states: States
+    logits: list[bytes]
+
+
+class Reference:
+    """The rows alone, run as far as somebody asked and remembered from then on."""
+
+    def __init__(self, setup: Setup, path: Any, steps: Sequence[Step]) -> None:
+        self.lane, self.steps = Alone(setup, path, steps), steps
+        self.kept: list[Kept] = []
+
+    def step(self, number: int) -> Kept:
+        """Return what step `number` left."""
+        while len(self.kept) <= number:
+            step, trace = self.steps[len(self.kept)], Trace(digests)
+            self.lane.join(step)
+            logits = self.lane.advance(step, trace)
+            self.kept.append(Kept(trace, _states(self.lane, step.slots), digests(logits)))
+        return self.kept[number]
+
+
+def _states(lane: Alone | Batched, slots: Sequence[int]) -> States:
+    return {slot: {name: digest(x) for name, x in lane.state(slot).items()} for slot in slots}
+
+
+class Bisection:
+    """One search; `run` makes the report."""
+
+    def __init__(self, setup: Setup, steps: Sequence[Step], m: int,
+                 reference: Reference | None = None) -> None:
+        self.setup, self.steps, self.m = setup, steps, m
+        self.reference = reference or Reference(setup, setup.alone and setup.alone(), steps)
+        self.compared = 0
+        self.not_compared: dict[str, None] = {}
+
+    def run(self) -> Report:
+        """Find the first divergence, its values and what heals it."""
+        found = self.first(self.setup.path())
+        told: dict[str, Any] = {}
+        if found is not None:
+            place, stray = found
+            told = {**self._located(place), "stray": stray}
+            told["healed_by"] = self._healed(told["place"])
+        return Report(self.setup.name, self.setup.against, len(self.steps), self.compared,
+                      list(self.not_compared), **told)
+
+    def first(self, path: Any, alone: Any = None) -> tuple[Place, list[str]] | None:
+        """Return the first place where a path parts from the rows alone, and what it strayed to."""
+        reference = self.reference if alone is None \
+            else Reference(self.setup, alone, self.steps)
+        lane = Batched(self.setup, path, self.steps, self.m)
+        before = _states(lane, lane.slots)
+        for number, step in enumerate(self.steps):
+            lane.join(step)
+            before.update(_states(lane, step.joins))
+            trace = Trace(digests)
+            logits = lane.advance(step, trace)
+            after = _states(lane, lane.slots)
+            kept = Kept(trace, after, digests(logits))
+            stray = [(slot, name) for slot in lane.slots if slot not in step.slots
+                     for name, held in after[slot].items() if held != before[slot][name]]
+            place = next(self._parted(number, step, kept, reference.step(number)), None)
+            if place is None and stray:
+                slot, name = stray[0]
+                place = Place(number, "stray", _owner(name), slot, name)
+            if place is not None:
+                return place, [f"{name} of slot {slot}" for slot, name in stray]
+            before = after
+        return None
+
+    def _parted(self, number: int, step: Step, got: Kept, want: Kept) -> Iterator[Place]:
+        lost = [*got.trace.lacks(want.trace), *want.trace.lacks(got.trace)]
+        self.not_compared.update(dict.fromkeys(op for op, _ in lost))
+        seen: set[tuple[int, str]] = set()
+        for op, slot in got.trace.order:
+            if (op, slot) not in want.trace.parts:
+                continue
+            right = want.trace.of((op, slot))
+            for name, tokens in got.trace.of((op, slot)).items():
+                self.compared += len(tokens)
+                if tokens != right.get(name):
+                    yield Place(number, name.split()[0], op, slot, name)
+            mine = [n for n in got.states[slot] if _owner(n) == op]
+            seen.update((slot, name) for name in mine)
+            yield from self._states_parted(number, got, want, [(slot, name) for name in mine])
+        left = [(s, n) for s in step.slots for n in got.states[s] if (s, n) not in seen]
+        yield from self._states_parted(number, got, want, left)
+        for row, slot in enumerate(step.slots):
+            self.compared += 1
+            if got.logits[row:row + 1] != want.logits[row:row + 1]:
+                yield Place(number, "logits", "logits", slot, "logits")
+
+    def _states_parted(self, number: int, got: Kept, want: Kept,
+                       named: list[tuple[int, str]]) -> Iterator[Place]:
+        for slot, name in named:
+            self.compared += 1
+            if got.states[slot][name] != want.states[slot][name]:
+                yield Place(number, "state", _owner(name), slot, name)
+
+    def _located(self, place: Place) -> dict[str, Any]:
+        """Run both lanes again up to a place and return it with its values."""
+        batch = Batched(self.setup, self.setup.path(), self.steps, self.m)
+        alone = Alone(self.setup, self.setup.alone and self.setup.alone(), self.steps)
+        for step in self.steps[:place.step]:
+            batch.join(step)
+            batch.advance(step, None)
+            alone.join(step)
+            alone.advance(step, None, place.slot)
+        step = self.steps[place.step]
+        batch.join(step)
+        alone.join(step)
+        held = {name: x.clone() for name, x in batch.state(place.slot).items()}
+        watch = Watch(batch, place)
+        logits = batch.advance(step, watch)
+        watch.look(AFTER_ALL)
+        named, right = place.slot in step.slots, Trace(only=(place.op, place.slot))
+        row = step.slots.index(place.slot) if named else None
+        other = alone.advance(step, right, place.slot)
+        if place.kind in ("state", "stray"):
+            got = batch.state(place.slot)[place.name]
+            want = alone.state(place.slot)[place.name] if named else held[place.name]
+            place = replace(place, op=watch.blamed(place.op))
+        elif place.kind == "logits":
+            assert row is not None
+            got, want = logits[row], other[0]
+        else:
+            got, want = (torch.stack(t.of((place.op, place.slot))[place.name])
+                         for t in (watch.trace, right))
+        values, note = compared(got, want)
+        return {"place": place, "row": row, "values": values, "note": note}
+
+    def _healed(self, place: Place) -> list[str]:
+        """Return the ops that heal the run when they are swapped back; none if no op does."""
+        own = self.setup.path()
+        names = [f.name for f in fields(own) if f.name not in NOT_OPS
+                 and getattr(own, f.name) is not getattr(self.setup.right, f.name)]
+        swapped: list[str] = []
+        found: Place | None = place
+        while found and (new := [n for n in names if n not in swapped
+                                 and n in suspects(found.op)]):
+            swapped += new
+            found = self._with(swapped)
+        if found is None:
+            for name in list(swapped):
+                rest = [n for n in swapped if n != name]
+                if rest and self._with(rest) is None:
+                    swapped = rest
+            return swapped
+        return next(([name] for name in names if [name] != swapped
+                     and self._with([name]) is None), [])
+
+    def _with(self, names: Sequence[str]) -> Place | None:
+        back = {name: getattr(self.setup.right, name) for name in names}
+        alone = replace(self.setup.path(), **back) if self.setup.itself else None
+        try:
+            found = self.first(replace(self.setup.path(), **back), alone)
+        except SuiteError as error:  # it does not run at all, which heals nothing
+            return Place(0, "error", str(error), 0, "")
+        return found and found[0]
+
+
+class Watch:
+    """A sink that keeps one place whole, and sees after which ops one tensor of state changed."""
+
+    def __init__(self, lane: Batched, place: Place) -> None:
+        self.lane, self.place = lane, place
+        self.trace = Trace(only=(place.op, place.slot))
+        self.last = self._digest()
+        self.changes: list[str] = []
+
+    def __call__(self, op: str, slot: int, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Take one report."""
+        self.trace(op, slot, inputs, output)
+        self.look(op)
+
+    def look(self, op: str) -> None:
+        """Note the op if the tensor is not what it was."""
+        now = self._digest()
+        if now != self.last:
+            self.changes.append(op)
+        self.last = now
+
+    def blamed(self, owner: str) -> str:
+        """Return the op that wrote the tensor last, or its owner when nobody was seen to."""
+        return self.changes[-1] if self.changes else owner
+
+    def _digest(self) -> bytes:
+        if self.place.kind not in ("state", "stray"):
+            return b""
+        return digest(self.lane.state(self.place.slot)[self.place.name])
+
+
+def _owner(name: str) -> str:
+    layer, kind = name.rsplit(".", 1)
+    return f"{layer}.{OWNERS.get(kind, kind)}"
+
+
+def suspects(op: str) -> tuple[str, ...]:
+    """Return the parts of a path that run an op of that id."""
+    name = parted(op)[1]
+    if name.endswith("_norm") and name != "gated_norm":
+        return ("add_norm", "norm")
+    return {"project": ("project", "project_all"), "head": ("project",)}.get(
+        name.split(".")[0], (name.split(".")[0],))

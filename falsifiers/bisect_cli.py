@@ -1,0 +1,123 @@
+"""The command `rowtwin bisect`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from falsifiers.divergence import Place, Report, Values
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+MOST = 64
+
+
+@app.callback()
+def _root() -> None:
+    """Find where a batch parts from its rows."""
+
+
+@app.command(epilog="Example: rowtwin bisect nano --phase 5 --candidate file:mine.py")
+def bisect(
+    ctx: typer.Context,
+    model: Annotated[str, typer.Argument(
+        metavar="MODEL", help="A test model's name (nano, tiny) or a qwen35 GGUF file.")],
+    phase: Annotated[str, typer.Option(
+        metavar="N|newest", help="The phase whose path runs the batch.")] = "newest",
+    candidate: Annotated[str | None, typer.Option(
+        metavar="SPEC", help="Put the ops of file:PATH or module:pkg.attr into that path.")] = None,
+    against: Annotated[str, typer.Option(
+        metavar="auto|oracle|alone|N", help="What each row is held to: forward_single, the same "
+        "path with that row alone, or another phase's path; auto takes the oracle, but for a "
+        "candidate in an arithmetic of its own that candidate alone.")] = "auto",
+    m: Annotated[int, typer.Option("--m", metavar="M", help="Rows of the batch.")] = 4,
+    steps: Annotated[int, typer.Option(metavar="S", help="Steps to run.")] = 6,
+    prompt: Annotated[int, typer.Option(
+        metavar="P", help="Tokens of the longest row's prompt.")] = 70,
+    seed: Annotated[int, typer.Option(metavar="N", help="What tokens and slots are drawn by.")] = 0,
+    device: Annotated[str, typer.Option(
+        metavar="cpu|cuda", help="Where the batch runs.")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+) -> None:
+    """Find the first op whose inputs agree with the row alone and whose outputs do not.
+
+    Exits 0 without a divergence, 1 with one, 2 when it cannot be told.
+    """
+    from falsifiers.bisect import Bisection
+    from falsifiers.errors import SuiteError
+    from falsifiers.lanes import plan
+    _check(m, steps, prompt, device)
+    setup = ctx.meta["bisected"](model, phase, candidate, against, device)
+    if prompt > (context := setup.model.config.context):
+        raise SuiteError(f"--prompt {prompt} is past the model's context of {context}")
+    planned = plan(m, steps, prompt, setup.model.config.vocab, seed)
+    report = Bisection(setup, planned, m).run()
+    if as_json:
+        print(json.dumps(report.told(), indent=2))
+    else:
+        print("\n".join(lines(report)))
+    raise typer.Exit(1 if report.place is not None else 0)
+
+
+def _check(m: int, steps: int, prompt: int, device: str) -> None:
+    from falsifiers import tiers
+    from falsifiers.errors import SuiteError
+    for name, value, most in (("--m", m, MOST), ("--steps", steps, 1 << 16),
+                              ("--prompt", prompt, 1 << 20)):
+        if not 1 <= value <= most:
+            raise SuiteError(f"{name} must be 1 to {most}, but is {value}")
+    if device not in ("cpu", "cuda"):
+        raise SuiteError(f"unknown device {device!r}: choose cpu or cuda")
+    if device == "cuda" and (why := tiers.cuda_missing()):
+        raise SuiteError(f"the batch cannot run on cuda: {why}")
+    tiers.fix_triton_mode(tiers.choose(device))
+
+
+def lines(report: Report) -> list[str]:
+    """Return a report in words."""
+    told = [f"{report.path} in batches, each row held to {report.against}: {report.steps} steps, "
+            f"{report.compared:,} digests compared"]
+    if report.not_compared:
+        told.append(f"reported by one side alone, so not compared: "
+                    f"{', '.join(report.not_compared)}")
+    if report.place is None:
+        return [*told, "no divergence"]
+    told.append(_sentence(report, report.place))
+    if report.values is not None:
+        told += _shown(report.values)
+    if report.note:
+        told.append(f"  {report.note}")
+    if report.stray:
+        told.append(f"written, though the step does not name the slot: {', '.join(report.stray)}")
+    swapped = " and ".join(report.healed_by)
+    told.append(f"swapping back {swapped} heals the run" if swapped
+                else "no op swapped back heals the run: look at how the step puts ops together")
+    return told
+
+
+def _sentence(report: Report, place: Place) -> str:
+    from falsifiers.divergence import parted
+    layer, op = parted(place.op)
+    at = f"step {place.step}, " + (f"layer {layer}, " if layer is not None else "") + \
+        f"slot {place.slot}" + (f", row {report.row}" if report.row is not None else "")
+    if place.kind == "stray":
+        return f"{op} writes {place.name} of a slot that the step does not name [{at}]"
+    if place.kind == "state":
+        return f"{op} leaves another state {place.name}, though all before it agrees [{at}]"
+    if place.kind == "input":
+        return (f"{op} is handed another {place.name}, though the outputs of all ops before it "
+                f"agree [{at}]")
+    if place.kind == "logits":
+        return f"the step returns other logits than its ops made [{at}]"
+    return f"{op} differs in its output, though its inputs agree [{at}]"
+
+
+def _shown(values: Values) -> list[str]:
+    apart = f" ({values.ulps} ulp)" if values.ulps is not None else ""
+    ends = f"{values.first_shown}..{values.first_shown + len(values.got_around) - 1}"
+    return [f"  first at element {values.element}: {values.got}, but should be {values.want}"
+            f"{apart}; {values.differing} of {values.of} elements differ",
+            *(f"  {word} {ends}: {'  '.join(f'{x:.9g}' for x in around)}" for word, around in
+              (("got      ", values.got_around), ("should be", values.want_around)))]

@@ -1,0 +1,100 @@
+"""Running a command line: commands imported only when they are run, and ends without a traceback.
+
+So `--help` answers at once, and a user's mistake, a full disk or a reader that went away each end
+in an exit code of their own.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+READER_GONE = 141  # as a shell tells a death by SIGPIPE
+Table = dict[str, tuple[str, str]]
+"""By a command's name: its module, and its help in a sentence."""
+
+
+def _drop_output() -> None:
+    """Send what is still to be printed nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class LazyCommand(TyperCommand):
+    """Stands for a command until it is run; its module is imported then."""
+
+    module = ""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None,
+                     **extra: Any) -> Any:
+        """Hand over to the real command."""
+        group: Any = typer.main.get_group(importlib.import_module(self.module).app)
+        return group.commands[self.name].make_context(info_name, args, parent=parent, **extra)
+
+
+class LazyGroup(TyperGroup):
+    """The commands of a table, none of them imported before it is run."""
+
+    table: ClassVar[Table] = {}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the commands in the order of the table."""
+        return list(self.table)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a stand-in for the command of that name, or None."""
+        if cmd_name not in self.table:
+            return None
+        module, told = self.table[cmd_name]
+        command = LazyCommand(cmd_name, help=told, add_help_option=False)
+        command.module = module
+        return command
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; a reader that went away is not a failure of what is judged."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            _drop_output()
+            raise typer.Exit(READER_GONE) from None
+
+
+def group_of(table: Table) -> type[LazyGroup]:
+    """Return the group of a table's commands."""
+    return type("Commands", (LazyGroup,), {"table": table})
+
+
+def readable(text: str) -> str:
+    r"""Return text with the bytes of a path that is not UTF-8 as `\xff`."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def run(app: typer.Typer, mistakes: Callable[[], tuple[type[Exception], ...]]) -> None:
+    """Run a command line; a user's mistake ends in one sentence and exit code 2."""
+    try:
+        if sys.stdout is None:
+            raise SystemExit("rowtwin: standard output is closed")
+        try:
+            typer.main.get_command(app).main(prog_name="rowtwin")
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+        sys.exit(READER_GONE)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        _drop_output()
+        print(f"rowtwin: the output cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+    except Exception as error:
+        if not isinstance(error, mistakes()):
+            raise
+        print(f"rowtwin: {readable(str(error))}", file=sys.stderr)
+        sys.exit(2)
