@@ -74,13 +74,18 @@ def gemv_rows_all(weights: Sequence[Weight], x: Tensor, outs: Sequence[Tensor]) 
 def carry(x: Tensor, integers: Any) -> None:
     """Leave the integers of x f32[m, K], m up to 64, with the tensor, for products that follow."""
     owner: Any = x if x._base is None else x._base
-    owner.integers = (integers, owner._version)
+    if not owner.is_inference():  # such a tensor does not tell whether it was changed since
+        owner.integers = (integers, owner._version)
 
 
 def integers_of(x: Tensor) -> Any:
-    """Return the integers that the maker of x left with it, or None; x is as it was made."""
+    """Return the integers that the maker of x left with it, once, or None.
+
+    They are handed out a single time, so that a buffer which a kernel writes anew, behind torch's
+    back, does not bring the old ones to its next product.
+    """
     owner: Any = x._base if x._base is not None else x
-    held, version = getattr(owner, "integers", (None, 0))
+    held, version = owner.__dict__.pop("integers", (None, 0))
     if held is None or version != owner._version or x.data_ptr() != owner.data_ptr():
         return None
     return held if (held.m, held.k) == tuple(x.shape) else None

@@ -151,6 +151,7 @@ def prepare(weight: Weight, device: torch.device) -> Tensor:
     if weight not in _packed:
         raw = device_bytes(weight, device)
         _packed[weight] = pack(weight.kind, raw, TYPES[weight.kind].bytes)
+        torch.cuda.synchronize(device)  # a product reads tiles before it waits for other launches
     return _packed[weight]
 
 
@@ -162,6 +163,7 @@ def prepare_all(weights: Sequence[Weight], device: torch.device) -> Tensor:
         whole = torch.cat(each)
         for weight, tiles in zip(weights, whole.split([len(t) for t in each]), strict=True):
             _packed[weight] = tiles
+        torch.cuda.synchronize(device)
         known = _joined[weights[0]] = [weight.name for weight in weights], whole
     return known[1]
 

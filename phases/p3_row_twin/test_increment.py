@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from engine.kernels import device_bytes as device
 from engine.kernels.device_bytes import device_bytes
 from engine.weights import ORDERED, Weight
 from phases.p3_row_twin.data import blocks
-from phases.p3_row_twin.increment import gemv_rows, project
+from phases.p3_row_twin.increment import carry, gemv_rows, integers_of, project
 
 
 def weight(kind: str = "Q4_K", n: int = 5, k: int = 256, arithmetic: str = "exact-23") -> Weight:
@@ -92,3 +93,19 @@ def test_copies_go_with_their_matrix() -> None:
     del matrix
     gc.collect()
     assert len(device._COPIES) == before - 1
+
+
+def test_integers_travel_with_a_tensor_once_and_never_past_a_change() -> None:
+    made, x = SimpleNamespace(m=2, k=8), torch.zeros(2, 4, 2)
+    carry(x, made)
+    assert integers_of(x.flatten(1)) is made  # a view of the whole is the same values
+    assert integers_of(x.flatten(1)) is None  # a kernel may have written there since
+    carry(x, made)
+    x.add_(1.0)
+    assert integers_of(x.flatten(1)) is None
+    carry(x, made)
+    assert integers_of(x.flatten(1)[1:]) is None
+    with torch.inference_mode():
+        unmarked = torch.zeros(2, 8)
+        carry(unmarked, made)  # it does not tell of changes, so nothing is left with it
+        assert integers_of(unmarked) is None

@@ -45,6 +45,7 @@ def _room(rows: int, width: int, device: torch.device) -> tuple:
 
 
 def _carry(out: Tensor, integers: object) -> None:
+    before.integers_of(out)  # what an earlier result left in this memory is not this one's
     if integers is not None:
         before.carry(out, integers)
 

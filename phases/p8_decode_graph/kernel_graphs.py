@@ -88,7 +88,7 @@ class Graphs:
         self.eager, self.most, self.meter = eager, most, Meter()
         self._capture = capture
         self._captures = Captures()
-        self._held: OrderedDict[Key, Graph | None] = OrderedDict()
+        self._held: OrderedDict[Key, tuple[Graph | None, Model]] = OrderedDict()
 
     def step_rows(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                   sink: Sink | None) -> Tensor:
@@ -139,7 +139,7 @@ class Graphs:
 
     def kept(self) -> list[Graph | None]:
         """Return the graphs that are kept now, None for a failed one."""
-        return list(self._held.values())
+        return [graph for graph, _ in self._held.values()]
 
     def _graph(self, path: Path, model: Model, pool: Pool, m: int, reach: int,
                greedy: bool) -> Graph | None:
@@ -148,12 +148,12 @@ class Graphs:
                   reach_of(reach), greedy)
         place = self.place(key)
         if place not in self._held:
-            self._held[place] = self._captured(key, path, model)
+            self._held[place] = self._captured(key, path, model), model  # so its id stays its own
             while len(self._held) > self.most:
                 self._held.popitem(last=False)
                 self.meter.evictions += 1
         self._held.move_to_end(place)
-        return self._held[place]
+        return self._held[place][0]
 
     def place(self, key: Key) -> Key:
         """Return what a graph is kept under: all of its key."""
@@ -178,7 +178,7 @@ class Graphs:
             if key.greedy:
                 inputs.advance(out)
 
-        capture = self._capture or (self._captures if key.device == "cuda" else record)
+        capture = self._capture or (self._captures if key.device.startswith("cuda") else record)
         try:
             replay, out = capture(path, run, tail)
         except RuntimeError as error:  # the device refused: the eager step does the same
@@ -191,5 +191,5 @@ class Graphs:
 
     def _spare(self, key: Key) -> Pool | None:
         """Return the slot that padding of the same model's graphs points into, if there is one."""
-        return next((graph.spare for other, graph in self._held.items() if graph is not None
+        return next((graph.spare for other, (graph, _) in self._held.items() if graph is not None
                      and (other.model, other.device) == (key.model, key.device)), None)

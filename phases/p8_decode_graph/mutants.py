@@ -45,6 +45,8 @@ MUTANTS = (
            wg.graphs(wg.CapturesEveryStep)),
     Mutant("logits_in_the_graphs_buffer", "The next replay overwrites what was returned.",
            (REPEATS,), wg.graphs(wg.HandsOutItsBuffer)),
+    Mutant("two_buffers_take_turns", "What a step returned is overwritten by the next but one.",
+           (REPEATS,), wg.graphs(wg.RingOfBuffers)),
     Mutant("never_replays", "Graphs are claimed and never used.", (SINGLE, GREEDY),
            wg.graphs(wg.NeverReplays)),
     Mutant("failure_reaches_the_caller", "A refused capture ends the step.", (FAILED,),

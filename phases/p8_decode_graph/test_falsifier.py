@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -116,11 +117,15 @@ def test_replays_are_repeatable(case: Case, subject: Subject, judge: Judge) -> N
     m, replays = case["m"], case["replays"]
     pools = [engine.new_pool(m, replays + 1) for _ in range(2)]
     tokens = prompt_of(70, m, model.config.vocab)
+    kept: deque[tuple[int, torch.Tensor, torch.Tensor]] = deque(maxlen=8)
     for step in range(replays):
         rows = Rows.decode(range(m), (step,) * m)
         first, second = (engine.step(tokens, rows, pool) for pool in pools)
         judge.law(first.data_ptr() != second.data_ptr(), "two steps returned one buffer")
         judge.equal("logits", second, first, step=step)
+        for earlier, returned, was in kept:  # what was returned belongs to whoever asked
+            judge.equal("logits looked at again", returned, was, step=earlier, after=step)
+        kept.append((step, first, first.clone()))
         tokens = [int(x) for x in first.argmax(-1)]
     for slot in range(m):
         judge.unchanged("state of the second run", state_digest(engine.read_state(pools[0], slot)),

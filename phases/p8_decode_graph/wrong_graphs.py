@@ -138,6 +138,18 @@ class HandsOutItsBuffer(Graphs):
         return kept.copy_(logits)
 
 
+class RingOfBuffers(Graphs):
+    """Two buffers take turns, so that what a step returned lives for one step more."""
+
+    def step_rows(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+                  sink: Sink | None) -> Tensor:
+        logits = super().step_rows(path, model, pool, tokens, rows, sink)
+        ring = self.__dict__.setdefault("ring", {})
+        self.turn = 1 - self.__dict__.get("turn", 0)
+        kept: Tensor = ring.setdefault((id(pool), self.turn, logits.shape), logits)
+        return kept.copy_(logits)
+
+
 class NeverReplays(Graphs):
     def _graph(self, *args: Any, **named: Any) -> Graph | None:
         return None
@@ -161,7 +173,7 @@ class TriesAgain(Graphs):
     def _graph(self, *args: Any, **named: Any) -> Graph | None:
         made = super()._graph(*args, **named)
         if made is None:
-            self._held = OrderedDict((k, g) for k, g in self._held.items() if g is not None)
+            self._held = OrderedDict((k, g) for k, g in self._held.items() if g[0] is not None)
         return made
 
 
