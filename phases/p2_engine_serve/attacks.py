@@ -195,8 +195,8 @@ def outcome(site: Site, ask: Ask) -> str:
         return f"error: {error.message}"
 
 
-def hold_hostile(judge: Judge, template: Any, trap: str) -> None:
-    """Hold a template to be refused in one sentence, and then not to be run again."""
+def hold_hostile(judge: Judge, template: Any, trap: str, *, broken: bool) -> None:
+    """Hold a template to be refused in one sentence; a broken one is not run again."""
     ask, asked = template._ask, list[str]()
 
     def counted(line: str) -> Any:
@@ -212,7 +212,32 @@ def hold_hostile(judge: Judge, template: Any, trap: str) -> None:
             judge.law("\n" not in told and len(told) < 700, f"the refusal says {told!r}")
         else:
             judge.law(False, f"the template was run and wrote {text[:100]!r}")
-    judge.law(len(asked) < 2, "a template that was refused is run again")
+    judge.law(len(asked) < 2 or not broken, "a template that is broken is run again")
+
+
+def hold_next_chat(subject: Subject, judge: Judge) -> None:
+    """Hold a template that goes too far in one chat to serve the next one."""
+    for name, source in scenes.ONE_CHAT.items():
+        template = subject.stack.template("{% set m = messages[0].content %}{% if m|length > 9 %}"
+                                          f"{source}{{% endif %}}ok", seconds=1.5)
+        try:
+            told = ""
+            try:
+                template.render([{"role": "user", "content": "x" * 2000}])
+            except InputError as refusal:
+                told = str(refusal)
+            judge.law(bool(told), f"a template that fails by {name} was served")
+            text = _rendered(template)
+        finally:
+            template.close()
+        judge.law(text == "ok", f"the chat behind one that failed by {name} got {text!r}")
+
+
+def _rendered(template: Any) -> str:
+    try:
+        return str(template.render([{"role": "user", "content": "x"}]))
+    except InputError as refusal:
+        return str(refusal)
 
 
 def hold_server_with_bad_template(subject: Subject, judge: Judge) -> None:

@@ -123,6 +123,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _wrong(replies.ErrorsLookFinished, ERRORS),
     _wrong(serving.StreamsHideErrors, ERRORS),
     _wrong(templates.TemplateWithoutASandbox, HOSTILE),
+    _wrong(templates.OneChatRefusesAll, HOSTILE),
     _wrong(templates.TemplateIsTriedAgain, HOSTILE),
     _wrong(templates.TemplateIsCachedByLength, CHATS),
     _wrong(templates.LastMessageOnly, CHATS),
