@@ -100,13 +100,15 @@ class Api:
         """Continue a text."""
         self._hold_key(request)
         asked = parse(CompletionAsked, await self._body(request))
-        return await self._answer(request, asked, await self.service.complete(asked))
+        return await self._answer(request, asked, await self.service.complete(
+            asked, request.is_disconnected))
 
     async def chat(self, request: Request) -> Response:
         """Write the next turn of a chat."""
         self._hold_key(request)
         asked = parse(ChatAsked, await self._body(request))
-        return await self._answer(request, asked, await self.service.chat(asked))
+        return await self._answer(request, asked, await self.service.chat(
+            asked, request.is_disconnected))
 
     async def _answer(self, request: Request, asked: CompletionAsked | ChatAsked,
                       opened: Opened) -> Response:

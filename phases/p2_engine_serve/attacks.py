@@ -17,7 +17,7 @@ from falsifiers.judge import Judge
 from falsifiers.subject import Subject
 from phases.p2_engine_serve import scenes
 from phases.p2_engine_serve.gate import PATIENCE
-from phases.p2_engine_serve.harness import Site
+from phases.p2_engine_serve.harness import Site, with_template
 from phases.p2_engine_serve.heard import Ask
 
 LONG: dict[str, Any] = {"prompt": "the one of", "max_tokens": 500, "ignore_eos": True, "seed": 3}
@@ -54,6 +54,27 @@ def hold_doors(site: Site, endpoint: str) -> None:
             line.sendall((head + rest).encode())
             status = line.recv(64).split(b" ")[1:2]
         site.same("status", status, [b"413"], request=f"too-large-{name}")
+
+
+def hold_long_texts(subject: Subject, judge: Judge, endpoint: str) -> None:
+    """Hold a text whose bytes cannot fit the context to be refused before it is encoded."""
+    with Site(subject, judge, context=8, template=scenes.PLAIN) as site:
+        tokenizer = with_template(site.tokenizer, scenes.PLAIN)
+        encode, encoded = tokenizer.encode, list[int]()
+
+        def counted(text: str) -> list[int]:
+            encoded.append(len(text))
+            return encode(text)
+
+        vars(tokenizer)["encode"] = counted
+        site.service.tokenizer = tokenizer
+        most, chat = 8 * max(len(token.encode()) for token in tokenizer.tokens), "chat" in endpoint
+        for text, want in (("x" * (most + 1), []), ("é" * most, []), ("x" * 9, [9])):
+            body = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
+            answer = site.post({"model": "nano", **body}, endpoint)
+            hold_refusal(site, "long", answer, 400, "messages" if chat else "prompt")
+            site.same("code", answer.json()["error"]["code"], "context_length_exceeded")
+            site.same("letters encoded", encoded, want, letters=len(text))
 
 
 # Clients that leave.

@@ -109,6 +109,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _wrong(serving.NumbersMayBeText, BAD),
     _wrong(serving.OnlyAnnouncedSizesCount, BAD),
     _wrong(serving.LimitIsNotChecked, BAD),
+    _wrong(serving.LongTextsAreEncoded, BAD),
     _wrong(serving.KeyByItsBeginning, STRANGERS),
     _wrong(serving.ChatHasNoDoor, STRANGERS),
     _wrong(serving.FullQueueIsAFault, FULL),

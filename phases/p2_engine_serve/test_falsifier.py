@@ -157,6 +157,7 @@ def test_bad_requests_are_refused_by_field(case: Case, subject: Subject, judge: 
         got = site.post({"model": "nano", **good, "seed": 1}, endpoint).json()["choices"]
         site.same("a good reply afterwards", got, want)
         site.idle()
+    attacks.hold_long_texts(subject, judge, endpoint)
 
 
 def test_strangers_stay_outside(case: Case, subject: Subject, judge: Judge) -> None:

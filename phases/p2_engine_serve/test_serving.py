@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,7 @@ from phases.p2_engine_serve.hybrid import Turn
 from phases.p2_engine_serve.refusal import Refused
 from phases.p2_engine_serve.sampling import uniform
 from phases.p2_engine_serve.server import bound
+from phases.p2_engine_serve.service import Turnstile
 from phases.p2_engine_serve.template import Template
 from phases.p2_engine_serve.text import Text
 
@@ -114,6 +118,30 @@ def test_text_behind_a_stop_is_never_shown() -> None:
     shown = [text.push(token) for token in tokenizer.encode("one time")]
     assert "".join(shown) + text.finish() == "o"
     assert text.stopped
+
+
+def test_turnstile_lets_one_at_a_time_and_none_that_left() -> None:
+    inside, seen, ran = [0], list[int](), list[int]()
+
+    def work(number: int) -> int:
+        inside[0] += 1
+        seen.append(inside[0])
+        time.sleep(0.01)
+        inside[0] -= 1
+        ran.append(number)
+        return number
+
+    async def left(number: int) -> bool:
+        return number % 2 == 1
+
+    async def all_at_once() -> list[int | BaseException]:
+        turnstile = Turnstile()
+        return await asyncio.gather(*(turnstile.run(partial(work, n), partial(left, n))
+                                      for n in range(6)), return_exceptions=True)
+
+    got = asyncio.run(all_at_once())
+    assert (got[::2], ran, seen) == ([0, 2, 4], [0, 2, 4], [1, 1, 1])
+    assert [one.status for one in got[1::2] if isinstance(one, Refused)] == [499] * 3
 
 
 def test_turn_goes_on_only_with_more_of_the_same() -> None:
