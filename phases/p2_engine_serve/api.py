@@ -12,12 +12,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from phases.p2_engine_serve.asked import ChatAsked, CompletionAsked, parse
 from phases.p2_engine_serve.refusal import Refused
 from phases.p2_engine_serve.reply import Done, Piece, Reply
-from phases.p2_engine_serve.service import Service
+from phases.p2_engine_serve.service import Service, gone
 from phases.p2_engine_serve.shapes import Shape
 
 BODY_SECONDS = 30.0
@@ -148,6 +149,8 @@ class Api:
         except TimeoutError:
             raise Refused(408, f"the body did not come within {BODY_SECONDS:.0f} seconds",
                           code="timeout") from None
+        except ClientDisconnect:
+            raise gone() from None
         return bytes(body)
 
     def _hold_key(self, request: Request) -> None:

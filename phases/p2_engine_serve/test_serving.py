@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,6 +68,15 @@ def test_mistakes_end_in_one_sentence() -> None:
             assert asked.stdout == ""
 
 
+def leave_inside_a_body(url: str) -> None:
+    parts = urllib.parse.urlsplit(url)
+    assert parts.port is not None
+    for _ in range(3):
+        with socket.create_connection((parts.hostname or "", parts.port)) as line:
+            line.sendall(f"POST {parts.path}/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9"
+                         "\r\nContent-Type: application/json\r\n\r\n{".encode())
+
+
 def test_served_model_answers_logs_its_batch_and_ends_on_a_signal() -> None:
     process = subprocess.Popen([*SERVE, str(path_of("nano")), "--port", "0", "--slots", "2",
                                 "--context", "64", "--name", "nano"], text=True,
@@ -78,6 +88,7 @@ def test_served_model_answers_logs_its_batch_and_ends_on_a_signal() -> None:
         body = {"model": "nano", "prompt": "the", "max_tokens": 3, "temperature": 0}
         asked = urllib.request.Request(f"{line.split()[2]}/completions", json.dumps(body).encode(),
                                        {"Content-Type": "application/json"})
+        leave_inside_a_body(line.split()[2])
         with urllib.request.urlopen(asked, timeout=60) as answer:
             assert json.load(answer)["usage"]["completion_tokens"] == 3
         process.send_signal(signal.SIGINT)
