@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -157,9 +157,19 @@ class Api:
         key = self.service.terms.key
         if key is None:
             return
-        shown = request.headers.get("authorization", "")
-        if not hmac.compare_digest(shown.encode(), f"Bearer {key}".encode()):
+        scheme, _, shown = request.headers.get("authorization", "").partition(" ")
+        raw = shown.lstrip(" ").encode("latin-1")  # the bytes that were sent
+        known = [hmac.compare_digest(raw, one) for one in _spellings(key)]
+        if scheme.lower() != "bearer" or not any(known):
             raise Refused(401, "the API key is missing or wrong", code="invalid_api_key")
+
+
+def _spellings(key: str) -> list[bytes]:
+    """Return a key as headers have it: beyond ASCII some clients send UTF-8, others Latin-1."""
+    own = [key.encode()]
+    with suppress(UnicodeEncodeError):
+        own.append(key.encode("latin-1"))
+    return own
 
 
 @asynccontextmanager
@@ -194,8 +204,6 @@ async def _not_found(request: Request, error: Exception) -> Response:
     told = Refused(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}",
                    code="no_such_route")
     return JSONResponse(told.body, error.status_code, headers=error.headers)
-
-
 
 
 async def _broken(request: Request, error: Exception) -> Response:

@@ -15,19 +15,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from fastapi import Request
 
 from engine.errors import InputError
 from engine.testmodels import path_of
+from phases.p2_engine_serve.api import Api
 from phases.p2_engine_serve.asked import ChatAsked, CompletionAsked, parse
-from phases.p2_engine_serve.cli import app
+from phases.p2_engine_serve.cli import _hold_key, app
 from phases.p2_engine_serve.harness import tokenizer_of
 from phases.p2_engine_serve.hybrid import Turn
 from phases.p2_engine_serve.refusal import Refused
 from phases.p2_engine_serve.sampling import uniform
 from phases.p2_engine_serve.server import bound
-from phases.p2_engine_serve.service import Turnstile
+from phases.p2_engine_serve.service import Terms, Turnstile
 from phases.p2_engine_serve.template import Template
 from phases.p2_engine_serve.text import Text
 
@@ -59,6 +63,7 @@ def test_mistakes_end_in_one_sentence() -> None:
     model = str(path_of("nano"))
     with taken_port() as port:
         for arguments, told in ((["nothing.gguf", "--port", "0"], "nothing.gguf"),
+                                ([model, "--api-key", ""], "--api-key"),
                                 ([model, "--port", port], "cannot listen"),
                                 ([model, "--port", "0", "--memory", "0.001"], "budget")):
             asked = run(*arguments)
@@ -99,6 +104,37 @@ def test_served_model_answers_logs_its_batch_and_ends_on_a_signal() -> None:
     assert (process.returncode, out) == (0, "")
     assert "Batch m=1" in log
     assert "Traceback" not in log
+
+
+def holds(key: str, header: bytes) -> bool:
+    """Return whether a header opens the door of a server with a key."""
+    service: Any = SimpleNamespace(terms=Terms("nano", key=key))
+    try:
+        Api(service)._hold_key(Request({"type": "http", "headers": [(b"authorization", header)]}))
+    except Refused as refused:
+        return refused.status != 401
+    return True
+
+
+@pytest.mark.parametrize("header", ["Bearer clé".encode(), "Bearer clé".encode("latin-1"),
+                                    "bearer  clé".encode(), "BEARER clé".encode()])
+def test_key_beyond_ascii_opens_the_door(header: bytes) -> None:
+    assert holds("clé", header)
+    assert not holds("cle", header)
+    assert not holds("鍵", header)
+
+
+@pytest.mark.parametrize("header", [b"", b"Bearer", b"Basic key", b"key", b"Bearer key2",
+                                    b"Bearer\xff key", b"Bearer ke\xff"])
+def test_what_is_not_the_key_does_not(header: bytes) -> None:
+    assert holds("key", b"Bearer key")
+    assert not holds("key", header)
+
+
+@pytest.mark.parametrize("key", ["", " ", "a\nb", "a\x00", " a", "a ", "\udcff"])
+def test_key_that_nobody_can_show_is_refused(key: str) -> None:
+    with pytest.raises(InputError, match="--api-key must be printable"):
+        _hold_key(key)
 
 
 def test_port_and_host_are_refused_by_name() -> None:
