@@ -52,6 +52,15 @@ def test_any_ids_decode_to_what_their_bytes_say(ids: list[int]) -> None:
     assert NANO.decode(ids) == whole.decode("utf-8", errors="replace")
 
 
+@given(CHARACTERS)
+def test_no_token_takes_more_bytes_than_the_longest(text: str) -> None:
+    assert len(text.encode()) <= NANO.longest * len(NANO.encode(text))
+
+
+def test_longest_token_may_be_a_control_token() -> None:
+    assert NANO.longest == len("<|vision_pad|>") > max(map(len, map(NANO.piece, range(509))))
+
+
 def test_merges_are_applied_by_rank() -> None:
     assert texts(NANO.encode("the of and")) == ["the", "Ġof", "Ġand"]
     assert texts(NANO.encode(" they")) == ["Ġthey"]

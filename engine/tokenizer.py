@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import InputError
@@ -60,11 +61,18 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text; control tokens are known by their text, none is added."""
-        try:
-            return list(self._fast.encode(text, add_special_tokens=False).ids)
+        try:  # other threads run beside a batch, but not beside `encode`
+            (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=False)
+            return list(encoding.ids)
         except (UnicodeError, TypeError):
             raise InputError("the text has half of a surrogate pair, which is no character"
                              ) from None
+
+    @cached_property
+    def longest(self) -> int:
+        """The most UTF-8 bytes of a text that one token takes."""
+        return max(len(self.piece(token) or text.encode())
+                   for token, text in enumerate(self.tokens))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids, without control tokens; broken UTF-8 becomes U+FFFD."""

@@ -137,6 +137,9 @@ def test_log_tells_the_batch(main: Main, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("argv", "sentence"), [
     (["127.0.0.1:1"], "is not an address"), (["http://h", "--c", "x"], "is not a list of widths"),
+    (["http://127.0.0.1:99999"], "a port is 0 to 65535"),
+    (["http://h", "--metrics-url", "http://h:99999/metrics"], "a port is 0 to 65535"),
+    (["http://h", "--metrics-url", "ftp://h"], "is not an address"),
     (["http://h", "--n-predict", "63"], "--declared-min 64 is more than the 63 tokens of"),
     (["http://h", "--prompt", ""], "the prompt is empty"),
     (["http://h", "--prompt", "a", "--prompt-file", "b"], "give one of --prompt"),

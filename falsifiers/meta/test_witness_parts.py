@@ -249,7 +249,8 @@ def test_address_is_that_of_the_server(url: str, root: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["", "h:1", "ftp://h", "http://", "http://h:99999x", "file:///x",
-                                 "http://[::1", "http://a\x00b"])
+                                 "http://[::1", "http://a\x00b",
+                                 "http://h:65536", "http://h:-1"])
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(SuiteError, match="is not an address"):
         root_of(url)

@@ -138,13 +138,20 @@ async def connected(url: str, *, api_key: str | None = None, timeout: float = 30
 
 def root_of(url: str) -> str:
     """Return a server's address without `/v1`; raise `SuiteError` when it is not an address."""
+    return str(address(url).copy_with(query=None, fragment=None)).rstrip("/").removesuffix("/v1")
+
+
+def address(url: str) -> httpx.URL:
+    """Return an address in its parts; raise `SuiteError` when it is not one of a server."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
         raise SuiteError(f"{quoted(url)} is not an address: {error}") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise SuiteError(f"{quoted(url)} is not an address such as http://127.0.0.1:8000")
-    return str(parsed.copy_with(query=None, fragment=None)).rstrip("/").removesuffix("/v1")
+    if not 0 <= (parsed.port or 0) <= 65535:
+        raise SuiteError(f"{quoted(url)} is not an address: a port is 0 to 65535")
+    return parsed
 
 
 def is_text(text: str) -> bool:

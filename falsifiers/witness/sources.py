@@ -15,7 +15,7 @@ from typing import Protocol
 from prometheus_client.parser import text_string_to_metric_families
 
 from falsifiers.errors import SuiteError
-from falsifiers.witness.client import Client
+from falsifiers.witness.client import Client, address
 from falsifiers.witness.rules import quoted
 from falsifiers.witness.stream import Hostile, Stream
 
@@ -259,6 +259,8 @@ def check(named: Named) -> None:
         raise SuiteError("--pattern needs --log-file")
     if named.field is not None and not all(named.field.split(".")):
         raise SuiteError(f"--field {quoted(named.field)} is not a path such as usage.batch")
+    if named.metrics_url is not None:
+        address(named.metrics_url)
     if named.log_file is not None and not named.log_file.is_file():
         raise SuiteError(f"--log-file {named.log_file} is not a file")
     if named.log_file is not None:

@@ -6,18 +6,19 @@ import asyncio
 import hmac
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from phases.p2_engine_serve.asked import ChatAsked, CompletionAsked, parse
 from phases.p2_engine_serve.refusal import Refused
 from phases.p2_engine_serve.reply import Done, Piece, Reply
-from phases.p2_engine_serve.service import Service
+from phases.p2_engine_serve.service import Service, gone
 from phases.p2_engine_serve.shapes import Shape
 
 BODY_SECONDS = 30.0
@@ -100,13 +101,15 @@ class Api:
         """Continue a text."""
         self._hold_key(request)
         asked = parse(CompletionAsked, await self._body(request))
-        return await self._answer(request, asked, await self.service.complete(asked))
+        return await self._answer(request, asked, await self.service.complete(
+            asked, request.is_disconnected))
 
     async def chat(self, request: Request) -> Response:
         """Write the next turn of a chat."""
         self._hold_key(request)
         asked = parse(ChatAsked, await self._body(request))
-        return await self._answer(request, asked, await self.service.chat(asked))
+        return await self._answer(request, asked, await self.service.chat(
+            asked, request.is_disconnected))
 
     async def _answer(self, request: Request, asked: CompletionAsked | ChatAsked,
                       opened: Opened) -> Response:
@@ -146,15 +149,27 @@ class Api:
         except TimeoutError:
             raise Refused(408, f"the body did not come within {BODY_SECONDS:.0f} seconds",
                           code="timeout") from None
+        except ClientDisconnect:
+            raise gone() from None
         return bytes(body)
 
     def _hold_key(self, request: Request) -> None:
         key = self.service.terms.key
         if key is None:
             return
-        shown = request.headers.get("authorization", "")
-        if not hmac.compare_digest(shown.encode(), f"Bearer {key}".encode()):
+        scheme, _, shown = request.headers.get("authorization", "").partition(" ")
+        raw = shown.lstrip(" ").encode("latin-1")  # the bytes that were sent
+        known = [hmac.compare_digest(raw, one) for one in _spellings(key)]
+        if scheme.lower() != "bearer" or not any(known):
             raise Refused(401, "the API key is missing or wrong", code="invalid_api_key")
+
+
+def _spellings(key: str) -> list[bytes]:
+    """Return a key as headers have it: beyond ASCII some clients send UTF-8, others Latin-1."""
+    own = [key.encode()]
+    with suppress(UnicodeEncodeError):
+        own.append(key.encode("latin-1"))
+    return own
 
 
 @asynccontextmanager
@@ -189,8 +204,6 @@ async def _not_found(request: Request, error: Exception) -> Response:
     told = Refused(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}",
                    code="no_such_route")
     return JSONResponse(told.body, error.status_code, headers=error.headers)
-
-
 
 
 async def _broken(request: Request, error: Exception) -> Response:

@@ -17,7 +17,7 @@ from falsifiers.judge import Judge
 from falsifiers.subject import Subject
 from phases.p2_engine_serve import scenes
 from phases.p2_engine_serve.gate import PATIENCE
-from phases.p2_engine_serve.harness import Site
+from phases.p2_engine_serve.harness import Site, with_template
 from phases.p2_engine_serve.heard import Ask
 
 LONG: dict[str, Any] = {"prompt": "the one of", "max_tokens": 500, "ignore_eos": True, "seed": 3}
@@ -54,6 +54,27 @@ def hold_doors(site: Site, endpoint: str) -> None:
             line.sendall((head + rest).encode())
             status = line.recv(64).split(b" ")[1:2]
         site.same("status", status, [b"413"], request=f"too-large-{name}")
+
+
+def hold_long_texts(subject: Subject, judge: Judge, endpoint: str) -> None:
+    """Hold a text whose bytes cannot fit the context to be refused before it is encoded."""
+    with Site(subject, judge, context=8, template=scenes.PLAIN) as site:
+        tokenizer = with_template(site.tokenizer, scenes.PLAIN)
+        encode, encoded = tokenizer.encode, list[int]()
+
+        def counted(text: str) -> list[int]:
+            encoded.append(len(text))
+            return encode(text)
+
+        vars(tokenizer)["encode"] = counted
+        site.service.tokenizer = tokenizer
+        most, chat = 8 * max(len(token.encode()) for token in tokenizer.tokens), "chat" in endpoint
+        for text, want in (("x" * (most + 1), []), ("é" * most, []), ("x" * 9, [9])):
+            body = {"messages": [{"role": "user", "content": text}]} if chat else {"prompt": text}
+            answer = site.post({"model": "nano", **body}, endpoint)
+            hold_refusal(site, "long", answer, 400, "messages" if chat else "prompt")
+            site.same("code", answer.json()["error"]["code"], "context_length_exceeded")
+            site.same("letters encoded", encoded, want, letters=len(text))
 
 
 # Clients that leave.
@@ -195,8 +216,8 @@ def outcome(site: Site, ask: Ask) -> str:
         return f"error: {error.message}"
 
 
-def hold_hostile(judge: Judge, template: Any, trap: str) -> None:
-    """Hold a template to be refused in one sentence, and then not to be run again."""
+def hold_hostile(judge: Judge, template: Any, trap: str, *, broken: bool) -> None:
+    """Hold a template to be refused in one sentence; a broken one is not run again."""
     ask, asked = template._ask, list[str]()
 
     def counted(line: str) -> Any:
@@ -212,7 +233,32 @@ def hold_hostile(judge: Judge, template: Any, trap: str) -> None:
             judge.law("\n" not in told and len(told) < 700, f"the refusal says {told!r}")
         else:
             judge.law(False, f"the template was run and wrote {text[:100]!r}")
-    judge.law(len(asked) < 2, "a template that was refused is run again")
+    judge.law(len(asked) < 2 or not broken, "a template that is broken is run again")
+
+
+def hold_next_chat(subject: Subject, judge: Judge) -> None:
+    """Hold a template that goes too far in one chat to serve the next one."""
+    for name, source in scenes.ONE_CHAT.items():
+        template = subject.stack.template("{% set m = messages[0].content %}{% if m|length > 9 %}"
+                                          f"{source}{{% endif %}}ok", seconds=1.5)
+        try:
+            told = ""
+            try:
+                template.render([{"role": "user", "content": "x" * 2000}])
+            except InputError as refusal:
+                told = str(refusal)
+            judge.law(bool(told), f"a template that fails by {name} was served")
+            text = _rendered(template)
+        finally:
+            template.close()
+        judge.law(text == "ok", f"the chat behind one that failed by {name} got {text!r}")
+
+
+def _rendered(template: Any) -> str:
+    try:
+        return str(template.render([{"role": "user", "content": "x"}]))
+    except InputError as refusal:
+        return str(refusal)
 
 
 def hold_server_with_bad_template(subject: Subject, judge: Judge) -> None:

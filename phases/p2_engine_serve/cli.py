@@ -47,6 +47,7 @@ def serve(
     from phases.p2_engine_serve.server import address, bound, run
     from phases.p2_engine_serve.service import Terms
 
+    _hold_key(api_key)
     _log_to_stderr()
     one_thread_for(file)
     subject = ctx.meta["assemble"](path=path, stack="newest")
@@ -63,6 +64,15 @@ def serve(
             run(service, listening)
         except KeyboardInterrupt:
             raise typer.Exit(0) from None
+
+
+def _hold_key(key: str | None) -> None:
+    """Refuse a key that no client could show, or that everyone would."""
+    from engine.errors import InputError
+
+    if key is not None and (not key.isprintable() or not key or key != key.strip()):
+        raise InputError("--api-key must be printable, and neither empty nor with a space at an "
+                         "end")
 
 
 def open_service(subject: Any, file: Path, limits: Any, device: str, terms: Any,

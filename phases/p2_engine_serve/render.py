@@ -11,7 +11,7 @@ import json
 import sys
 from typing import Any, NoReturn
 
-from jinja2 import DictLoader, TemplateError
+from jinja2 import DictLoader, TemplateSyntaxError
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -48,10 +48,19 @@ def _raise(message: object) -> NoReturn:
 
 
 def render(source: str, values: dict[str, Any], most: int) -> dict[str, str]:
-    """Return `{"text": ...}`, or `{"error": kind, "detail": sentence}`."""
+    """Return `{"text": ...}`, or `{"error": kind, "detail": sentence}`.
+
+    `broken` is a fault of the template, every other kind one of the template with these values.
+    """
+    try:
+        template = environment().from_string(source)
+    except (TemplateSyntaxError, SyntaxError, RecursionError) as error:
+        return {"error": "broken", "detail": f"{type(error).__name__}: {error}"[:500]}
+    except Exception as error:  # such as memory, which the next try may have
+        return {"error": "hostile", "detail": f"{type(error).__name__}: {error}"[:500]}
     try:
         parts, length = [], 0
-        for part in environment().from_string(source).generate(**values):
+        for part in template.generate(**values):
             parts.append(part)
             length += len(part)
             if length > most:
@@ -61,8 +70,6 @@ def render(source: str, values: dict[str, Any], most: int) -> dict[str, str]:
         return {"error": "raised", "detail": str(error)}
     except (SecurityError, MemoryError, OverflowError, RecursionError) as error:
         return {"error": "hostile", "detail": f"{type(error).__name__}: {error}"[:500]}
-    except TemplateError as error:
-        return {"error": "broken", "detail": f"{type(error).__name__}: {error}"[:500]}
     except Exception as error:  # whatever a template does wrong is the template's
         return {"error": "failed", "detail": f"{type(error).__name__}: {error}"[:500]}
 

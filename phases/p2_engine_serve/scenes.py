@@ -174,6 +174,16 @@ HOSTILE: dict[str, str] = {
     "no-template": "{% for message in messages %}",
     "does-not-exist": "{{ messages|undefined_filter }}",
 }
+BROKEN = ("no-template", "does-not-exist")
+"""Those that no messages can be applied to."""
+ONE_CHAT: dict[str, str] = {
+    "time": "{% for i in m %}{% for j in m %}{% for k in m %}{% endfor %}{% endfor %}{% endfor %}",
+    "memory": "{{ (m * 4000000)|length }}",
+    "size": "{% for i in m %}{{ m * 9 }}{% endfor %}",
+    "undefined": "{{ messages[0].nothing.more }}",
+    "raised": "{{ raise_exception('no more') }}",
+}
+"""What a template does with some messages, `m` being a thousand letters or more."""
 TURNS: tuple[tuple[list[dict[str, Any]], str], ...] = (
     ([{"role": "user", "content": "the"}], "<|im_start|>user\nthe<|im_end|>\n"),
     ([{"role": "user", "content": "one"}], "<|im_start|>user\none<|im_end|>\n"),

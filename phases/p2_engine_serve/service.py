@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.errors import InputError
 from engine.tokenizer import Tokenizer
@@ -23,6 +24,11 @@ from phases.p2_engine_serve.template import Template
 
 if TYPE_CHECKING:
     from phases.p2_engine_serve.increment import Stack
+
+
+T = TypeVar("T")
+Left = Callable[[], Awaitable[bool]]
+"""Tells whether a client is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,25 @@ class Terms:
     """Seconds that accepted requests get at shutdown."""
 
 
+class Turnstile:
+    """Lets one piece of work at a time onto a thread, and none whose client left meanwhile."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def run(self, work: Callable[[], T], left: Left) -> T:
+        """Return what the work does, or raise `Refused`."""
+        async with self._lock:
+            if await left():
+                raise gone()
+            return await asyncio.to_thread(work)
+
+
+def gone() -> Refused:
+    """Return the refusal that nobody is there to read."""
+    return Refused(499, "the client left before its request was read", code="client_left")
+
+
 class Service:
     """One model behind one engine thread."""
 
@@ -54,6 +79,9 @@ class Service:
         self.stack, self.terms, self.tokenizer = stack, terms, tokenizer
         self.capacity = engine.limits.capacity
         self.vocab = engine.model.config.vocab
+        self.most = self.capacity * tokenizer.longest
+        """Bytes that no text which fits the context can have more of."""
+        self._templating, self._encoding = Turnstile(), Turnstile()
         self.started = int(time.time())
         self.template: Template = stack.template(tokenizer.chat_template)
         self.metrics = self.counting(engine.limits.slots)
@@ -72,16 +100,17 @@ class Service:
         self.driver.close(self.terms.grace)
         self.template.close()
 
-    async def complete(self, asked: CompletionAsked) -> tuple[Reply, Shape]:
+    async def complete(self, asked: CompletionAsked, left: Left) -> tuple[Reply, Shape]:
         """Accept a completion, or raise `Refused`."""
         self._hold_model(asked)
-        prompt = await asyncio.to_thread(self.prompt_of, asked)
+        prompt = await self._encoding.run(partial(self.prompt_of, asked), left)
         return self._open(asked, prompt, "prompt", CompletionShape)
 
-    async def chat(self, asked: ChatAsked) -> tuple[Reply, Shape]:
+    async def chat(self, asked: ChatAsked, left: Left) -> tuple[Reply, Shape]:
         """Accept a chat's next turn, or raise `Refused`."""
         self._hold_model(asked)
-        prompt = await asyncio.to_thread(self.chat_prompt_of, asked)
+        text = await self._templating.run(partial(self.chat_text_of, asked), left)
+        prompt = await self._encoding.run(partial(self._encode, text, "messages"), left)
         return self._open(asked, prompt, "messages", ChatShape)
 
     def prompt_of(self, asked: CompletionAsked) -> list[int]:
@@ -94,15 +123,22 @@ class Service:
                                    f"{self.vocab}", "prompt", "invalid_value")
         return list(asked.prompt)
 
-    def chat_prompt_of(self, asked: ChatAsked) -> list[int]:
-        """Return a chat as tokens, by the template of the model's file."""
+    def chat_text_of(self, asked: ChatAsked) -> str:
+        """Return a chat as one text, by the template of the model's file."""
         try:
-            text = self.template.render([message.plain() for message in asked.messages])
+            return self.template.render([message.plain() for message in asked.messages])
         except InputError as error:
             raise Refused(400, str(error), "messages", "chat_template") from None
-        return self._encode(text, "messages")
+
+    def _hold_size(self, text: str, field: str) -> None:
+        """Refuse a text that cannot fit, before seconds are spent on its tokens."""
+        size = len(text.encode("utf-8", "surrogatepass"))
+        if size > self.most:
+            raise Refused(400, f"{field}: {size:,} bytes do not fit the context of "
+                               f"{self.capacity} tokens", field, "context_length_exceeded")
 
     def _encode(self, text: str, field: str) -> list[int]:
+        self._hold_size(text, field)
         try:
             tokens = self.tokenizer.encode(text)
         except InputError as error:

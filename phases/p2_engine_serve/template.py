@@ -47,13 +47,16 @@ class Template:
             self._end()
 
     def _refusal(self, answer: dict[str, Any]) -> InputError:
+        """Return why; for good only if the template is no template, whatever the messages."""
         kind, detail = answer["error"], answer["detail"]
+        if kind == "broken":
+            self._refused = f"the model's chat template is refused: {detail}"
+            return InputError(self._refused)
         if kind == "raised":
             return InputError(f"the chat template refuses these messages: {detail}")
-        if kind == "failed":
-            return InputError(f"the chat template cannot be applied to these messages: {detail}")
-        self._refused = f"the model's chat template is refused: {detail}"
-        return InputError(self._refused)
+        if kind == "hostile":
+            self._end()  # what it took is given back before the next chat
+        return InputError(f"the chat template cannot be applied to these messages: {detail}")
 
     def _ask(self, line: str) -> dict[str, Any]:
         process = self._process = self._process or _start()

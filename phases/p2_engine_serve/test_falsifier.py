@@ -157,6 +157,7 @@ def test_bad_requests_are_refused_by_field(case: Case, subject: Subject, judge: 
         got = site.post({"model": "nano", **good, "seed": 1}, endpoint).json()["choices"]
         site.same("a good reply afterwards", got, want)
         site.idle()
+    attacks.hold_long_texts(subject, judge, endpoint)
 
 
 def test_strangers_stay_outside(case: Case, subject: Subject, judge: Judge) -> None:
@@ -218,11 +219,15 @@ def test_engine_errors_reach_every_client(case: Case, subject: Subject, judge: J
 
 
 def test_hostile_templates_are_refused(case: Case, subject: Subject, judge: Judge) -> None:
+    if case["template"] == "one-chat":
+        attacks.hold_next_chat(subject, judge)
+        return
     with tempfile.TemporaryDirectory() as folder:
         trap = Path(folder, "trap")
         template = subject.stack.template(scenes.HOSTILE[case["template"]], seconds=1.5)
         try:
-            attacks.hold_hostile(judge, template, str(trap))
+            attacks.hold_hostile(judge, template, str(trap),
+                                 broken=case["template"] in scenes.BROKEN)
         finally:
             template.close()
         judge.law(not trap.exists(), "a hostile template reached the file system")

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
 import subprocess
 import sys
+import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from fastapi import Request
 
 from engine.errors import InputError
 from engine.testmodels import path_of
+from phases.p2_engine_serve.api import Api
 from phases.p2_engine_serve.asked import ChatAsked, CompletionAsked, parse
-from phases.p2_engine_serve.cli import app
+from phases.p2_engine_serve.cli import _hold_key, app
 from phases.p2_engine_serve.harness import tokenizer_of
 from phases.p2_engine_serve.hybrid import Turn
 from phases.p2_engine_serve.refusal import Refused
 from phases.p2_engine_serve.sampling import uniform
 from phases.p2_engine_serve.server import bound
+from phases.p2_engine_serve.service import Terms, Turnstile
 from phases.p2_engine_serve.template import Template
 from phases.p2_engine_serve.text import Text
 
@@ -54,6 +63,7 @@ def test_mistakes_end_in_one_sentence() -> None:
     model = str(path_of("nano"))
     with taken_port() as port:
         for arguments, told in ((["nothing.gguf", "--port", "0"], "nothing.gguf"),
+                                ([model, "--api-key", ""], "--api-key"),
                                 ([model, "--port", port], "cannot listen"),
                                 ([model, "--port", "0", "--memory", "0.001"], "budget")):
             asked = run(*arguments)
@@ -61,6 +71,15 @@ def test_mistakes_end_in_one_sentence() -> None:
             assert told in asked.stderr
             assert "Traceback" not in asked.stderr
             assert asked.stdout == ""
+
+
+def leave_inside_a_body(url: str) -> None:
+    parts = urllib.parse.urlsplit(url)
+    assert parts.port is not None
+    for _ in range(3):
+        with socket.create_connection((parts.hostname or "", parts.port)) as line:
+            line.sendall(f"POST {parts.path}/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9"
+                         "\r\nContent-Type: application/json\r\n\r\n{".encode())
 
 
 def test_served_model_answers_logs_its_batch_and_ends_on_a_signal() -> None:
@@ -74,6 +93,7 @@ def test_served_model_answers_logs_its_batch_and_ends_on_a_signal() -> None:
         body = {"model": "nano", "prompt": "the", "max_tokens": 3, "temperature": 0}
         asked = urllib.request.Request(f"{line.split()[2]}/completions", json.dumps(body).encode(),
                                        {"Content-Type": "application/json"})
+        leave_inside_a_body(line.split()[2])
         with urllib.request.urlopen(asked, timeout=60) as answer:
             assert json.load(answer)["usage"]["completion_tokens"] == 3
         process.send_signal(signal.SIGINT)
@@ -84,6 +104,37 @@ def test_served_model_answers_logs_its_batch_and_ends_on_a_signal() -> None:
     assert (process.returncode, out) == (0, "")
     assert "Batch m=1" in log
     assert "Traceback" not in log
+
+
+def holds(key: str, header: bytes) -> bool:
+    """Return whether a header opens the door of a server with a key."""
+    service: Any = SimpleNamespace(terms=Terms("nano", key=key))
+    try:
+        Api(service)._hold_key(Request({"type": "http", "headers": [(b"authorization", header)]}))
+    except Refused as refused:
+        return refused.status != 401
+    return True
+
+
+@pytest.mark.parametrize("header", ["Bearer clé".encode(), "Bearer clé".encode("latin-1"),
+                                    "bearer  clé".encode(), "BEARER clé".encode()])
+def test_key_beyond_ascii_opens_the_door(header: bytes) -> None:
+    assert holds("clé", header)
+    assert not holds("cle", header)
+    assert not holds("鍵", header)
+
+
+@pytest.mark.parametrize("header", [b"", b"Bearer", b"Basic key", b"key", b"Bearer key2",
+                                    b"Bearer\xff key", b"Bearer ke\xff"])
+def test_what_is_not_the_key_does_not(header: bytes) -> None:
+    assert holds("key", b"Bearer key")
+    assert not holds("key", header)
+
+
+@pytest.mark.parametrize("key", ["", " ", "a\nb", "a\x00", " a", "a ", "\udcff"])
+def test_key_that_nobody_can_show_is_refused(key: str) -> None:
+    with pytest.raises(InputError, match="--api-key must be printable"):
+        _hold_key(key)
 
 
 def test_port_and_host_are_refused_by_name() -> None:
@@ -114,6 +165,30 @@ def test_text_behind_a_stop_is_never_shown() -> None:
     shown = [text.push(token) for token in tokenizer.encode("one time")]
     assert "".join(shown) + text.finish() == "o"
     assert text.stopped
+
+
+def test_turnstile_lets_one_at_a_time_and_none_that_left() -> None:
+    inside, seen, ran = [0], list[int](), list[int]()
+
+    def work(number: int) -> int:
+        inside[0] += 1
+        seen.append(inside[0])
+        time.sleep(0.01)
+        inside[0] -= 1
+        ran.append(number)
+        return number
+
+    async def left(number: int) -> bool:
+        return number % 2 == 1
+
+    async def all_at_once() -> list[int | BaseException]:
+        turnstile = Turnstile()
+        return await asyncio.gather(*(turnstile.run(partial(work, n), partial(left, n))
+                                      for n in range(6)), return_exceptions=True)
+
+    got = asyncio.run(all_at_once())
+    assert (got[::2], ran, seen) == ([0, 2, 4], [0, 2, 4], [1, 1, 1])
+    assert [one.status for one in got[1::2] if isinstance(one, Refused)] == [499] * 3
 
 
 def test_turn_goes_on_only_with_more_of_the_same() -> None:

@@ -215,6 +215,13 @@ class LimitIsNotChecked(Service):
         return asked.limit or self.capacity - prompt + 1
 
 
+class LongTextsAreEncoded(Service):
+    """A text is measured by its tokens alone, however long they take."""
+
+    def _hold_size(self, text: str, field: str) -> None:
+        return
+
+
 class FullQueueIsAFault(Service):
     """A full queue is answered as a fault of the request."""
 

@@ -23,8 +23,17 @@ class TemplateWithoutASandbox(Template):
         return {"text": text}
 
 
+class OneChatRefusesAll(Template):
+    """A chat that the template cannot be applied to is the last one."""
+
+    def _refusal(self, answer: dict[str, Any]) -> Any:
+        refusal = super()._refusal(answer)
+        self._refused = str(refusal)
+        return refusal
+
+
 class TemplateIsTriedAgain(Template):
-    """A template that was refused is run again for the next request."""
+    """A template that is broken is run again for the next request."""
 
     def _refusal(self, answer: dict[str, Any]) -> Any:
         refusal = super()._refusal(answer)
