@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from contracts.schema import Case
 from falsifiers.errors import Declined, SuiteError
 
 ROOT = Path(__file__).parent.parent
+KNOWN = re.compile(r"own|ordered|exact-[0-9]+")
+"""What a candidate may declare; a misspelt name must not lower it to a budget."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,11 @@ def load(spec: str) -> Candidate:
     except Exception as error:
         raise SuiteError(f"candidate {spec} cannot be loaded: "
                          f"{type(error).__name__}: {error}") from error
-    return Candidate(spec, target)
+    candidate = Candidate(spec, target)
+    if not KNOWN.fullmatch(candidate.arithmetic):
+        raise SuiteError(f"candidate {spec}: ARITHMETIC is {candidate.arithmetic!r}, but should be "
+                         f"'ordered', 'exact-' and the bits kept, or 'own'")
+    return candidate
 
 
 def _from_file(path: Path) -> ModuleType:

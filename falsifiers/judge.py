@@ -49,6 +49,13 @@ def hex_of(x: Tensor) -> str:
     return f"0x{int(as_bits(x.reshape(1))[0]) & ((1 << (8 * width)) - 1):0{2 * width}x}"
 
 
+def _word(x: Tensor) -> str:
+    """Return what a scalar is when it is no number that a reader knows by its bits."""
+    if not x.is_floating_point() or bool(torch.isfinite(x)):
+        return ""
+    return " (NaN)" if bool(torch.isnan(x)) else " (infinite)"
+
+
 class Judge:
     """Compares what a case got with what it should be, on the ladder, and keeps the tally."""
 
@@ -77,20 +84,20 @@ class Judge:
 
     def budget(self, name: str, got: Tensor, want: Tensor, budget: Budget, *,
                rule: Rule = "truth", logits: bool = False, **where: int | str) -> None:
-        """Hold each row of `got` [rows, n] to a budget of cosine and norm ratio; worst row counts.
+        """Hold each vector of `got` [.., n] to a budget of cosine and norm ratio; the worst counts.
 
-        With `logits` each row's argmax must agree too, save at a near-tie, which is counted.
+        With `logits` each one's argmax must agree too, save at a near-tie, which is counted.
         """
         self._ladder(name, got, want, rule, True, where)
         got, want = got.reshape(-1, got.shape[-1]), want.reshape(-1, want.shape[-1])
         cosine, ratio = nearties.spread(got, want)
         ok = (cosine >= budget.cosine) & ((ratio - 1).abs() <= budget.norm)  # a NaN is not ok
         if not bool(ok.all()):
-            row = int((~ok).nonzero()[0, 0])
-            self._fail(rule, "budget", f"{self._place(name, {'row': row, **where})} has cosine "
-                       f"{float(cosine[row]):.7f} and norm ratio {float(ratio[row]):.6f}, "
-                       f"but should have at least {budget.cosine} and 1 +- {budget.norm}",
-                       {"row": row, **where})
+            at = int((~ok).nonzero()[0, 0])
+            where = {**where, "vector": at}
+            self._fail(rule, "budget", f"{self._place(name, where)} has cosine "
+                       f"{float(cosine[at]):.7f} and norm ratio {float(ratio[at]):.6f}, "
+                       f"but should have at least {budget.cosine} and 1 +- {budget.norm}", where)
         if logits:
             self._argmax(name, got, want, budget, rule, where)
         self._tally(name, "budget", got.numel(), int(ulps_apart(got, want).max()),
@@ -133,24 +140,29 @@ class Judge:
 
     def _argmax(self, name: str, got: Tensor, want: Tensor, budget: Budget, rule: Rule,
                 where: Where) -> None:
-        for row in (got.argmax(-1).cpu() != want.argmax(-1).cpu()).nonzero().flatten().tolist():
-            margin = nearties.flip_margin(got[row], want[row])
+        for at in (got.argmax(-1).cpu() != want.argmax(-1).cpu()).nonzero().flatten().tolist():
+            margin = nearties.flip_margin(got[at], want[at])
             if not margin <= budget.near_tie:
-                self._fail(rule, "budget", f"{self._place(name, {'row': row, **where})} has argmax "
-                           f"{int(got[row].argmax())}, but should have {int(want[row].argmax())} "
-                           f"(margin {margin:.2e} of a standard deviation)", {"row": row, **where})
+                where = {**where, "vector": at}
+                self._fail(rule, "budget", f"{self._place(name, where)} has argmax "
+                           f"{int(got[at].argmax())}, but should have {int(want[at].argmax())} "
+                           f"(margin {margin:.2e} of a standard deviation)", where)
             self.evidence["near_ties"] = self.evidence.get("near_ties", 0) + 1
 
     def _differ(self, name: str, got: Tensor, want: Tensor, bad: Tensor, rule: Rule, rung: Rung,
                 where: Where) -> None:
         at = int(bad.nonzero()[0, 0])
         a, b = got.detach().cpu().reshape(-1)[at], want.detach().cpu().reshape(-1)[at]
-        ulps = int(ulps_apart(a, b)) if a.is_floating_point() else None
+        floats = a.is_floating_point()
+        numbers = floats and bool(torch.isfinite(a)) and bool(torch.isfinite(b))
+        ulps = int(ulps_apart(a, b)) if numbers else None
         index = [int(i) for i in torch.unravel_index(torch.tensor(at), got.shape)]
         where = {**where, "element": str(index)}
         apart = f" ({ulps} ulp)" if ulps is not None else ""
-        self._fail(rule, rung, f"{self._place(name, where)}={hex_of(a)}, but should be "
-                   f"{hex_of(b)}{apart}", where, got=hex_of(a), want=hex_of(b), ulps=ulps,
+        finite = rung != "finite" or bool(torch.isfinite(b))
+        right = f"{hex_of(b)}{_word(b)}{apart}" if finite else "finite"
+        self._fail(rule, rung, f"{self._place(name, where)}={hex_of(a)}{_word(a)}, but should be "
+                   f"{right}", where, got=hex_of(a), want=hex_of(b), ulps=ulps,
                    differing=int(bad.sum()))
 
     def _fail(self, rule: Rule, rung: Rung, sentence: str, where: Where, **values: Any) -> None:

@@ -51,10 +51,16 @@ def test_what_is_not_declared_has_a_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("arithmetic", "bitwise"), [
-    ("ordered", True), ("exact-23", True), ("own", False), ("exactly", False), ("tf32", False)])
+    ("ordered", True), ("exact-23", True), ("own", False)])
 def test_only_declared_orders_are_held_to_bits(tmp_path: Path, arithmetic: str,
                                                bitwise: bool) -> None:
     assert offer(tmp_path, f"ARITHMETIC = {arithmetic!r}\n").bitwise is bitwise
+
+
+@pytest.mark.parametrize("arithmetic", ["orderd", "exactly", "exact-", "tf32", "", None])
+def test_arithmetic_that_is_not_known_is_refused(tmp_path: Path, arithmetic: str | None) -> None:
+    with pytest.raises(SuiteError, match=f"ARITHMETIC is '{arithmetic}', but should be 'ordered'"):
+        offer(tmp_path, f"ARITHMETIC = {arithmetic!r}\n")
 
 
 def test_candidate_declines_with_its_reason(tmp_path: Path) -> None:

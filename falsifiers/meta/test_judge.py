@@ -65,6 +65,22 @@ def test_integers_are_held_to_their_values() -> None:
     assert (finding.got, finding.want, finding.ulps) == ("6", "7", None)
 
 
+def test_message_says_what_is_no_number() -> None:
+    nan, number, far = torch.tensor([float("nan")]), torch.tensor([1.0]), torch.tensor([-torch.inf])
+    said = [broken(lambda a=a, b=b, f=f: judge().equal("out", a, b, finite=f)).sentence  # type: ignore[misc]
+            for a, b, f in ((nan, nan, True), (nan, number, True), (number, far, False))]
+    assert [sentence.split("=", 1)[1].split(" [")[0] for sentence in said] == [
+        "0x7fc00000 (NaN), but should be finite",
+        "0x7fc00000 (NaN), but should be 0x3f800000",
+        "0x3f800000, but should be 0xff800000 (infinite)"]
+
+
+def test_budget_names_the_vector_beside_the_row_it_is_in() -> None:
+    finding = broken(lambda: judge().budget("out", ONES * 2, ONES, BUDGET, row=5))
+    assert finding.where == {"row": 5, "vector": 0}
+    assert finding.sentence.startswith("out[row 5, vector 0] has cosine 1.0000000")
+
+
 def test_message_follows_the_template() -> None:
     lie = changed((3, 1), 1 + 2**-23)
     finding = broken(lambda: judge().equal("logits", lie, ONES, row=3, step=17))
@@ -81,7 +97,7 @@ def test_one_bad_row_of_32_fails_though_the_whole_tensor_looks_alike() -> None:
     whole = torch.nn.functional.cosine_similarity(got.flatten(), want.flatten(), dim=0)
     assert whole > 0.999
     finding = broken(lambda: judge().budget("out", got, want, BUDGET))
-    assert (finding.rung, finding.where["row"]) == ("budget", 7)
+    assert (finding.rung, finding.where["vector"]) == ("budget", 7)
 
 
 def test_scale_by_two_fails_though_the_cosine_is_one() -> None:

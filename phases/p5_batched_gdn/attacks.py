@@ -62,19 +62,21 @@ def padded(rows: Sequence[Row], pads: int, place: str, nobody: int) -> list[Row]
     return [*rows[:at], *pad, *rows[at:]]
 
 
-def gate_inputs(tokens: int, heads: int, device: str
+def gate_inputs(tokens: int, heads: int, device: str, *, plain: bool = False
                 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return a and b [tokens, heads] with poison behind every token, and decay and bias [heads].
 
-    Plain values, values beyond what the functions take apart, and every edge stand in turn.
+    Plain values, values beyond what the functions take apart, and every edge stand in turn; or
+    plain ones alone, whose gates are no denormals.
     """
     size = tokens * heads
     both = []
     for seed in (21, 22):
-        x = drawn(seed, size) * torch.tensor([1.0, 30.0, 200.0]).repeat(size)[:size]
+        x, steps = drawn(seed, size), torch.tensor([1.0, 30.0, 200.0]).repeat(size)[:size]
         edges = torch.tensor(EDGES).roll(seed).repeat(size // len(EDGES) + 1)[:size]
         at = torch.arange(size) % 3 == 1
-        x[at] = edges[at]
+        if not plain:
+            x = torch.where(at, edges, x * steps)
         wide = torch.full((tokens, heads + 3), torch.nan)
         wide[:, :heads] = x.view(tokens, heads)
         both.append(wide.to(device)[:, :heads])

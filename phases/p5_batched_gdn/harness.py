@@ -30,13 +30,16 @@ from falsifiers.steady import steady_dots
 from falsifiers.subject import Subject
 from phases.p5_batched_gdn.data import OPS, Inputs, Op, Row, drawn, flavoured
 
+SIGNALING = 0x7FA5A5A5
+"""Bits of a signaling NaN."""
 CONTRACT = Path(__file__).parents[2] / "contracts" / "p5.yaml"
 
 
 class Arena:
     """States of so many slots and of one more that nobody owns, between guards, all poison.
 
-    NaN hides what is worked on in place, so every other slot and the last hold small numbers.
+    NaN hides what is worked on in place, so every other slot and the last hold small numbers; and
+    writing a number back hides that, so half of the last one's are NaN that any arithmetic quiets.
     """
 
     def __init__(self, op: Op, slots: int, device: str) -> None:
@@ -45,6 +48,7 @@ class Arena:
         self.whole = self.room.inside
         for slot in (*range(1, slots, 2), slots):
             poison(self.whole[slot], sentinel=True)
+        self.whole[slots].view(torch.int32).view(-1)[::2] = SIGNALING
 
     def write(self, slot: int, state: Tensor) -> None:
         """Give a slot its state."""

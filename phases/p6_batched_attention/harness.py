@@ -229,6 +229,21 @@ def op_of(case: Case, subject: Subject, name: str) -> Callable[..., None]:
     return op  # type: ignore[no-any-return]
 
 
+def hold_turned(judge: Judge, subject: Subject, got: Tensor, want: Tensor, turned: int,
+                **where: int | str) -> None:
+    """Hold rotated heads to bits, or what turns to the budget of one's own and what passes to bits.
+
+    What passes is copied, and a copy is the same in any arithmetic.
+    """
+    if subject.candidate is None or subject.candidate.bitwise:
+        judge.equal("rotate", got, want, rule="truth", **where)  # type: ignore[arg-type]
+        return
+    judge.equal("rotate", got[..., turned:], want[..., turned:], rule="truth",
+                **where)  # type: ignore[arg-type]
+    judge.budget("rotate", got[..., :turned].flatten(0, 1), want[..., :turned].flatten(0, 1),
+                 own_budget(), **where)  # type: ignore[arg-type]
+
+
 @cache
 def own_budget() -> Budget:
     """Return the contract's budget, for candidates of their own arithmetic and for f64."""

@@ -28,7 +28,7 @@ from falsifiers.streams import Batch, Stream, alone, prompt_of, state_digest
 from falsifiers.subject import Subject
 from phases.p6_batched_attention import attacks
 from phases.p6_batched_attention.data import DIM, Row, drawn
-from phases.p6_batched_attention.harness import Attention, Layout, op_of, own_budget
+from phases.p6_batched_attention.harness import Attention, Layout, hold_turned, op_of, own_budget
 
 
 def test_rows_equal_alone(case: Case, subject: Subject, judge: Judge) -> None:
@@ -132,7 +132,7 @@ def test_rotation_is_each_rows_own(case: Case, subject: Subject, judge: Judge) -
         out = guarded(last - first, *x.shape[1:], device=dev)
         rotate(x[first:last].to(dev), table.to(dev), torch.tensor(positions[first:last]).to(dev),
                out.inside)
-        judge.equal("rotate", out.inside, want[first:last], rule="truth", row=first)
+        hold_turned(judge, subject, out.inside.cpu(), want[first:last], 2 * pairs, row=first)
         out.hold(judge, "rotate")
 
 

@@ -82,3 +82,31 @@ def test_loads_of_what_is_not_triton_are_not_said_to_be_seen(tmp_path: Path) -> 
 def test_ops_that_are_not_offered_decline(tmp_path: Path) -> None:
     with pytest.raises(Declined, match="offers no rotate"):
         judged(next(cases("rotation_is_each_rows_own")), offered(tmp_path, "sdpa_rows.py"))
+
+
+ROTATE = """
+import torch
+from engine import ops
+
+def rotate(x, table, positions, out):
+    wide = torch.empty_like(out, dtype=torch.float64)
+    ops.rotate(x.double(), table.double(), positions, wide)
+    out.copy_(wide)
+"""
+
+
+@pytest.mark.parametrize(("old", "new", "rung"), [
+    ("", "", ""), ("positions, wide", "positions * 0, wide", "budget"),
+    ("out.copy_(wide)", "out.copy_(wide.half())", "bits")])
+def test_rotation_of_an_own_arithmetic_is_held_to_the_budget(tmp_path: Path, old: str, new: str,
+                                                             rung: str) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(ROTATE.replace(old, new) if old else ROTATE)
+    candidate, case = load(f"file:{mine}"), next(cases("rotation_is_each_rows_own"))
+    assert not case.must_claim  # attention alone may be offered
+    if not old:
+        assert judged(case, candidate).worst[0].cosine is not None
+        return
+    with pytest.raises(ParityBroken) as broken:
+        judged(case, candidate)
+    assert (broken.value.finding.rule, broken.value.finding.rung) == ("truth", rung)
