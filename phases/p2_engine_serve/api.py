@@ -69,13 +69,14 @@ class Api:
 
     def app(self) -> FastAPI:
         """Return the application; who runs it closes the service."""
-        app = FastAPI(title="rowtwin", docs_url=None, redoc_url=None, openapi_url=None)
+        app = FastAPI(title="rowtwin", docs_url=None, redoc_url=None, openapi_url=None,
+                      redirect_slashes=False)
         app.add_exception_handler(Refused, _refused)
         app.add_exception_handler(HTTPException, _not_found)
         app.add_exception_handler(Exception, _broken)
         for path, endpoint in (("/v1/models", self.models), ("/health", self.health),
                                ("/metrics", self.metrics)):
-            app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+            app.add_api_route(path, endpoint, methods=["GET", "HEAD"], response_model=None)
         for path, endpoint in (("/v1/completions", self.completions),
                                ("/v1/chat/completions", self.chat)):
             app.add_api_route(path, endpoint, methods=["POST"], response_model=None)

@@ -46,9 +46,19 @@ class Options(Asked):
     ignore_eos: bool = False
     return_token_ids: bool = False
     """Tell the ids of the prompt and of every token, whose texts alone can be ambiguous."""
-    n: Literal[1] = 1
+    n: Annotated[int, Field(ge=1, le=1)] = 1
     user: str | None = None
     """Taken and not used."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, fields: Any) -> Any:
+        """Drop what is null and need not be given: clients send their defaults so."""
+        if not isinstance(fields, dict):
+            return fields
+        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
+        return {name: value for name, value in fields.items()
+                if value is not None or name not in optional}
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> Options:
@@ -149,9 +159,9 @@ def parse(kind: type[T], body: bytes) -> T:
 
 
 def _refusal(errors: list[Any]) -> Refused:
-    first = errors[0]
-    field = ".".join(str(part) for part in first["loc"] if not _is_branch(part)) or None
-    message = first["msg"].removeprefix("Value error, ")
+    place = _place(errors[0])
+    first, message = _cause([one for one in errors if _place(one)[:len(place)] == place])
+    field = ".".join(place) or None
     if first["type"] == "json_invalid":
         return Refused(400, f"the body is not JSON: {message.removeprefix('Invalid JSON: ')}",
                        code="invalid_json")
@@ -160,8 +170,25 @@ def _refusal(errors: list[Any]) -> Refused:
                        code="unknown_field")
     if first["type"] == "value_error":  # a rule about several fields begins with one's name
         return Refused(400, message, message.split()[0], code="invalid_value")
-    told = f"{field}: {message}" if field else f"the body is no object of fields: {message}"
-    return Refused(400, told, field, code="invalid_value")
+    where = ".".join(_place(first)) if field else "the body is no object of fields"
+    return Refused(400, f"{where}: {message}", field, code="invalid_value")
+
+
+def _place(error: Any) -> list[str]:
+    return [str(part) for part in error["loc"] if not _is_branch(part)]
+
+
+def _cause(errors: list[Any]) -> tuple[Any, str]:
+    """Return the error that tells why, of all that the kinds a field may have gave, and its words.
+
+    That a list is no text says nothing of what is wrong in the list.
+    """
+    inside = [one for one in errors
+              if one["type"] not in ("string_type", "list_type") or not _is_branch(one["loc"][-1])]
+    if inside:
+        return inside[0], inside[0]["msg"].removeprefix("Value error, ")
+    kinds = [one["msg"].removeprefix("Input should be ") for one in errors]
+    return errors[0], f"Input should be {' or '.join(kinds)}"
 
 
 def _is_branch(part: int | str) -> bool:

@@ -46,12 +46,16 @@ def hold_doors(site: Site, endpoint: str) -> None:
     hold_refusal(site, "text", text, 415, None)
     hold_refusal(site, "get", site.http.get(url), 405, None)
     hold_refusal(site, "no-such-route", site.http.get("/v1/embeddings"), 404, None)
-    head = f"POST {url} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    hold_refusal(site, "slash-behind", site.http.post(f"{url}/", content=good), 404, None)
+    for page in ("/health", "/metrics", "/v1/models"):
+        head = site.http.head(page)
+        site.same("HEAD", (head.status_code, head.content), (200, b""), page=page)
+    start = f"POST {url} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     chunk = "800\r\n" + "x" * 0x800 + "\r\n"
     for name, rest in (("chunked", f"Transfer-Encoding: chunked\r\n\r\n{chunk}{chunk}0\r\n\r\n"),
                        ("announced", f"Content-Length: {10 ** 12}\r\n\r\n")):
         with socket.create_connection(site.socket.getsockname(), PATIENCE) as line:
-            line.sendall((head + rest).encode())
+            line.sendall((start + rest).encode())
             status = line.recv(64).split(b" ")[1:2]
         site.same("status", status, [b"413"], request=f"too-large-{name}")
 

@@ -115,6 +115,8 @@ EVERYWHERE: dict[str, Bad] = {
     "stop-has-a-number": ({"stop": ["a", 3]}, 400, "stop"),
     "stop-has-too-many": ({"stop": ["a"] * 17}, 400, "stop"),
     "two-choices": ({"n": 2}, 400, "n"),
+    "choices-are-true": ({"n": True}, 400, "n"),
+    "choices-are-a-fraction": ({"n": 1.0}, 400, "n"),
     "stream-is-text": ({"stream": "yes"}, 400, "stream"),
     "usage-without-stream": ({"stream_options": {"include_usage": True}}, 400, "stream_options"),
     "option-of-the-stream-unknown": (

@@ -48,7 +48,7 @@ class Template:
 
     def _refusal(self, answer: dict[str, Any]) -> InputError:
         """Return why; for good only if the template is no template, whatever the messages."""
-        kind, detail = answer["error"], answer["detail"]
+        kind, detail = answer["error"], _sentence(answer["detail"])
         if kind == "broken":
             self._refused = f"the model's chat template is refused: {detail}"
             return InputError(self._refused)
@@ -89,6 +89,11 @@ class Template:
             with suppress(OSError):
                 if pipe is not None:
                     pipe.close()
+
+
+def _sentence(text: str) -> str:
+    """Return a template's words as one line that can be sent: half of a character cannot."""
+    return " ".join(text.encode("utf-8", "replace").decode().split())
 
 
 def _start() -> subprocess.Popen[str]:

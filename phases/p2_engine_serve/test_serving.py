@@ -152,6 +152,31 @@ def test_field_of_a_refusal_is_the_clients_own(body: bytes, field: str) -> None:
     assert (refused.value.status, refused.value.field) == (400, field)
 
 
+@pytest.mark.parametrize(("change", "told"), [
+    ({"stop": ""}, "stop: String should have at least 1 character"),
+    ({"stop": ["a", 3]}, "stop.1: Input should be a valid string"),
+    ({"stop": ["a"] * 17}, "stop: List should have at most 16 items"),
+    ({"stop": 3}, "stop: Input should be a valid string or a valid array"),
+    ({"prompt": []}, "prompt: List should have at least 1 item"),
+    ({"prompt": ["a"]}, "prompt.0: Input should be a valid integer"),
+    ({"prompt": 3}, "prompt: Input should be a valid string or a valid array"),
+    ({"n": True}, "n: Input should be a valid integer"),
+    ({"n": 1.0}, "n: Input should be a valid integer"),
+    ({"prompt": None}, "prompt: Input should be a valid string or a valid array"),
+    ({"größe": None}, "größe is not a field")])
+def test_refusal_tells_the_cause(change: dict[str, object], told: str) -> None:
+    with pytest.raises(Refused) as refused:
+        parse(CompletionAsked, json.dumps({"model": "a", "prompt": "b", **change}).encode())
+    assert refused.value.message.startswith(told)
+
+
+def test_null_is_as_if_absent() -> None:
+    nothing = dict.fromkeys(set(CompletionAsked.model_fields) - {"model", "prompt"})
+    bodies = [json.dumps({"model": "a", "prompt": "b", **more}).encode() for more in (nothing, {})]
+    assert parse(CompletionAsked, bodies[0]) == parse(CompletionAsked, bodies[1])
+    assert "temperature" in nothing
+
+
 def test_chat_contents_in_parts_are_joined() -> None:
     asked = parse(ChatAsked, b'{"model": "a", "messages": [{"role": "user", "name": "n", "content":'
                              b'[{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}]}')
@@ -212,6 +237,15 @@ def test_honest_template_outlives_its_own_refusals() -> None:
         with pytest.raises(InputError, match="refuses these messages: one at a time"):
             template.render([{"content": "a"}, {"content": "b"}])
         assert template.render([{"content": "<é>"}]) == '"<é>"'
+    finally:
+        template.close()
+
+
+def test_words_of_a_template_can_always_be_sent() -> None:
+    template = Template(r"{{ raise_exception('a\ud800\nb') }}")
+    try:
+        with pytest.raises(InputError, match=r"these messages: a\? b$"):
+            template.render([])
     finally:
         template.close()
 
