@@ -95,12 +95,16 @@ def check(spec: str) -> None:
     if kind == "file" and rest:
         path = Path(rest).expanduser()
         try:
-            ast.parse(path.read_bytes(), filename=str(path))
+            tree = ast.parse(path.read_bytes(), filename=str(path))
         except OSError as error:
             raise SuiteError(f"candidate {spec}: {path} cannot be read: {error.strerror}") from None
         except (SyntaxError, ValueError) as error:
             line = getattr(error, "lineno", None) or 1
             raise SuiteError(f"candidate {spec}: {path}:{line}: {error}") from None
+        for node in tree.body:  # said once here; what is worked out is known when it is loaded
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) \
+                    and "ARITHMETIC" in {ast.unparse(target) for target in node.targets}:
+                _must_be_known(spec, str(node.value.value))
     elif kind != "module" or not rest:
         known = ", ".join(in_tree()) or "none yet"
         raise SuiteError(f"unknown candidate {spec!r}: give file:/abs/path.py or "
@@ -127,10 +131,14 @@ def load(spec: str) -> Candidate:
         raise SuiteError(f"candidate {spec} cannot be loaded: "
                          f"{type(error).__name__}: {error}") from error
     candidate = Candidate(spec, target)
-    if not KNOWN.fullmatch(candidate.arithmetic):
-        raise SuiteError(f"candidate {spec}: ARITHMETIC is {candidate.arithmetic!r}, but should be "
-                         f"'ordered', 'exact-' and the bits kept, or 'own'")
+    _must_be_known(spec, candidate.arithmetic)
     return candidate
+
+
+def _must_be_known(spec: str, arithmetic: str) -> None:
+    if not KNOWN.fullmatch(arithmetic):
+        raise SuiteError(f"candidate {spec}: ARITHMETIC is {arithmetic!r}, but should be "
+                         f"'ordered', 'exact-' and the bits kept, or 'own'")
 
 
 def _from_file(path: Path) -> ModuleType:

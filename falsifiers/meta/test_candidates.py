@@ -61,6 +61,8 @@ def test_only_declared_orders_are_held_to_bits(tmp_path: Path, arithmetic: str,
 def test_arithmetic_that_is_not_known_is_refused(tmp_path: Path, arithmetic: str | None) -> None:
     with pytest.raises(SuiteError, match=f"ARITHMETIC is '{arithmetic}', but should be 'ordered'"):
         offer(tmp_path, f"ARITHMETIC = {arithmetic!r}\n")
+    with pytest.raises(SuiteError, match="but should be 'ordered'"):  # worked out as it is loaded
+        offer(tmp_path, f"ARITHMETIC = str({arithmetic!r})\n")
 
 
 def test_candidate_declines_with_its_reason(tmp_path: Path) -> None:
