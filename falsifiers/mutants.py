@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,10 @@ from falsifiers.matrix import Matrix, Row
 from falsifiers.subject import Mutant, Subject
 
 Attack = Callable[..., None]
+
+
+SAMPLE = 5
+"""Mutants of a phase that a quick run tries; `rowtwin mutants` tries all."""
 
 
 @dataclass
@@ -78,6 +83,13 @@ def kill(bank: Bank, mutant: Mutant, falsifier: str) -> str | None:
             _hold_healthy(bank, function, case, right)
             return rung
     return None
+
+
+def sample(names: Iterable[str]) -> list[str]:
+    """Return a few of a phase's mutants, drawn by their names; the draw changes when any does."""
+    salt = hashlib.sha256("".join(sorted(names)).encode()).hexdigest()
+    drawn = sorted(names, key=lambda name: hashlib.sha256(f"{salt}{name}".encode()).digest())
+    return drawn[:SAMPLE]
 
 
 def _sweep() -> None:

@@ -18,7 +18,7 @@ def report(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go.")]
         = Path("reports/out"),
     thorough: Annotated[bool, typer.Option(
-        "--thorough", help="Run every case, not the quick ones.")] = False,
+        "--thorough", help="Run every case and try every mutant, not the quick ones.")] = False,
     device: Annotated[str, typer.Option(
         metavar="auto|cpu|interpret|cuda", help="Tier to run.")] = "auto",
     candidate: Annotated[str | None, typer.Option(

@@ -30,11 +30,19 @@ class Tried:
 
 def measure(bank_of: BankOf, phases: Sequence[str], chosen: Tiers, jobs: int,
             on_row: Callable[[Row], None] = lambda row: None,
-            on_total: Callable[[int], None] = lambda total: None) -> Kills:
-    """Try every mutant of the phases; one whose case fails without it too is told as such."""
+            on_total: Callable[[int], None] = lambda total: None, few: bool = False) -> Kills:
+    """Try every mutant of the phases, or a few of each; the others are told as not run.
+
+    One whose case fails without it too is told as such.
+    """
     tiers.fix_triton_mode(chosen)
     banks = [ready(bank_of, phase, chosen) for phase in phases]
-    work = [(bank, mutant) for bank in banks for mutant in bank.mutants]
+    every = [(bank, mutant) for bank in banks for mutant in bank.mutants]
+    drawn = {(bank.contract.phase, name) for bank in banks
+             for name in mutants.sample([m.name for m in bank.mutants])}
+    work = [(bank, mutant) for bank, mutant in every
+            if not few or (bank.contract.phase, mutant.name) in drawn]
+    left = [blank(bank, mutant) for bank, mutant in every if (bank, mutant) not in work]
     on_total(len(work))
     if jobs > 1:
         tried = _spread(bank_of, work, chosen, jobs, on_row)
@@ -46,8 +54,9 @@ def measure(bank_of: BankOf, phases: Sequence[str], chosen: Tiers, jobs: int,
     untold = {name_of(t.row): t.untold for t in tried if t.untold}
     away = [name_of(t.row) for t, (bank, mutant) in zip(tried, work, strict=True)
             if not t.row.from_receipt and not bank.runs_here(mutant)]
-    matrix = mutants.close(banks, [t.row for t in tried], [*away, *untold])
-    sources = {f"{bank.contract.phase}/{m.name}": m.source for bank, m in work if m.source}
+    matrix = mutants.close(banks, [*(t.row for t in tried), *left],
+                           [*away, *untold, *map(name_of, left)])
+    sources = {f"{bank.contract.phase}/{m.name}": m.source for bank, m in every if m.source}
     return Kills(matrix, untold, sources)
 
 
@@ -73,9 +82,13 @@ def attempt(bank: Bank, mutant: Mutant) -> Tried:
     try:
         return Tried(mutants.try_mutant(bank, mutant))
     except SuiteError as error:
-        blank = Row(name=mutant.name, phase=bank.contract.phase, fault=mutant.fault,
-                    device="cuda" if mutant.device == "cuda" else "cpu", expected=mutant.killers)
-        return Tried(blank, str(error))
+        return Tried(blank(bank, mutant), str(error))
+
+
+def blank(bank: Bank, mutant: Mutant) -> Row:
+    """Return the row of a mutant that was not tried, or of which nothing can be told."""
+    return Row(name=mutant.name, phase=bank.contract.phase, fault=mutant.fault,
+               device="cuda" if mutant.device == "cuda" else "cpu", expected=mutant.killers)
 
 
 def _spread(bank_of: BankOf, work: Sequence[tuple[Bank, Mutant]], chosen: Tiers, jobs: int,

@@ -61,7 +61,7 @@ def produce(asked: Asked, bank_of: BankOf, open_model: OpenModel | None) -> int:
     expected = expected_cases(wanted, contracts)
     with one_thread():
         gated = _gate(wanted, len(expected))
-        kills = _kills(bank_of, phases, chosen)
+        kills = _kills(bank_of, phases, chosen, few=not asked.thorough)
     verdicts = [*gated.run.verdicts, *lost(expected, gated.run.verdicts, contracts, asked)]
     evidence = Evidence(
         results=gated.results, contracts=contracts, verdicts=verdicts, kills=kills, own=own,
@@ -122,12 +122,12 @@ def _gate(wanted: Wanted, total: int) -> Gated:
         return session.run_gate(wanted, through=True, on_verdict=lambda v: tell(v.case))
 
 
-def _kills(bank_of: BankOf, phases: Sequence[str], chosen: tiers.Tiers) -> Kills:
+def _kills(bank_of: BankOf, phases: Sequence[str], chosen: tiers.Tiers, few: bool) -> Kills:
     if chosen.absent or not phases:  # what was asked for cannot be had: nothing can be killed
         return Kills(mutants.close([], [], []))
     with Stage("mutants") as tell:
         return killing.measure(bank_of, phases, chosen, min(WORKERS, os.cpu_count() or 1),
-                               lambda row: tell(killing.name_of(row)), tell.of)
+                               lambda row: tell(killing.name_of(row)), tell.of, few)
 
 
 def expected_cases(wanted: Wanted, contracts: Mapping[str, Contract]) -> list[Case]:

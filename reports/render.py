@@ -25,6 +25,7 @@ def context(evidence: Evidence) -> dict[str, Any]:
         evidence.kills.matrix
     survivors = [row for row in matrix.mutants if f"{row.phase}/{row.name}" in matrix.survivors]
     untold = evidence.kills.untold
+    device = {f"{row.phase}/{row.name}" for row in matrix.mutants if row.device == "cuda"}
     own = evidence.own
     return {
         "word": headline.word(evidence), "mark": headline.mark(evidence),
@@ -35,7 +36,8 @@ def context(evidence: Evidence) -> dict[str, Any]:
         "groups": groups, "trouble": evidence.trouble, "survivors": survivors,
         "output": "\n".join(evidence.output.splitlines()[-TAIL:]),
         "idle": matrix.idle_falsifiers, "untold": untold,
-        "away": [name for name in matrix.not_run if name not in untold],
+        "away": [name for name in matrix.not_run if name not in untold and name in device],
+        "left": sum(name not in untold and name not in device for name in matrix.not_run),
         "devices": evidence.devices, "own": own, "speeds": speeds.views(evidence),
         "speed_head": speeds.HEAD,
         "own_worst": views.worst_of(own.verdicts) if own else (),

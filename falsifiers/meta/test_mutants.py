@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,13 +15,11 @@ from falsifiers.cli import matrix_exit_code
 from falsifiers.errors import Declined, SuiteError
 from falsifiers.judge import Judge
 from falsifiers.meta.made_up import contract, row
-from falsifiers.mutants import Bank, kill, run_matrix, try_mutant
+from falsifiers.mutants import Bank, kill, run_matrix, sample, try_mutant
 from falsifiers.plugin import THOROUGH
 from falsifiers.subject import Mutant, Subject
 from falsifiers.tiers import choose
 
-SAMPLE = 5
-"""Mutants of a phase that a quick run tries; `--thorough` and `rowtwin mutants` try all."""
 CONTRACTS = load_all(rowtwin.ROOT / "contracts")
 
 
@@ -151,14 +148,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("phase", "name"), [
             (phase, name) for phase, listed in CONTRACTS.items()
             for name in (listed.mutants if metafunc.config.getoption(THOROUGH)
-                         else _sample(phase, listed.mutants))])
-
-
-def _sample(phase: str, names: Iterable[str]) -> list[str]:
-    """Return a few mutants of a phase, drawn by their names; the draw changes when any does."""
-    salt = hashlib.sha256("".join(sorted(names)).encode()).hexdigest()
-    drawn = sorted(names, key=lambda name: hashlib.sha256(f"{salt}{name}".encode()).digest())
-    return drawn[:SAMPLE]
+                         else sample(listed.mutants))])
 
 
 def test_mutant_dies_by_each_killer_it_names(phase: str, name: str) -> None:
