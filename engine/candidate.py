@@ -66,6 +66,11 @@ class PathEngine:
         pool.slot(slot).clear()
 
 
+def is_whole(candidate: Any) -> bool:
+    """Return whether a candidate offers a whole step or engine, not single ops of one."""
+    return hasattr(candidate, "engine") or hasattr(candidate, "step")
+
+
 def engine_of(path: Path, candidate: Any, model: Model) -> Engine:
     """Return the engine under test: the candidate's own, its `step` on the path, or the path.
 

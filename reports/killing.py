@@ -38,11 +38,13 @@ def measure(bank_of: BankOf, phases: Sequence[str], chosen: Tiers, jobs: int,
     tiers.fix_triton_mode(chosen)
     banks = [ready(bank_of, phase, chosen) for phase in phases]
     every = [(bank, mutant) for bank in banks for mutant in bank.mutants]
-    drawn = {(bank.contract.phase, name) for bank in banks
-             for name in mutants.sample([m.name for m in bank.mutants])}
-    work = [(bank, mutant) for bank, mutant in every
-            if not few or (bank.contract.phase, mutant.name) in drawn]
-    left = [blank(bank, mutant) for bank, mutant in every if (bank, mutant) not in work]
+    work, left = every, list[Row]()
+    if few:
+        drawn = {(bank.contract.phase, name) for bank in banks
+                 for name in mutants.sample([m.name for m in bank.mutants])}
+        work = [pair for pair in every if (pair[0].contract.phase, pair[1].name) in drawn]
+        left = [blank(bank, mutant) for bank, mutant in every
+                if (bank.contract.phase, mutant.name) not in drawn]
     on_total(len(work))
     if jobs > 1:
         tried = _spread(bank_of, work, chosen, jobs, on_row)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from contracts.schema import Case
-from engine.candidate import Engine, engine_of
+from engine.candidate import Engine, engine_of, is_whole
 from engine.path import Path, Rows, traced
 from falsifiers.errors import Declined
 from falsifiers.judge import Judge
@@ -91,7 +91,7 @@ def test_prefill_equals_steps(case: Case, subject: Subject, judge: Judge) -> Non
         batch.join(1, stream)
         for count in (*split, 1, 1):
             batch.step([1], [count])
-    if not _is_engine(subject.candidate):
+    if not is_whole(subject.candidate):
         pool = model.new_pool(2, CAPACITY)
         for first, count in ((0, length // 3), (length // 3, length - length // 3)):
             logits = subject.path.prefill(model, pool, stream.tokens[first:first + count], 1, first)
@@ -262,17 +262,13 @@ def _engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
     model = subject.models(case["model"])
     if subject.device != "cpu":
         model = model.to(subject.device)
-    candidate = subject.candidate if _is_engine(subject.candidate) else None
+    candidate = subject.candidate if is_whole(subject.candidate) else None
     return engine_of(subject.path, candidate, model), model
-
-
-def _is_engine(candidate: Any) -> bool:
-    return hasattr(candidate, "engine") or hasattr(candidate, "step")
 
 
 def _own_step(subject: Subject) -> Path:
     """Return the path when its step is the tree's, so that its ops can be seen."""
-    if _is_engine(subject.candidate):
+    if is_whole(subject.candidate):
         raise Declined("the ops of a foreign step cannot be traced")
     path: Path = subject.path
     return path

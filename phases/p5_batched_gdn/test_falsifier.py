@@ -10,7 +10,7 @@ import torch
 
 from contracts.schema import Case
 from engine import ops
-from engine.candidate import Engine, PathEngine, engine_of
+from engine.candidate import Engine, PathEngine, engine_of, is_whole
 from engine.path import Rows, reference
 from falsifiers.engagement import counting
 from falsifiers.errors import Declined
@@ -269,8 +269,7 @@ def _model(case: Case, subject: Subject) -> Any:
 
 def _engine(case: Case, subject: Subject) -> Engine:
     offered = subject.candidate
-    whole = offered if hasattr(offered, "engine") or hasattr(offered, "step") else None
-    return engine_of(subject.path, whole, _model(case, subject))
+    return engine_of(subject.path, offered if is_whole(offered) else None, _model(case, subject))
 
 
 def _streams(case: Case, subject: Subject) -> list[Stream]:

@@ -11,7 +11,7 @@ import torch
 from contracts.schema import Case
 from engine import ops
 from engine.arithmetic import sigmoid
-from engine.candidate import Engine, engine_of
+from engine.candidate import Engine, engine_of, is_whole
 from engine.path import Rows
 from engine.rope import rope_table
 from falsifiers.engagement import counting
@@ -257,8 +257,7 @@ def _engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
     model = subject.models(case["model"])
     model = model if subject.device == "cpu" else model.to(subject.device)
     candidate = subject.candidate
-    whole = hasattr(candidate, "engine") or hasattr(candidate, "step")
-    return engine_of(subject.path, candidate if whole else None, model), model
+    return engine_of(subject.path, candidate if is_whole(candidate) else None, model), model
 
 
 def _solo(engine: Engine, model: Any, seed: int, length: int, decode: int,

@@ -46,7 +46,12 @@ def with_graphs(path: Path, **changed: Any) -> tuple[Path, Graphs]:
     """Return the path over new graphs of the same class, with another capture or bound."""
     old = graphs_of(path)
     new = type(old)(old.eager, **changed)
-    return replace(path, step_rows=new.step_rows, greedy_rows=new.greedy_rows), new
+    return over(path, new), new
+
+
+def over(path: Path, graphs: Graphs) -> Path:
+    """Return the path with its steps and greedy runs over these graphs."""
+    return replace(path, step_rows=graphs.step_rows, greedy_rows=graphs.greedy_rows)
 
 
 def several_steps(batch: Batch, draw: random.Random, times: int = 2) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from contracts.schema import Case
-from engine.candidate import Engine, PathEngine, engine_of
+from engine.candidate import Engine, PathEngine, engine_of, is_whole
 from engine.errors import InputError
 from engine.path import Path, Rows, traced
 from falsifiers.errors import Declined
@@ -32,7 +32,7 @@ def test_graph_equals_single(case: Case, subject: Subject, judge: Judge) -> None
         left = [s for s in order if batch.fed[s] < len(batch.live[s].logits)]
         batch.step(draw.sample(left, len(left)))
     judge.engaged(rows_a_step=batch.widest, steps=batch.step_number)
-    if not _is_foreign(subject):
+    if not is_whole(subject.candidate):
         meter = graphs_of(subject.path).meter
         judge.law(meter.replays >= batch.step_number, f"{batch.step_number} decode steps replayed "
                   f"{meter.replays} graphs {meter.failure}")
@@ -305,17 +305,13 @@ def _on_cpu(case: Case, subject: Subject) -> Any:
     return subject.models(case["model"])
 
 
-def _is_foreign(subject: Subject) -> bool:
-    return hasattr(subject.candidate, "engine") or hasattr(subject.candidate, "step")
-
-
 def _own(subject: Subject) -> Subject:
-    if _is_foreign(subject):
+    if is_whole(subject.candidate):
         raise Declined("the graphs of a foreign step cannot be seen")
     return subject
 
 
 def _engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
     model = _model(case, subject)
-    candidate = subject.candidate if _is_foreign(subject) else None
+    candidate = subject.candidate if is_whole(subject.candidate) else None
     return engine_of(subject.path, candidate, model), model

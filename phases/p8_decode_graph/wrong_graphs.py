@@ -14,6 +14,7 @@ from engine.model import Model
 from engine.path import Path, Rows, Sink, one_by_one
 from engine.state import Pool
 from falsifiers.subject import Subject
+from phases.p8_decode_graph.attacks import graphs_of, over
 from phases.p8_decode_graph.kernel_graphs import Graph, Graphs, Key
 from phases.p8_decode_graph.kernel_inputs import Inputs
 
@@ -23,10 +24,8 @@ Build = Callable[[Subject], Subject]
 def graphs(wrong: type[Graphs]) -> Build:
     """Return a builder whose path replays graphs of another class."""
     def build(subject: Subject) -> Subject:
-        old = subject.path.step_rows.__self__
-        new = wrong(old.eager)
-        path = replace(subject.path, step_rows=new.step_rows, greedy_rows=new.greedy_rows)
-        return replace(subject, path=path)
+        made = wrong(graphs_of(subject.path).eager)
+        return replace(subject, path=over(subject.path, made))
 
     return build
 
