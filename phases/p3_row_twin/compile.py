@@ -25,12 +25,18 @@ from phases.p3_row_twin import kernel_exact, kernel_exact_mma, kernel_ordered, p
 
 SHAPES = (256, 512, 768, 1024, 2560, 4096, 9216)
 """Columns of the matrices of the test models, the contract and a 4B file."""
+TILES = (kernel_exact_mma.FEW, kernel_exact_mma.FEW + 1)
+"""Tiles of 16 weight rows on both sides of the change from one team to two."""
 WIDTHS = (1, 2, 3, 8, 16, 17, 32, 33, 64)
 """Numbers of rows on both sides of each change of a launch's layout."""
-KEPT = {"cuda-Q4_K-k4096-m16": 8, "cuda-Q5_K-k4096-m16": 8, "cuda-Q6_K-k4096-m16": 8,
-        "cuda-Q8_0-k2560-m1": 48, "cuda-Q8_0-k2560-m17": 8, "cuda-Q8_0-k4096-m3": 8,
-        "cuda-Q8_0-k4096-m16": 16}
-"""Variants whose launch bounds leave too few registers: the most bytes of stack (NVRTC 13.5).
+KEPT = {"cuda-Q4_K-k512-m1-128": 16, "cuda-Q4_K-k768-m3-128": 8, "cuda-Q4_K-k2560-m1-128": 8,
+        "cuda-Q4_K-k9216-m3-129": 8, "cuda-Q4_K-k9216-m17-128": 8, "cuda-Q5_K-k256-m1-129": 16,
+        "cuda-Q5_K-k2560-m1-128": 8, "cuda-Q5_K-k2560-m17-129": 16, "cuda-Q5_K-k9216-m17-129": 16,
+        "cuda-Q6_K-k512-m1-128": 8, "cuda-Q6_K-k1024-m3-129": 8, "cuda-Q6_K-k2560-m1-128": 8,
+        "cuda-Q6_K-k9216-m3-129": 8, "cuda-Q6_K-k9216-m17-129": 8, "cuda-Q8_0-k1024-m64-128": 8,
+        "cuda-Q8_0-k2560-m17-129": 8, "cuda-Q8_0-k4096-m1-128": 8, "cuda-Q8_0-k9216-m3-129": 24,
+        "cuda-Q8_0-k9216-m17-129": 56}
+"""Variants that keep something on the stack: the most bytes of it (NVRTC 13.5).
 
 That costs time and no bit; every other variant keeps all of its values in registers.
 """
@@ -70,9 +76,9 @@ def cuda_variants() -> dict[str, tuple[str, ...]]:
     Shapes and numbers of rows that take one variant give it the name of the first.
     """
     names: dict[tuple[str, ...], str] = {(): "cuda-quantize"}
-    for kind, k, m in product(packing.CODE, SHAPES, WIDTHS):
-        names.setdefault(kernel_exact_mma.plan_for(ceil(k / 256), m).options(kind),
-                         f"cuda-{kind}-k{k}-m{m}")
+    for kind, k, m, tiles in product(packing.CODE, SHAPES, WIDTHS, TILES):
+        names.setdefault(kernel_exact_mma.plan_for(ceil(k / 256), m, tiles).options(kind),
+                         f"cuda-{kind}-k{k}-m{m}-{tiles}")
     return {name: options for options, name in names.items()}
 
 

@@ -1,9 +1,9 @@
 // exact-23 on int8 tensor cores. A block keeps the activations of up to 16 groups of 256 columns in
-// shared memory, a warp a group, and walks down tiles of 16 weight rows: it reads each packed weight
-// word once and multiplies it with every activation row while it is in a register. Compiled by NVRTC
-// with -DKIND, -DWARPS, -DBLOCKS (a multiprocessor), -DALONE (one block has all of K), -DPACK (one or
-// two activation rows, their limbs side by side as columns) and -DDIRECT (so many rows that their
-// limbs are read through L1 instead).
+// shared memory; a warp has a group and walks down tiles of 16 weight rows: it reads each packed weight
+// word once and multiplies it with every activation row while it is in a register. Teams of warps
+// share the activations, each on tiles of its own. Compiled by NVRTC with -DKIND, -DWARPS (of a
+// team), -DTEAMS, -DALONE (one block has all of K), -DPACK (one or two activation rows, their limbs
+// side by side as columns) and -DDIRECT (so many rows that their limbs are read through L1 instead).
 // limbs.cuh stands before this source. The text of the arithmetic is contracts/arithmetic.md; its items are in brackets.
 //
 // Fragments are those of mma.m16n8k16/k32 for 8-bit integers: lane = 4 * g + t holds of A the rows
@@ -101,7 +101,19 @@ __device__ __forceinline__ u32 byte_of(const uint4& v, int i) {
 }
 
 __device__ __forceinline__ int signed_byte_of(const uint4& v, int i) {
-  return (int)(word_of(v, i / 4) << (24 - 8 * (i % 4))) >> 24;
+  const int b = i % 4, sign = b | 8;  // a selector with its top bit set repeats the byte's sign
+  int r;
+  asm("prmt.b32 %0, %1, 0, %2;"
+      : "=r"(r) : "r"(word_of(v, i / 4)), "r"(b | sign << 4 | sign << 8 | sign << 12));
+  return r;
+}
+
+// Scales are taken out of their words anew for every eight rows: kept over them they would not fit.
+__device__ __forceinline__ void forget_scales(Tile& tile) {
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    asm volatile("" : "+r"(tile.scale[i].x), "+r"(tile.scale[i].y), "+r"(tile.scale[i].z),
+                      "+r"(tile.scale[i].w));
 }
 
 __device__ __forceinline__ i64 joined(int p0, int p1, int p2) {
@@ -245,20 +257,21 @@ __device__ __forceinline__ void values(float v[4], const Tile& tile, const uint2
 #endif
 }
 
-struct Rest {  // of B: what a lane needs of one group and eight activation rows beside the limbs
+#define SUM_WORDS (SUMS * 16)  // of B, a group and eight activation rows
+
+struct Rest {  // what a lane needs of a group and eight activation rows beside the limbs
   u32 minimum[SUMS];
   float s0, s1;  // scales of columns 2t and 2t + 1; with PACK s0 of column t / 2
 };
 
-__device__ __forceinline__ void rest_of(Rest& rest, const u32* sums, const float* scales, i64 which,
-                                        int lane, int live) {
+__device__ __forceinline__ Rest rest_of(const u32* sums, const float* scales, int lane) {
   const int g = lane / 4, t = lane % 4, first = PACK ? t / 2 : 2 * t;
+  Rest rest;
 #pragma unroll
-  for (int l = 0; l < SUMS; l++)
-    rest.minimum[l] = (PACK ? g / 4 : g) < live && t < 2
-        ? __ldcg(sums + which * SUMS * 16 + (l * 8 + g) * 2 + t) : 0;
-  rest.s0 = first < live ? __ldcg(scales + which * 8 + first) : 0.0f;
-  rest.s1 = !PACK && first + 1 < live ? __ldcg(scales + which * 8 + first + 1) : 0.0f;
+  for (int l = 0; l < SUMS; l++) rest.minimum[l] = t < 2 ? sums[(l * 8 + g) * 2 + t] : 0;
+  rest.s0 = scales[first];
+  rest.s1 = PACK ? 0.0f : scales[first + 1];
+  return rest;
 }
 
 struct Out {  // where one matrix's products go
@@ -280,87 +293,91 @@ __device__ __forceinline__ void put(const Outs& outs, int tile, int row, int col
   if (at < n) out[column * stride + at] = y;
 }
 
-// Activations may be those of a kernel that still runs: they are read past L1, after the wait.
-// out[row][n], row < m. Block x walks tiles x, x + gridDim.x, ...; block y takes WARPS groups, whole
+__device__ __forceinline__ void meet(int team) {  // all warps of a team
+  asm volatile("bar.sync %0, %1;" :: "r"(team + 1), "n"(WARPS * 32) : "memory");
+}
+
+// Copy whole quads into shared memory, the block's threads side by side; they arrive later.
+__device__ __forceinline__ void fill(void* to, const void* from, int bytes) {
+  const u32 at = (u32)__cvta_generic_to_shared(to);
+  for (int i = threadIdx.x * 16; i < bytes; i += TEAMS * WARPS * 32 * 16)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                 :: "r"(at + i), "l"((const char*)from + i) : "memory");
+}
+
+// out[row][n], row < m. The teams of blocks x walk tiles in turn; block y takes WARPS groups, whole
 // segments of four unless it is alone. Values meet in shared memory and are added in order [6];
 // with several slices the block that comes last for its tiles adds the slices' segments in order.
-extern "C" __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
+// Activations may be those of a kernel that still runs: they are copied after the wait. Columns of B
+// past row m hold whatever memory held; so do their products, which nobody reads.
+extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32)
 gemv(const uint4* weights, Integers x, Outs outs, int groups, int tiles, int m, float* partial,
      int* arrived) {
-  const u32* const limbs = x.limbs;
-  const u32* const sums = x.sums;
-  const float* const scales = x.scales;
   const int nts = x.nts;
-  extern __shared__ uint2 shared[];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-  const int group = blockIdx.y * WARPS + warp, columns = PACK ? 2 : nts * 8;
+  extern __shared__ uint4 shared[];
+  const int lane = threadIdx.x % 32, team = threadIdx.x / (WARPS * 32);
+  const int tid = threadIdx.x % (WARPS * 32), warp = tid / 32, g = lane / 4, t = lane % 4;
+  const int front = blockIdx.y * WARPS, group = front + warp, columns = PACK ? 2 : nts * 8;
 #if ALONE
   const int mine = WARPS;  // groups of this slice
   const bool busy = true;
 #else
-  const int mine = min(WARPS, groups - (int)blockIdx.y * WARPS);
+  const int mine = min(WARPS, groups - front);
   const bool busy = group < groups;
 #endif
+  u32* const sums = (u32*)shared;                                  // [WARPS][nts][SUM_WORDS]
+  float* const scales = (float*)(sums + WARPS * nts * SUM_WORDS);  // [WARPS][nts][8]
+  uint2* const room = (uint2*)(scales + WARPS * nts * 8);          // [WARPS][nts][B_PAIRS], values
+  const uint2* const limbs = (const uint2*)x.limbs + (i64)front * nts * B_PAIRS;
 #if DIRECT
-  const uint2* b = (const uint2*)limbs + (i64)group * nts * B_PAIRS;
-  float* value = (float*)shared;  // [4][WARPS][16][columns]
+  const uint2* const b = limbs + warp * nts * B_PAIRS;
+  float* const values_of = (float*)room;
 #else
-  uint2* b = shared + warp * nts * B_PAIRS;
-  float* value = (float*)(shared + WARPS * nts * B_PAIRS);
+  const uint2* const b = room + warp * nts * B_PAIRS;
+  float* const values_of = (float*)(room + WARPS * nts * B_PAIRS);
 #endif
-  const i64 stride = (i64)gridDim.x * groups * TILE_QUADS;
-  const uint4* at = weights + ((i64)blockIdx.x * groups + group) * TILE_QUADS;
-  Tile even, odd;
-  if (busy) {
-    fetch(even, at, lane);
-    at += stride;
-    if (blockIdx.x + gridDim.x < tiles) fetch(odd, at, lane);
-  }
+  const int page = WARPS * 16 * columns;  // values of one tile
+  float* const value = values_of + team * 2 * page;
+  const int first = blockIdx.x * TEAMS + team, step = gridDim.x * TEAMS;
+  const i64 stride = (i64)step * groups * TILE_QUADS;
+  const uint4* at = weights + ((i64)first * groups + group) * TILE_QUADS;
+  Tile held;
+  if (busy && first < tiles) fetch(held, at, lane);
   wait_for_inputs();
   let_the_next_start();
-  Rest rest;
-  if (busy) rest_of(rest, sums, scales, (i64)group * nts, lane, m);
+  fill(sums, x.sums + (i64)front * nts * SUM_WORDS, mine * nts * SUM_WORDS * 4);
+  fill(scales, x.scales + (i64)front * nts * 8, mine * nts * 32);
 #if !DIRECT
-  if (busy)
-    for (int nt = 0; nt < nts; nt++) {
-      const uint2* from = (const uint2*)limbs + ((i64)group * nts + nt) * B_PAIRS + lane;
-      const bool live = PACK ? g / 4 < m && g % 4 < 3 : g < m - nt * 8;
-#pragma unroll 8
-      for (int i = 0; i < 8 * LIMBS; i++)
-        b[nt * B_PAIRS + i * 32 + lane] = live ? __ldcg(from + i * 32) : make_uint2(0, 0);
-    }
+  fill(room, limbs, mine * nts * B_PAIRS * 8);
 #endif
-  auto work = [&](Tile& now, int tile, float* here) {
-    for (int nt = 0; nt < nts; nt++) {
-      if (nts > 1) rest_of(rest, sums, scales, (i64)group * nts + nt, lane, m - nt * 8);
-      float v[4];
-      values(v, now, b + nt * B_PAIRS, rest.minimum, rest.s0, rest.s1, lane);
-      float* place = here + (warp * 16 + g) * columns + (PACK ? t / 2 : nt * 8 + 2 * t);
-#if PACK
-      if (t % 2 == 0) {
-        place[0] = v[0];
-        place[8 * columns] = v[2];
-      }
-#else
-      *(float2*)place = make_float2(v[0], v[1]);
-      *(float2*)(place + 8 * columns) = make_float2(v[2], v[3]);
-#endif
-    }
-    at += stride;
-    if (tile + 2 * (int)gridDim.x < tiles) fetch(now, at, lane);
-  };
-  const int page = WARPS * 16 * columns;  // values of one tile
-  for (int tile = blockIdx.x, turn = 0; tile < tiles; tile += 2 * gridDim.x, turn ^= 2) {
-    const bool both = tile + (int)gridDim.x < tiles;
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  __syncthreads();
+  for (int tile = first, turn = 0; tile < tiles; tile += step, turn ^= page) {
     if (busy) {
-      work(even, tile, value + turn * page);
-      if (both) work(odd, tile + gridDim.x, value + (turn + 1) * page);
+      for (int nt = 0; nt < nts; nt++) {
+        const int which = warp * nts + nt;
+        const Rest own = rest_of(sums + which * SUM_WORDS, scales + which * 8, lane);
+        forget_scales(held);
+        float v[4];
+        values(v, held, b + nt * B_PAIRS, own.minimum, own.s0, own.s1, lane);
+        float* place = value + turn + (warp * 16 + g) * columns + (PACK ? t / 2 : nt * 8 + 2 * t);
+#if PACK
+        if (t % 2 == 0) {
+          place[0] = v[0];
+          place[8 * columns] = v[2];
+        }
+#else
+        *(float2*)place = make_float2(v[0], v[1]);
+        *(float2*)(place + 8 * columns) = make_float2(v[2], v[3]);
+#endif
+      }
+      at += stride;
+      if (tile + step < tiles) fetch(held, at, lane);
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < (both ? 32 : 16) * m; i += WARPS * 32) {
-      const int second = i >= 16 * m, j = second ? i - 16 * m : i, row = j % 16, column = j / 16;
-      const float* from = value + (turn + second) * page + row * columns + column;
-      const int place = tile + (second ? gridDim.x : 0);
+    meet(team);
+    for (int i = tid; i < 16 * m; i += WARPS * 32) {
+      const int row = i % 16, column = i / 16;
+      const float* from = value + turn + row * columns + column;
       float v[WARPS], y = 0.0f;
 #pragma unroll
       for (int k = 0; k < WARPS; k++) v[k] = k < mine ? from[k * 16 * columns] : 0.0f;
@@ -372,11 +389,11 @@ gemv(const uint4* weights, Integers x, Outs outs, int groups, int tiles, int m, 
         y = __fadd_rn(y, s);
 #if !ALONE
         if (k < mine)
-          __stcg(partial + (((i64)blockIdx.y * WARPS + k) / 4 * tiles + place) * m * 16 + j, s);
+          __stcg(partial + (((i64)blockIdx.y * WARPS + k) / 4 * tiles + tile) * m * 16 + i, s);
 #endif
       }
 #if ALONE
-      put(outs, place, row, column, y);
+      put(outs, tile, row, column, y);
 #endif
     }
   }
@@ -388,8 +405,8 @@ gemv(const uint4* weights, Integers x, Outs outs, int groups, int tiles, int m, 
   __syncthreads();
   if (!last) return;
   __threadfence();
-  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x)
-    for (int i = threadIdx.x; i < 16 * m; i += WARPS * 32) {
+  for (int tile = first; tile < tiles; tile += step)
+    for (int i = tid; i < 16 * m; i += WARPS * 32) {
       const int row = i % 16, column = i / 16;
       float y = 0.0f;
 #pragma unroll 4

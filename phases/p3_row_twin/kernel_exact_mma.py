@@ -25,7 +25,9 @@ from phases.p3_row_twin.packing import CODE, ROWS, pack
 
 ARITHMETIC = EXACT
 SHARED = 225_000
-"""Bytes of shared memory that a multiprocessor's blocks may have."""
+"""Bytes of shared memory that a multiprocessor's block may have."""
+FEW = 128
+"""Tiles of 16 rows that leave a multiprocessor one at most: a second team would idle."""
 SOURCE = Path(__file__).with_name("exact_mma.cu")
 LIMBS = Path(__file__).with_name("limbs.cuh")
 MOST = 3
@@ -95,9 +97,9 @@ class Plan:
     slices: int
     """Blocks that share K."""
     warps: int
-    """Groups of 256 columns, a warp each, of a slice."""
-    blocks: int
-    """Blocks a multiprocessor."""
+    """Groups of 256 columns, a warp each, of a slice: a team."""
+    teams: int
+    """Teams of a block, each on tiles of its own."""
     pack: bool
     """Whether the limbs of one or two rows stand side by side in one tile."""
     direct: bool
@@ -107,21 +109,21 @@ class Plan:
 
     def options(self, kind: str) -> tuple[str, ...]:
         """Return the compiler options of the variant."""
-        return (f"-DKIND={CODE[kind]}", f"-DWARPS={self.warps}", f"-DBLOCKS={self.blocks}",
+        return (f"-DKIND={CODE[kind]}", f"-DWARPS={self.warps}", f"-DTEAMS={self.teams}",
                 f"-DALONE={int(self.slices == 1)}", f"-DPACK={int(self.pack)}",
                 f"-DDIRECT={int(self.direct)}")
 
 
-def plan_for(groups: int, m: int) -> Plan:
-    """Return the layout of a launch for m rows, by the sizes alone."""
+def plan_for(groups: int, m: int, live: int) -> Plan:
+    """Return the layout of a launch of m rows over `live` tiles of weights, by the sizes alone."""
     slices, warps = slices_of(groups, m)
+    teams = 2 if live > FEW and warps <= 12 else 1
     tiles, pack = ceil(m / 8), m <= 2
+    rest = warps * tiles * (96 if pack else 288)
     limbs = warps * tiles * (2048 if pack else 6144)
-    values = 4 * warps * 16 * (2 if pack else tiles * 8) * 4
-    direct = limbs + values > SHARED
-    blocks = 2 if pack and warps <= 10 else 1
-    shared = values + (0 if direct else limbs)
-    return Plan(slices, warps, blocks, pack, direct, shared)
+    values = teams * 2 * warps * 16 * (2 if pack else tiles * 8) * 4
+    direct = rest + limbs + values > SHARED
+    return Plan(slices, warps, teams, pack, direct, rest + values + (0 if direct else limbs))
 
 
 def source(path: Path = SOURCE) -> str:
@@ -221,16 +223,17 @@ def multiply_all(weights: Sequence[Weight], a: Integers, outs: Sequence[Tensor])
 def launch(weights: Sequence[Weight], packed: Tensor, a: Integers, outs: Sequence[Tensor]) -> None:
     """Write the products of packed tiles and quantised rows, each matrix's into its own out."""
     tiles, groups, _ = packed.shape
-    plan, device = plan_for(groups, a.m), outs[0].device
+    device = outs[0].device
     places, first = [_Out(None, 0, 0, 1 << 30) for _ in range(MOST)], 0
     for i, (weight, out) in enumerate(zip(weights, outs, strict=True)):
         places[i] = _Out(out.data_ptr(), out.stride(0), weight.n, first)
         first += ceil(weight.n / ROWS) * ROWS // 16
+    live = first if len(weights) > 1 else ceil(weights[0].n / 16)
+    plan = plan_for(groups, a.m, live)
     partial = outs[0].new_empty(ceil(groups / 4) * tiles * 16 * a.m if plan.slices > 1 else 0)
     kernel = _function("gemv", plan.options(weights[0].kind))
-    room = max(1, _blocks(device) * plan.blocks // plan.slices)
-    live = first if len(weights) > 1 else ceil(weights[0].n / 16)
-    kernel((min(live, room), plan.slices), plan.warps * 32, plan.shared, packed, a.argument,
+    grid = min(ceil(live / plan.teams), max(1, _blocks(device) // plan.slices))
+    kernel((grid, plan.slices), plan.teams * plan.warps * 32, plan.shared, packed, a.argument,
            _Outs((_Out * MOST)(*places)), groups, tiles, a.m, partial,
            _arrived(device, torch.cuda.current_stream(device).cuda_stream))
 

@@ -39,7 +39,7 @@ __device__ __forceinline__ void store_group(const float value[8], int group, int
   const bool broken = size >= 0x7f800000;
   const int e = broken ? 0 : max(((size + 0x010101) >> 23) - 126, -77);
   const float r = __int_as_float((150 - e) << 23);
-  u32 word[3][2] = {{0, 0}, {0, 0}, {0, 0}};
+  u32 word[4][2] = {{0, 0}, {0, 0}, {0, 0}, {0, 0}};
   int total = 0;
 #pragma unroll
   for (int i = 0; i < 8; i++) {
@@ -58,9 +58,10 @@ __device__ __forceinline__ void store_group(const float value[8], int group, int
   const int nt = row / 8, n = row % 8, j = lane / 4, half = lane % 4 / 2, t = lane % 2 * 2;
   const i64 at_tile = (i64)group * to.nts + nt;
 #pragma unroll
-  for (int limb = 0; limb < 3; limb++)
+  for (int limb = 0; limb < 4; limb++)  // the fourth column of a packed row is read, and zero
 #pragma unroll
     for (int i = 0; i < 2; i++) {
+      if (limb == 3 && !to.pack) continue;
       const i64 at = to.pack ? ((i64)group * 8 + j) * 64 + ((row * 4 + limb) * 4 + t + i) * 2
                              : ((at_tile * 8 + j) * 3 + limb) * 64 + (n * 4 + t + i) * 2;
       to.limbs[at + half] = word[limb][i];

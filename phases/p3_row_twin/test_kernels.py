@@ -14,8 +14,8 @@ SOME = ["ordered-Q4_K-1", "ordered-Q5_K-4", "ordered-Q6_K-16", "ordered-Q8_0-64"
         "ordered-F16-16", "ordered-BF16-1", "exact-Q6_K-16"]
 
 
-CUDA = ["cuda-quantize", "cuda-Q4_K-k2560-m1", "cuda-Q5_K-k2560-m3", "cuda-Q6_K-k9216-m3",
-        "cuda-Q8_0-k1024-m64"]
+CUDA = ["cuda-quantize", "cuda-Q4_K-k2560-m1-129", "cuda-Q5_K-k2560-m3-129",
+        "cuda-Q6_K-k9216-m3-129", "cuda-Q8_0-k1024-m64-128"]
 """Of each type one: limbs side by side, tiles of eight, several slices, limbs through L1."""
 
 
@@ -46,7 +46,7 @@ def test_only_the_stack_that_is_allowed_is(monkeypatch: pytest.MonkeyPatch) -> N
     from phases.p3_row_twin import compile as check
     monkeypatch.setattr(machine_code, "faults_of", lambda *given: [
         "8 bytes of stack", "9 bytes of local"])
-    assert check.faults_of_cuda("cuda-Q5_K-k4096-m16") == ["9 bytes of local"]
+    assert check.faults_of_cuda("cuda-Q4_K-k2560-m1-128") == ["9 bytes of local"]
     assert check.faults_of_cuda("cuda-quantize") == ["8 bytes of stack", "9 bytes of local"]
 
 

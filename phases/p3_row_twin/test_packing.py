@@ -43,8 +43,9 @@ def test_slices_cover_all_groups_and_cut_between_segments(groups: int, m: int) -
 
 @pytest.mark.parametrize("m", [1, 2, 3, 8, 16, 17, 33, 64])
 @pytest.mark.parametrize("groups", [1, 10, 16, 36, 48])
-def test_a_plan_fits_a_multiprocessor(groups: int, m: int) -> None:
-    plan = plan_for(groups, m)
-    assert plan.shared * plan.blocks <= 232_448
-    assert plan.warps * 32 * plan.blocks <= 1024
+@pytest.mark.parametrize("tiles", [1, 500])
+def test_a_plan_fits_a_multiprocessor(tiles: int, groups: int, m: int) -> None:
+    plan = plan_for(groups, m, tiles)
+    assert plan.shared <= 232_448
+    assert plan.teams * plan.warps * 32 <= 1024
     assert re.fullmatch(r"(-D[A-Z]+=\d+ ?)+", " ".join(plan.options("Q4_K")))
