@@ -305,6 +305,8 @@ __device__ __forceinline__ void fill(void* to, const void* from, int bytes) {
                  :: "r"(at + i), "l"((const char*)from + i) : "memory");
 }
 
+#define AHEAD 12  // segments that a thread reads at once
+
 // out[row][n], row < m. The teams of blocks x walk tiles in turn; block y takes WARPS groups, whole
 // segments of four unless it is alone. Values meet in shared memory and are added in order [6];
 // with several slices the block that comes last for its tiles adds the slices' segments in order.
@@ -405,15 +407,24 @@ gemv(const uint4* weights, Integers x, Outs outs, int groups, int tiles, int m, 
   __syncthreads();
   if (!last) return;
   __threadfence();
-  for (int tile = first; tile < tiles; tile += step)
-    for (int i = tid; i < 16 * m; i += WARPS * 32) {
-      const int row = i % 16, column = i / 16;
-      float y = 0.0f;
-#pragma unroll 4
-      for (int s = 0; s < (groups + 3) / 4; s++)
-        y = __fadd_rn(y, __ldcg(partial + ((i64)s * tiles + tile) * m * 16 + i));
-      put(outs, tile, row, column, y);
+  const int segments = (groups + 3) / 4;
+  for (int i = threadIdx.x;; i += TEAMS * WARPS * 32) {  // all of the block's tiles side by side
+    const int j = i / (16 * m), tile = blockIdx.x * TEAMS + j % TEAMS + j / TEAMS * step;
+    if (j / TEAMS * step >= tiles) break;
+    if (tile >= tiles) continue;
+    const int at = i % (16 * m);
+    const float* const from = partial + (i64)tile * m * 16 + at;
+    float y = 0.0f;
+    for (int s = 0; s < segments; s += AHEAD) {
+      float v[AHEAD];
+#pragma unroll
+      for (int k = 0; k < AHEAD; k++)
+        v[k] = s + k < segments ? __ldcg(from + (i64)(s + k) * tiles * m * 16) : 0.0f;
+#pragma unroll
+      for (int k = 0; k < AHEAD; k++) y = __fadd_rn(y, v[k]);  // an absent segment adds +0
     }
+    put(outs, tile, at % 16, at / 16, y);
+  }
   if (threadIdx.x == 0) arrived[blockIdx.x] = 0;
 #endif
 }
