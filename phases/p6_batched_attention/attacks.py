@@ -43,6 +43,18 @@ def cuts(which: str, count: int) -> list[tuple[int, ...]]:
     return [single, (1, count - 1), (count - 1, 1), (third, third, count - 2 * third)]
 
 
+def hold_cuts(attend: Attention, length: int, count: int, which: str) -> None:
+    """Hold a chunk to itself cut in parts, each a step of its own."""
+    whole = attend([Row(length, count)])[0]
+    for cut in cuts(which, count):
+        at = length
+        for size in cut:
+            got = attend([Row(at, size)])[0]
+            attend.judge.equal("attend", got, whole[at - length:at - length + size], cut=str(cut),
+                               at=at)
+            at += size
+
+
 def two_pass(row: Row, heads: int, groups: int) -> Tensor:
     """Return gated attention of a row in f64: scores, their largest, weights, and their sum."""
     own = drawn(row, heads, groups)
@@ -77,7 +89,7 @@ def far_apart(step: Step, stride: int) -> Step:
     return replace(step, keys=spread(step.keys), values=spread(step.values))
 
 
-def bytes_due(rows: Sequence[Row], groups: int) -> int:
+def bytes_due(rows: Sequence[Row], groups: int, width: int) -> int:
     """Return the bytes of all keys that a step's tokens see, each token's once."""
     seen = sum(row.length + i + 1 for row in rows for i in range(row.count))
-    return seen * groups * DIM * 4
+    return seen * groups * DIM * width

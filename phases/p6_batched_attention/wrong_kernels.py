@@ -166,6 +166,28 @@ def rotate_by_the_first(x, table, positions, out, x_token, x_head, out_token, ou
     tl.store(out + token * out_token + head * out_head + d, value)
 
 
+@triton.jit
+def truncated(x, KV: tl.constexpr):
+    if KV == tl.bfloat16:
+        return (x.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16)
+    elif KV == tl.float16:
+        near = x.to(tl.float16)
+        larger = tl.abs(near.to(tl.float32)) > tl.abs(x)
+        bits = near.to(tl.int16, bitcast=True)
+        return tl.where(larger, bits - 1, bits).to(tl.float16, bitcast=True)
+    else:
+        return x
+
+
+@triton.jit
+def read_as_bf16(x, KV: tl.constexpr):
+    if KV == tl.float32:
+        return x
+    else:
+        bits = x.to(tl.uint16, bitcast=True)
+        return (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+
+
 @cache
 def _from(source: str, name: str, group: int, kv: torch.dtype) -> Kernel:
     return Kernel(compile_source(source, kernel_attend_cuda.options(group, kv)), name)
