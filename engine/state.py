@@ -28,7 +28,8 @@ KV_TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 def kv_type(name: str) -> torch.dtype:
     """Return the type of that name, or refuse it."""
     if name not in KV_TYPES:
-        raise InputError(f"keys and values in {name!r} are refused: {', '.join(KV_TYPES)} are known")
+        raise InputError(f"keys and values in {name!r} are refused: {', '.join(KV_TYPES)} are "
+                         f"known")
     return KV_TYPES[name]
 
 
@@ -214,8 +215,9 @@ def restore(saved: Checkpoint, state: State) -> None:
                          f"{state.pool.capacity}")
     views = state.named(saved.position)
     for name, view in views.items():
-        if view.dtype != saved.tensors[name].dtype:
-            raise InputError(f"a checkpoint with {name} in {saved.tensors[name].dtype} does not fit "
-                             f"a pool that keeps it in {view.dtype}")
+        kind = saved.tensors[name].dtype
+        if view.dtype != kind:
+            raise InputError(f"a checkpoint with {name} in {kind} does not fit a pool that keeps "
+                             f"it in {view.dtype}")
     for name, view in views.items():
         view.copy_(saved.tensors[name])

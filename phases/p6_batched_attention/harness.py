@@ -219,8 +219,7 @@ def engine_s(row: Row, heads: int, groups: int, kv: torch.dtype = torch.float32)
 def kept_in(case: Case, subject: Subject) -> torch.dtype:
     """Return the type of a case's caches; one narrower than f32 is a candidate's to offer."""
     name = case.given.get("kv", "f32")
-    offered = getattr(subject.candidate and subject.candidate.target, "KV", ())
-    if subject.candidate is not None and name != "f32" and name not in offered:
+    if subject.candidate is not None and name != "f32" and name not in subject.candidate.kv:
         raise Declined(f"it does not offer keys and values in {name}, as KV = ({name!r},) would")
     return kv_type(name)
 

@@ -50,30 +50,29 @@ def _head(pointers, row, first_key, key_row, head, key_head, KV: tl.constexpr):
     """
     base = tl.load(pointers + row)
     at = first_key.to(tl.int64) * key_row + head.to(tl.int64) * key_head
-    if KV == tl.bfloat16:
-        return base.to(tl.pointer_type(tl.uint16)) + at
-    else:
-        return base.to(tl.pointer_type(KV)) + at
+    kept = tl.uint16 if KV.is_bf16() else KV
+    return base.to(tl.pointer_type(kept)) + at
 
 
 @triton.jit
 def _rounded(x, KV: tl.constexpr):
     """Return f32 values as a cache holds them: rounded to nearest even."""
-    if KV == tl.bfloat16:
+    if KV.is_bf16():
         bits = x.to(tl.uint32, bitcast=True)
         bits = tl.where(x != x, 0x7FC00000, bits + 0x7FFF + ((bits >> 16) & 1))
-        return (bits >> 16).to(tl.uint16)
+        x = (bits >> 16).to(tl.uint16)
     else:
-        return x.to(KV)
+        x = x.to(KV)
+    return x
 
 
 @triton.jit
 def _widened(x, KV: tl.constexpr):
     """Return cached values as f32, exactly."""
-    if KV == tl.bfloat16:
-        return (x.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
-    else:
-        return x.to(tl.float32)
+    if KV.is_bf16():
+        bits = x.to(tl.uint32) << 16
+        x = bits.to(tl.float32, bitcast=True)
+    return x.to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["m"])

@@ -65,8 +65,8 @@ def check(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Ref
         fits = x.dtype in KV_TYPES.values() if name in caches else x.dtype == torch.float32
         if not fits or x.shape[-1] != DIM or x.stride(-1) != 1:
             kinds = " or ".join(KV_TYPES) if name in caches else "f32"
-            raise InputError(f"{name} of attention must be {kinds} with heads of {DIM} neighbouring "
-                             f"values, but is {str(x.dtype).removeprefix('torch.')}"
+            raise InputError(f"{name} of attention must be {kinds} with heads of {DIM} "
+                             f"neighbouring values, but is {str(x.dtype).removeprefix('torch.')}"
                              f"{list(x.shape)} with strides {list(x.stride())}")
         if x.device != out.device:
             raise InputError(f"{name} is on {x.device}, but out is on {out.device}")

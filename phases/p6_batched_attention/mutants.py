@@ -164,7 +164,7 @@ CACHES = (
            (ROUNDED, NEAR, NARROW_STEPS), wa.each(wn.read_as_the_other_type)),
     Mutant("narrow_kv_of_this_step_not_rounded", "Tokens see the keys of their own step in f32.",
            (NARROW, ROUNDED, NARROW_STEPS), wa.each(wn.own_step_unrounded)),
-    Mutant("narrow_kv_of_a_chunk_not_rounded", "Prefill reads its own chunk in f32, decode does not.",
+    Mutant("narrow_kv_of_a_chunk_not_rounded", "Prefill reads its own chunk in f32.",
            (NARROW, ROUNDED, NARROW_STEPS), wa.each(wn.chunk_unrounded)),
     Mutant("narrow_queries_too", "Queries are rounded as keys are.", (ROUNDED, NARROW_STEPS),
            wa.attending(wn.queries_rounded_too)),

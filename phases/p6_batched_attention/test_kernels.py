@@ -61,11 +61,15 @@ def operands(**changed: Any) -> list[Any]:
     ({"q": torch.zeros(2, 4, 128)}, r"q of attention must be f32 with heads of 256"),
     ({"gate": torch.zeros(2, 4, 256).double()}, r"gate of attention must be f32.*float64"),
     ({"keys": torch.zeros(1, 8, 256, 2).mT}, r"the key cache of attention must be f32"),
+    ({"keys": torch.zeros(1, 8, 2, 256).half()}, r"keys are cached in torch.float16, but values"),
+    ({"values": torch.zeros(1, 8, 2, 256).int()}, r"the value cache of attention must be f32 or"),
     ({"out": torch.zeros(3, 4, 256)}, r"shapes of attention do not fit"),
     ({"k": torch.zeros(1, 2, 256), "v": torch.zeros(1, 2, 256)}, r"shapes of attention do not"),
     ({"k": torch.zeros(2, 3, 256), "v": torch.zeros(2, 3, 256)}, r"4 query heads cannot share 3"),
     ({"v": torch.zeros(2, 2, 256, device="meta")}, r"v is on meta, but out is on cpu")])
 def test_operands_that_do_not_fit_are_refused(changed: dict[str, Any], sentence: str) -> None:
     check(*operands())
+    narrow = torch.zeros(1, 8, 2, 256).bfloat16()
+    check(*operands(keys=narrow, values=narrow))
     with pytest.raises(InputError, match=sentence):
         check(*operands(**changed))

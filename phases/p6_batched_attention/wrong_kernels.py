@@ -168,24 +168,22 @@ def rotate_by_the_first(x, table, positions, out, x_token, x_head, out_token, ou
 
 @triton.jit
 def truncated(x, KV: tl.constexpr):
-    if KV == tl.bfloat16:
-        return (x.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16)
-    elif KV == tl.float16:
+    if KV.is_bf16():
+        x = (x.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16)
+    elif KV.is_fp16():
         near = x.to(tl.float16)
         larger = tl.abs(near.to(tl.float32)) > tl.abs(x)
         bits = near.to(tl.int16, bitcast=True)
-        return tl.where(larger, bits - 1, bits).to(tl.float16, bitcast=True)
-    else:
-        return x
+        x = tl.where(larger, bits - 1, bits).to(tl.float16, bitcast=True)
+    return x
 
 
 @triton.jit
 def read_as_bf16(x, KV: tl.constexpr):
-    if KV == tl.float32:
-        return x
-    else:
+    if not KV.is_fp32():
         bits = x.to(tl.uint16, bitcast=True)
-        return (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+        x = (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    return x
 
 
 @cache
