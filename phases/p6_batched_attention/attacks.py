@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from contracts.schema import Case
+from falsifiers.errors import Unmeasurable
 from falsifiers.poison import Guarded
 from phases.p6_batched_attention.data import DIM, Row, drawn
 from phases.p6_batched_attention.harness import Attention, Step, own_budget
@@ -79,14 +80,23 @@ def hold_exact(attend: Attention, got: Tensor, want: Tensor, **where: int | str)
 
 
 def far_apart(step: Step, stride: int) -> Step:
-    """Return a step of one slot with its cache rows `stride` values apart, poison at their ends."""
-    def spread(cache: Guarded) -> Guarded:
-        _, rows, groups, width = cache.inside.shape
-        whole = torch.empty(rows * stride, device=cache.inside.device)
-        far = whole.as_strided((1, rows, groups, width), (rows * stride, stride, width, 1))
+    """Return a step of one slot with its cache rows `stride` values apart, poison at their ends.
+
+    Values lie between the keys, half a stride on, so that both need the memory of one.
+    """
+    _, rows, groups, width = step.keys.inside.shape
+    device, need = step.keys.inside.device, rows * stride
+    try:
+        whole = torch.empty(need, device=device)
+    except torch.OutOfMemoryError:  # nothing of the subject has run yet
+        raise Unmeasurable(f"rows that far apart need {4 * need / 2**30:.1f} GiB of device memory "
+                           f"in one piece, which {device} does not have free now") from None
+
+    def spread(cache: Guarded, start: int) -> Guarded:
+        far = whole.as_strided((1, rows, groups, width), (need, stride, width, 1), start)
         return Guarded(far.copy_(cache.inside[:1]), cache.whole)
 
-    return replace(step, keys=spread(step.keys), values=spread(step.values))
+    return replace(step, keys=spread(step.keys, 0), values=spread(step.values, stride // 2))
 
 
 def bytes_due(rows: Sequence[Row], groups: int, width: int) -> int:

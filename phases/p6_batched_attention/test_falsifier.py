@@ -146,7 +146,8 @@ def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
 
 def test_offsets_do_not_wrap(case: Case, subject: Subject, judge: Judge) -> None:
     attend, (row,) = Attention(case, subject, judge), attacks.rows_of(case)
-    step = attacks.far_apart(attend.laid_out([row], Layout()), case["stride"])
+    step = attacks.far_apart(attend.laid_out([row], Layout(capacity=row.reach + 1)),
+                             case["stride"])
     attend.run(step)
     judge.equal("attend", step.out.inside, attend([row])[0], length=row.length)
     for name, cache, joined in (("keys", step.keys, step.k), ("values", step.values, step.v)):

@@ -11,8 +11,15 @@ from typing import Any
 import pytest
 import torch
 
+from contracts.schema import Case, load_contract
+from engine import testmodels
 from engine.errors import InputError
 from engine.state import Ints, Refs
+from falsifiers.errors import Unmeasurable
+from falsifiers.judge import Judge
+from falsifiers.subject import Subject
+from phases.p6_batched_attention import attacks, increment, test_falsifier
+from phases.p6_batched_attention.harness import CONTRACT, Attention, Layout
 from phases.p6_batched_attention.launches import ROOM, WIDEST, check, launches
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +54,31 @@ def test_launches_take_every_token_once_in_bounded_room(
 
 def test_a_full_batch_at_usual_length_is_one_launch() -> None:
     assert len(list(launches((4095,) * 64, (1,) * 64, 16))) == 1
+
+
+def far(stride: int) -> tuple[Case, Subject, Judge]:
+    """Return the arguments of the attack on far offsets, with rows as near as a CPU can bear."""
+    case = next(c for c in load_contract(CONTRACT).expand() if c.falsifier == "offsets_do_not_wrap")
+    case = case.model_copy(update={"tier": "cpu", "given": {**case.given, "stride": stride}})
+    return case, Subject("in-tree", models=testmodels.load, path=increment.path()), Judge(case)
+
+
+def test_rows_far_apart_share_memory_and_not_a_value() -> None:
+    case, subject, judge = far(1024)
+    test_falsifier.test_offsets_do_not_wrap(case, subject, judge)
+    assert judge.compared > 0
+
+
+def test_want_of_memory_says_nothing_about_the_subject(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*size: int, **asked: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    case, subject, judge = far(1 << 24)
+    attend, (row,) = Attention(case, subject, judge), attacks.rows_of(case)
+    step = attend.laid_out([row], Layout(capacity=row.reach + 1))
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.raises(Unmeasurable, match=r"need 8\.2 GiB of device memory"):
+        attacks.far_apart(step, case["stride"])
 
 
 def operands(**changed: Any) -> list[Any]:
