@@ -63,6 +63,8 @@ class Parity(Record):
     truth: Literal["bitwise"] | Budget
     own: Budget | None = None
     """Truth of a candidate whose arithmetic is its own; None where none is taken."""
+    kv: dict[Literal["f16", "bf16"], Budget] = {}
+    """How far from f32 caches of a narrower type may lead; empty where there are none."""
 
 
 class Falsifier(Record):

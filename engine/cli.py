@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 model_app = typer.Typer(no_args_is_help=True, help="Make or inspect a GGUF file.")
 app.add_typer(model_app, name="model")
+KV = typer.Option(metavar="f32|f16|bf16", help="What keys and values are kept in.")
 
 
 @app.callback()
@@ -90,6 +91,7 @@ def generate(
         limit: Annotated[int, typer.Option(help="The most new tokens.")] = 64,
         ignore_end: Annotated[bool, typer.Option(
             "--ignore-end", help="Go on past an end token.")] = False,
+        kv: Annotated[str, KV] = "f32",
 ) -> None:
     """Continue a text greedily, printing it as it grows and the rate at the end."""
     import time
@@ -100,7 +102,7 @@ def generate(
     from engine.tokenizer import Detokenizer, Tokenizer
 
     one_thread_for(file)
-    model = Model.load(file)
+    model = Model.load(file).with_kv(kv)
     tokenizer = Tokenizer.from_metadata(open_gguf(file).metadata, model.config.vocab)
     tokens = tokenizer.encode(text)
     check_prompt(model, tokens, limit)

@@ -15,7 +15,7 @@ from engine.gguf_file import open_gguf
 from engine.load import Layer, Weights, load_weights
 from engine.path import Path, Sink, bound, check_token, reference
 from engine.rope import RopeTable
-from engine.state import Pool, State
+from engine.state import Pool, State, kv_type
 from engine.weights import Weight
 
 Report = Callable[[str, tuple[Tensor, ...], Tensor], None]
@@ -31,6 +31,8 @@ class Model:
     ops: Path = field(default_factory=reference)
     """The reference ops; only a mutant has others."""
     path: FilePath | None = None
+    kv: str = "f32"
+    """What its pools keep keys and values in, one of `KV_TYPES`."""
 
     @staticmethod
     def load(path: str | FilePath) -> Model:
@@ -50,6 +52,11 @@ class Model:
         """Return the model with its quantised products in another registered arithmetic."""
         return replace(self, weights=self.weights.like(arithmetic=name))
 
+    def with_kv(self, name: str) -> Model:
+        """Return the model with pools that keep keys and values in another type."""
+        kv_type(name)
+        return replace(self, kv=name)
+
     def to(self, device: str) -> Model:
         """Return the model with its weights and rotary table on a device."""
         rope = RopeTable(self.config.rope_dim, self.config.rope_base, device)
@@ -62,7 +69,7 @@ class Model:
 
     def new_pool(self, slots: int, capacity: int) -> Pool:
         """Return fresh state for `slots` sequences of up to `capacity` tokens."""
-        return Pool(self.config, slots, capacity, self.device)
+        return Pool(self.config, slots, capacity, self.device, self.kv)
 
     def new_state(self, capacity: int) -> State:
         """Return fresh state for one sequence."""

@@ -129,7 +129,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Re
     """Append k and v [t, G, 256] to each row's cache and write gated attention into out[t, H, 256].
 
     lengths[i] is how many rows slot i's cache holds before this step; query head h reads KV head
-    h // (H / G).
+    h // (H / G). A cache narrower than f32 rounds what it is given to nearest even, and what it
+    holds is widened before it is used; a token so meets its own key and value rounded too.
     """
     at = 0
     for cached_k, cached_v, length, count in zip(keys.views, values.views, lengths, counts,
@@ -137,7 +138,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Re
         for n in range(length, length + count):
             cached_k[n] = k[at]
             cached_v[n] = v[at]
-            out[at] = attend_one(q[at], cached_k[:n + 1], cached_v[:n + 1]) * sigmoid(gate[at])
+            seen_k, seen_v = cached_k[:n + 1].float(), cached_v[:n + 1].float()
+            out[at] = attend_one(q[at], seen_k, seen_v) * sigmoid(gate[at])
             at += 1
 
 

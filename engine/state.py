@@ -1,8 +1,8 @@
 """Per-sequence state: a pool of slots, each one's KV rows, conv window and recurrent state.
 
-All f32, flat per slot, keyed by the layer's index in the model: conv[layer] is
-[slots, conv_dim, 3] (oldest tap first), delta[layer] is [slots, value_heads, key, value], k and
-v[layer] are [slots, capacity, kv_heads, 256].
+Flat per slot, keyed by the layer's index in the model: conv[layer] is [slots, conv_dim, 3] (oldest
+tap first), delta[layer] is [slots, value_heads, key, value], k and v[layer] are
+[slots, capacity, kv_heads, 256]. All are f32; k and v may be narrower (arithmetic.md, item 27).
 """
 
 from __future__ import annotations
@@ -21,6 +21,16 @@ from engine.errors import InputError
 
 RECURRENT = ("conv", "delta")
 CACHED = ("k", "v")
+KV_TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+"""What keys and values may be kept in, by the name that a user gives."""
+
+
+def kv_type(name: str) -> torch.dtype:
+    """Return the type of that name, or refuse it."""
+    if name not in KV_TYPES:
+        raise InputError(f"keys and values in {name!r} are refused: {', '.join(KV_TYPES)} are "
+                         f"known")
+    return KV_TYPES[name]
 
 
 class Ints(tuple[int, ...]):
@@ -91,21 +101,23 @@ class Table:
 class Pool:
     """State for `slots` sequences of up to `capacity` tokens; every slot starts fresh."""
 
-    def __init__(self, config: Config, slots: int, capacity: int, device: str = "cpu") -> None:
+    def __init__(self, config: Config, slots: int, capacity: int, device: str = "cpu",
+                 kv: str = "f32") -> None:
         if slots < 1:
             raise InputError(f"a pool of {slots} slots is refused: at least 1")
         if not 0 < capacity <= config.context:
             raise InputError(f"a capacity of {capacity} tokens is refused: 1 to the model's "
                              f"context of {config.context}")
         self.config, self.slots, self.capacity, self.device = config, slots, capacity, device
+        self.kv, kept_in = kv, kv_type(kv)
         gdn, attn = config.gdn_layers, config.attention_layers
         window = (slots, config.conv_dim, config.conv_kernel - 1)
         square = (slots, config.value_heads, config.state_size, config.state_size)
         rows = (slots, capacity, config.kv_heads, config.head_dim)
         self.conv = {i: torch.zeros(window, device=device) for i in gdn}
         self.delta = {i: torch.zeros(square, device=device) for i in gdn}
-        self.k = {i: torch.zeros(rows, device=device) for i in attn}
-        self.v = {i: torch.zeros(rows, device=device) for i in attn}
+        self.k = {i: torch.zeros(rows, dtype=kept_in, device=device) for i in attn}
+        self.v = {i: torch.zeros(rows, dtype=kept_in, device=device) for i in attn}
 
     def slot(self, index: int) -> State:
         """Return the view of one slot."""
@@ -158,11 +170,11 @@ class State:
         return tensors
 
     def digest(self, length: int | None = None) -> str:
-        """Return the sha256 of the bits, every NaN as 0x7fc00000, KV cut to `length` rows."""
+        """Return the sha256 of the bits, every NaN made the same, KV cut to `length` rows."""
         digest = hashlib.sha256()
         for name, view in self.named(length).items():
             plain = torch.where(torch.isnan(view), torch.nan, view).cpu().contiguous()
-            digest.update(name.encode() + plain.numpy().tobytes())
+            digest.update(name.encode() + plain.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def clear(self) -> None:
@@ -201,5 +213,11 @@ def restore(saved: Checkpoint, state: State) -> None:
     if saved.position > state.pool.capacity:
         raise InputError(f"a checkpoint at position {saved.position} does not fit the capacity of "
                          f"{state.pool.capacity}")
-    for name, view in state.named(saved.position).items():
+    views = state.named(saved.position)
+    for name, view in views.items():
+        kind = saved.tensors[name].dtype
+        if view.dtype != kind:
+            raise InputError(f"a checkpoint with {name} in {kind} does not fit a pool that keeps "
+                             f"it in {view.dtype}")
+    for name, view in views.items():
         view.copy_(saved.tensors[name])

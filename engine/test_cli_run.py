@@ -23,6 +23,8 @@ def test_generate_streams_text_and_ends_with_a_rate() -> None:
     assert re.search(r"and 8 new ones in [\d.]+ s: [\d.]+ tokens/s", got.stderr)
     again = RUN.invoke(app, ["generate", path, "the time of", "--limit", "8", "--ignore-end"])
     assert again.stdout == got.stdout
+    narrow = RUN.invoke(app, ["generate", path, "the time of", "--limit", "2", "--kv", "bf16"])
+    assert narrow.exit_code == 0
 
 
 @pytest.mark.parametrize(("arguments", "named"), [
@@ -30,6 +32,7 @@ def test_generate_streams_text_and_ends_with_a_rate() -> None:
     (["generate", "{}", "x", "--limit", "0"], "0 new"),
     (["generate", "{}", "x", "--limit", "40000"], "context"),
     (["generate", "missing.gguf", "x"], "missing.gguf"),
+    (["generate", "{}", "x", "--kv", "f8"], "'f8'"),
     (["logits", "{}", "--tokens", "1,a", "--out", "x"], "'a'"),
     (["logits", "{}", "--tokens", "1,509", "--out", "x"], "509"),
     (["logits", "{}", "--tokens", "-1", "--out", "x"], "-1"),

@@ -15,7 +15,7 @@ from engine.errors import InputError
 from engine.model import Model
 from engine.path import Path as StepPath
 from engine.path import Rows, reference, traced
-from engine.state import Pool, checkpoint, restore
+from engine.state import KV_TYPES, Pool, checkpoint, restore
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +88,53 @@ def test_a_checkpoint_that_does_not_fit_is_refused(model: Model) -> None:
         restore(saved, small)
     with pytest.raises(InputError, match="position 9"):
         checkpoint(large, 9)
+
+
+def nearest(x: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+    """Return finite values rounded to nearest even in f64, where every step is exact."""
+    bits, least, most = (11, -24, 65520.0) if kind == torch.float16 else (8, -133, torch.inf)
+    wide = x.double()
+    unit = torch.exp2((torch.frexp(wide).exponent - bits).clamp(min=least).double())
+    near = torch.round(wide / unit) * unit  # rounds half to even
+    return torch.where(near.abs() >= most, near.sign() * torch.inf, near)
+
+
+@pytest.mark.parametrize("kv", ["f16", "bf16"])
+def test_narrow_caches_hold_the_nearest_values_in_half_the_bytes(model: Model, kv: str) -> None:
+    kind = KV_TYPES[kv]
+    patterns = torch.randint(-2**31, 2**31, (1 << 16,), generator=torch.Generator().manual_seed(3))
+    x = patterns.to(torch.int32).view(torch.float32)
+    ties = torch.tensor([1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 65519.0,
+                         65520.0, 2.0**-25, 3 * 2.0**-25, 2.0**-134, 3 * 2.0**-134, -0.0])
+    x = torch.cat([x[x.isfinite()], ties, -ties])[:, None, None].expand(-1, 1, 256)
+    cache = torch.empty(1, len(x), 1, 256, dtype=kind)
+    cache[0].copy_(x)  # as `attend` does
+    assert torch.equal(cache[0, :, 0, 0].double(), nearest(x[:, 0, 0], kind))
+    wide, narrow = (m.new_pool(2, 8) for m in (model, model.with_kv(kv)))
+    rows = [sum(t.nbytes for kept in (p.k, p.v) for t in kept.values()) for p in (wide, narrow)]
+    assert rows[0] == 2 * rows[1]
+    assert wide.nbytes - narrow.nbytes == rows[1]
+    assert {t.dtype for kept in (narrow.conv, narrow.delta) for t in kept.values()} == {
+        torch.float32}
+
+
+def test_a_checkpoint_in_another_type_is_refused_and_changes_nothing(model: Model) -> None:
+    narrow = model.with_kv("bf16")
+    state = narrow.new_state(4)
+    narrow.prefill([3, 4], state)
+    other, same = model.new_state(4), narrow.new_state(4)
+    before = other.digest()
+    with pytest.raises(InputError, match="bfloat16 does not fit a pool that keeps it in"):
+        restore(checkpoint(state, 2), other)
+    assert other.digest() == before
+    restore(checkpoint(state, 2), same)
+    assert same.digest() == state.digest()
+
+
+def test_unknown_type_of_keys_and_values_is_refused(model: Model) -> None:
+    for refused in (lambda: model.with_kv("f8"), lambda: Pool(model.config, 1, 1, kv="f8")):
+        with pytest.raises(InputError, match="'f8' are refused: f32, f16, bf16 are known"):
+            refused()
 
 
 def test_the_reference_path_is_the_oracle_and_takes_one_row(model: Model) -> None:

@@ -2,7 +2,7 @@
 
 A candidate module has the functions of a phase under the phase's own names, or `engine(model)`
 that returns a whole engine. It may define `ARITHMETIC` ("own" when absent), `prepare(weight)`,
-`supports(case) -> str | None` and `io_dtype`.
+`supports(case) -> str | None`, `io_dtype` and `KV`, the narrow caches that it takes.
 """
 
 from __future__ import annotations
@@ -49,6 +49,12 @@ class Candidate:
     def io_dtype(self) -> Any:
         """The torch dtype its functions take and return, or None for f32."""
         return getattr(self.target, "io_dtype", None)
+
+    @property
+    def kv(self) -> tuple[str, ...]:
+        """The types of keys and values that it takes beside f32, `("f16", "bf16")`."""
+        named = getattr(self.target, "KV", ())
+        return (named,) if isinstance(named, str) else tuple(named)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.target, name)

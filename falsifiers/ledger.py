@@ -102,6 +102,8 @@ def rules_of(contract: Contract) -> list[str]:
     lines = [f"twin: {parity.twin}", *_rule("truth", parity.truth)]
     if parity.own is not None:
         lines += _rule("truth of a candidate with its own arithmetic", parity.own)
+    for kind, budget in parity.kv.items():
+        lines += _rule(f"keys and values in {kind} against f32", budget)
     return lines
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engine.cli import KV
+
 if TYPE_CHECKING:
     from falsifiers.figures import Conditions
 
@@ -57,6 +59,7 @@ def step(
         metavar="pN|newest|SPEC", help="A second path, whose steps take turns with it.")] = None,
     prefill: Annotated[int, typer.Option(
         metavar="T", help="Also time a prompt of T tokens; 0 does not.")] = 0,
+    kv: Annotated[str, KV] = "f32",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
     out: Out = None,
 ) -> None:
@@ -71,7 +74,7 @@ def step(
     try:
         figures = bench_of(
             model, ctx.meta["path_of"]("p1"), chosen, ms=_numbers("--m", widths, 64),
-            contexts=_numbers("--context", contexts), prefill=prefill,
+            contexts=_numbers("--context", contexts), prefill=prefill, kv=kv,
             tell=lambda line: typer.echo(line, err=True)).run()
     except NotEqual as broken:
         typer.echo(f"no time is told: {broken}", err=True)

@@ -47,7 +47,8 @@ def shape_of(model: Model) -> str:
         kinds[weight.kind] = kinds.get(weight.kind, 0) + weight.raw.nbytes
     most = ", ".join(sorted(kinds, key=lambda kind: -kinds[kind]))
     return (f"{c.layers} layers ({sum(c.recurrent)} recurrent), width {c.embd:,}, feed-forward "
-            f"{c.ffn:,}, vocabulary {c.vocab:,}, {sum(kinds.values()) / 1e6:,.1f} MB of {most}")
+            f"{c.ffn:,}, vocabulary {c.vocab:,}, {sum(kinds.values()) / 1e6:,.1f} MB of {most}"
+            + (f", keys and values in {model.kv}" if model.kv != "f32" else ""))
 
 
 def on_cuda(model: Model) -> bool:

@@ -157,13 +157,16 @@ def held(name: str, got: Tensor, want: Tensor) -> int:
     """
     if got.shape != want.shape:
         raise NotEqual(f"{name} has shape {list(got.shape)}, but should have {list(want.shape)}")
-    a, b = got.contiguous().view(torch.int32), want.contiguous().view(torch.int32)
+    if got.dtype != want.dtype:
+        raise NotEqual(f"{name} is {got.dtype}, but should be {want.dtype}")
+    width = got.element_size()
+    a, b = (x.contiguous().view({4: torch.int32, 2: torch.int16}[width]) for x in (got, want))
     if torch.equal(a, b):
         return got.numel()
     wrong = ((a != b) & ~(torch.isnan(got) & torch.isnan(want))).flatten().nonzero().flatten()
     if not len(wrong):
         return got.numel()
     at = int(wrong[0])
-    bits = [f"0x{int(x.flatten()[at]) & 0xFFFFFFFF:08x}" for x in (a, b)]
+    bits = [f"0x{int(x.flatten()[at]) % (1 << 8 * width):0{2 * width}x}" for x in (a, b)]
     raise NotEqual(f"{name}, value {at}, is {bits[0]}, but should be {bits[1]}; {len(wrong):,} of "
                    f"{got.numel():,} values differ")

@@ -20,12 +20,13 @@ KEPT = Asked(ms=(1, 2, 4, 8, 16, 32), contexts=(128, 4096), prefill=2048, second
 
 
 def bench_of(file: FilePath, looped: Path, paths: Sequence[Path], *, ms: tuple[int, ...],
-             contexts: tuple[int, ...], prefill: int, tell: Callable[[str], None]) -> Bench:
+             contexts: tuple[int, ...], prefill: int, tell: Callable[[str], None],
+             kv: str = "f32") -> Bench:
     """Return a measurement of a file on the device that is here, or on the host without one."""
     if prefill < 0:
         raise InputError(f"--prefill {prefill} is refused: 0 or more tokens")
     asked = Asked(ms, contexts, prefill)
-    model = Model.load(file)
+    model = Model.load(file).with_kv(kv)
     most = max(*contexts, prefill)
     if most >= model.config.context:
         raise InputError(f"{most:,} tokens do not fit the model's context of "

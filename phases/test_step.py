@@ -133,6 +133,13 @@ def test_values_are_held_bit_for_bit(got: list[float], want: list[float], equal:
         held("x", torch.tensor(got), torch.tensor(want))
 
 
+def test_steps_over_narrow_caches_are_held_and_say_so() -> None:
+    narrow = testmodels.load("nano").with_kv("bf16")
+    steps = Bench(narrow, p1.path(), (p4.path(),), Asked((2,), (5,), seconds=0.0), 1e9).run()
+    assert steps.model.endswith("keys and values in bf16")
+    assert 2 * sizes_of(narrow).cache == sizes_of(testmodels.load("nano")).cache
+
+
 def test_floor_counts_every_byte_that_a_step_must_move() -> None:
     model = testmodels.load("nano")
     sizes, pool = sizes_of(model), model.new_pool(1, 10)

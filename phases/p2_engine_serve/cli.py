@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engine.cli import KV
+
 if TYPE_CHECKING:
     from phases.p2_engine_serve.service import Service
 
@@ -40,6 +42,7 @@ def serve(
         path: Annotated[str, typer.Option(
             metavar="newest|p1|...", help="The decode path: the newest, or a phase's.")] = "newest",
         device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to run.")] = "cpu",
+        kv: Annotated[str, KV] = "f32",
 ) -> None:
     """Serve a model over the OpenAI API; each change of the batch is logged as `Batch m=N`."""
     from engine.cli import one_thread_for
@@ -55,7 +58,7 @@ def serve(
     with bound(host, port) as listening:
         service = open_service(subject, file, limits, device,
                                Terms(name or file.name, queue=queue, chunk=chunk, key=api_key),
-                               prefix_cache_mb << 20)
+                               prefix_cache_mb << 20, kv)
         if api_key is None and not host.startswith(("127.", "localhost", "::1")):
             typer.echo(f"rowtwin: without --api-key anyone who reaches {host} is served", err=True)
         typer.echo(f"{service.terms.name} at {address(listening)}/v1 with {slots} slots on the "
@@ -76,13 +79,13 @@ def _hold_key(key: str | None) -> None:
 
 
 def open_service(subject: Any, file: Path, limits: Any, device: str, terms: Any,
-                 prefixes: int = 0) -> Service:
+                 prefixes: int = 0, kv: str = "f32") -> Service:
     """Load a model and start its engine's thread, or raise `InputError`."""
     from engine.gguf_file import open_gguf
     from engine.model import Model
     from engine.tokenizer import Tokenizer
 
-    model = Model.load(file)
+    model = Model.load(file).with_kv(kv)
     tokenizer = Tokenizer.from_metadata(open_gguf(file).metadata, model.config.vocab)
     model = _on(model, device)
     engine = subject.stack.engine(model, subject.path, limits,

@@ -108,7 +108,7 @@ class HybridEngine:
     def __init__(self, model: Model, path: Path, limits: Limits,
                  prefixes: Prefixes | None = None) -> None:
         """Allocate the pool; raise `InputError` when the budget does not allow it."""
-        check_budget(model.config, limits)
+        check_budget(model.config, limits, model.kv)
         self.model, self.path, self.limits = model, path, limits
         self.pool = model.new_pool(limits.slots, limits.capacity)
         self.prefixes = prefixes if prefixes is not None else NoPrefixes()
@@ -228,9 +228,9 @@ class HybridEngine:
                 raise RowError(slot, "the logits are not finite")
 
 
-def check_budget(config: Config, limits: Limits) -> None:
+def check_budget(config: Config, limits: Limits, kv: str) -> None:
     """Refuse a pool that needs more bytes than the budget, before it is allocated."""
-    one = Pool(config, 1, limits.capacity, "meta").nbytes
+    one = Pool(config, 1, limits.capacity, "meta", kv).nbytes
     if limits.budget is not None and limits.slots * one > limits.budget:
         raise InputError(
             f"{limits.slots} slots of {limits.capacity} tokens need {limits.slots * one:,} bytes "

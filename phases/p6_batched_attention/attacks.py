@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from contracts.schema import Case
+from falsifiers.errors import Unmeasurable
 from falsifiers.poison import Guarded
 from phases.p6_batched_attention.data import DIM, Row, drawn
 from phases.p6_batched_attention.harness import Attention, Step, own_budget
@@ -43,6 +44,18 @@ def cuts(which: str, count: int) -> list[tuple[int, ...]]:
     return [single, (1, count - 1), (count - 1, 1), (third, third, count - 2 * third)]
 
 
+def hold_cuts(attend: Attention, length: int, count: int, which: str) -> None:
+    """Hold a chunk to itself cut in parts, each a step of its own."""
+    whole = attend([Row(length, count)])[0]
+    for cut in cuts(which, count):
+        at = length
+        for size in cut:
+            got = attend([Row(at, size)])[0]
+            attend.judge.equal("attend", got, whole[at - length:at - length + size], cut=str(cut),
+                               at=at)
+            at += size
+
+
 def two_pass(row: Row, heads: int, groups: int) -> Tensor:
     """Return gated attention of a row in f64: scores, their largest, weights, and their sum."""
     own = drawn(row, heads, groups)
@@ -67,17 +80,26 @@ def hold_exact(attend: Attention, got: Tensor, want: Tensor, **where: int | str)
 
 
 def far_apart(step: Step, stride: int) -> Step:
-    """Return a step of one slot with its cache rows `stride` values apart, poison at their ends."""
-    def spread(cache: Guarded) -> Guarded:
-        _, rows, groups, width = cache.inside.shape
-        whole = torch.empty(rows * stride, device=cache.inside.device)
-        far = whole.as_strided((1, rows, groups, width), (rows * stride, stride, width, 1))
+    """Return a step of one slot with its cache rows `stride` values apart, poison at their ends.
+
+    Values lie between the keys, half a stride on, so that both need the memory of one.
+    """
+    _, rows, groups, width = step.keys.inside.shape
+    device, need = step.keys.inside.device, rows * stride
+    try:
+        whole = torch.empty(need, device=device)
+    except torch.OutOfMemoryError:  # nothing of the subject has run yet
+        raise Unmeasurable(f"rows that far apart need {4 * need / 2**30:.1f} GiB of device memory "
+                           f"in one piece, which {device} does not have free now") from None
+
+    def spread(cache: Guarded, start: int) -> Guarded:
+        far = whole.as_strided((1, rows, groups, width), (need, stride, width, 1), start)
         return Guarded(far.copy_(cache.inside[:1]), cache.whole)
 
-    return replace(step, keys=spread(step.keys), values=spread(step.values))
+    return replace(step, keys=spread(step.keys, 0), values=spread(step.values, stride // 2))
 
 
-def bytes_due(rows: Sequence[Row], groups: int) -> int:
+def bytes_due(rows: Sequence[Row], groups: int, width: int) -> int:
     """Return the bytes of all keys that a step's tokens see, each token's once."""
     seen = sum(row.length + i + 1 for row in rows for i in range(row.count))
-    return seen * groups * DIM * 4
+    return seen * groups * DIM * width

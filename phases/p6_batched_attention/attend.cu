@@ -1,10 +1,12 @@
 // Attention of every row's tokens over the row's own slot (contracts/arithmetic.md, item 24).
 // `split` makes one split of 64 keys of one token and one KV head, and appends the token's key and
 // value; `merge` joins a head's splits in order. Compiled by NVRTC with -DGROUP (query heads of a
-// KV head). Contraction is off; each + - * / below rounds once.
+// KV head), and for caches narrower than f32 with -DNARROW, their type's name in PTX. Contraction
+// is off; each + - * / below rounds once.
 //
 // Nothing reads what a launch writes: keys from `length` on, those of this very step, come from
-// k and v as they were handed in, so tokens of a chunk need not wait for one another.
+// k and v as they were handed in, so tokens of a chunk need not wait for one another; a narrow
+// cache would have rounded them, so they are rounded here too.
 
 typedef unsigned long long u64;
 typedef unsigned int u32;
@@ -51,6 +53,27 @@ __device__ __forceinline__ void copy_16(float* to, const float* from, bool there
                :: "r"(at), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 
+#ifdef NARROW
+typedef unsigned short Held;  // a value of a cache
+
+__device__ __forceinline__ Held rounded(float x) {  // to nearest even; what is too large, to inf
+  Held y;
+  asm("cvt.rn." NARROW ".f32 %0, %1;" : "=h"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float widened(Held x) {  // exact
+  float y;
+  asm("cvt.f32." NARROW " %0, %1;" : "=f"(y) : "h"(x));
+  return y;
+}
+#else
+typedef float Held;
+
+__device__ __forceinline__ float rounded(float x) { return x; }
+__device__ __forceinline__ float widened(float x) { return x; }
+#endif
+
 struct Rows {  // where a step's rows begin among its tokens, and what their slots held before
   const int* starts;   // i32[m + 1]; null when every row has one token
   const int* lengths;  // i32[m]
@@ -79,14 +102,53 @@ __device__ __forceinline__ Place place_of(int token, const Rows& rows) {
 }
 
 struct Source {  // a head's keys or values: those of the slot, then those of this step
-  const float* held;
+  const Held* held;
   const float* fresh;  // where the step's would begin if key 0 were among them
   i64 held_row, fresh_row;
   int length;
+
+#ifdef NARROW
+  static __device__ __forceinline__ ushort4 four(const float* from) {  // as a cache holds them
+    const float4 x = __ldg((const float4*)from);
+    return make_ushort4(rounded(x.x), rounded(x.y), rounded(x.z), rounded(x.w));
+  }
+
+  // A lane's dimensions of a key: 4 lane..4 lane + 3, and those 128 further on.
+  __device__ __forceinline__ void load(float4 to[2], int key, int lane) const {
+    const bool old = key < length;
+    const ushort4* const at = (const ushort4*)(held + key * held_row) + lane;
+    const float* const own = fresh + key * fresh_row + 4 * lane;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const ushort4 x = old ? __ldg(at + 32 * i) : four(own + 128 * i);
+      to[i] = make_float4(widened(x.x), widened(x.y), widened(x.z), widened(x.w));
+    }
+  }
+
+  // Four values on their way to shared memory, as a cache holds them; +0 for an absent key.
+  __device__ __forceinline__ void copy(Held* to, int key, int d, bool there) const {
+    if (key < length) {
+      const u32 at = (u32)__cvta_generic_to_shared(to);
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;"
+                   :: "r"(at), "l"(held + key * held_row + d), "r"(there ? 8 : 0) : "memory");
+    } else {
+      *(ushort4*)to = there ? four(fresh + key * fresh_row + d) : make_ushort4(0, 0, 0, 0);
+    }
+  }
+#else
   __device__ __forceinline__ const float* operator[](int key) const {
     const bool old = key < length;
     return (old ? held : fresh) + key * (old ? held_row : fresh_row);
   }
+  __device__ __forceinline__ void load(float4 to[2], int key, int lane) const {
+    const float4* const at = (const float4*)(*this)[key] + lane;
+    to[0] = __ldg(at);  // read-only: what the launch writes lies elsewhere
+    to[1] = __ldg(at + 32);
+  }
+  __device__ __forceinline__ void copy(Held* to, int key, int d, bool there) const {
+    copy_16(to, (*this)[key] + d, there);
+  }
+#endif
 };
 
 struct Strides {
@@ -99,8 +161,8 @@ split(const float* q, const float* k, const float* v, const u64* keys, const u64
       const int* starts, const int* lengths, int m, int first, int groups, Strides q_at,
       Strides k_at, Strides v_at, Strides key_at, Strides value_at, float* tops, float* parts) {
   extern __shared__ float4 shared[];
-  float* const v_rows = (float*)shared;              // [SPLIT][DIM]
-  float* const q_rows = v_rows + SPLIT * DIM;        // [GROUP][DIM]
+  Held* const v_rows = (Held*)shared;                // [SPLIT][DIM]
+  float* const q_rows = (float*)(v_rows + SPLIT * DIM);  // [GROUP][DIM]
   float* const scores = q_rows + GROUP * DIM;        // [SPLIT][WIDE], then their weights
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const int local = blockIdx.y / groups, group = blockIdx.y % groups, token = first + local;
@@ -108,8 +170,8 @@ split(const float* q, const float* k, const float* v, const u64* keys, const u64
   const int start = blockIdx.x * SPLIT, here = min(place.keys - start, SPLIT);
   if (here <= 0) return;
 
-  float* const slot_k = (float*)keys[place.row] + group * key_at.head;
-  float* const slot_v = (float*)values[place.row] + group * value_at.head;
+  Held* const slot_k = (Held*)keys[place.row] + group * key_at.head;
+  Held* const slot_v = (Held*)values[place.row] + group * value_at.head;
   const float* const own_k = k + place.start * k_at.token + group * k_at.head;
   const float* const own_v = v + place.start * v_at.token + group * v_at.head;
   const Source from_k = {slot_k, own_k - place.length * k_at.token, key_at.token, k_at.token,
@@ -126,11 +188,7 @@ split(const float* q, const float* k, const float* v, const u64* keys, const u64
     for (int i = 0; i < KEYS; i++) {
       const int j = (round * KEYS + i) * WARPS + warp;
       held[round][i][0] = held[round][i][1] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (j < here) {
-        const float4* at = (const float4*)from_k[start + j] + lane;
-        held[round][i][0] = __ldg(at);  // read-only: what the launch writes lies elsewhere
-        held[round][i][1] = __ldg(at + 32);
-      }
+      if (j < here) from_k.load(held[round][i], start + j, lane);
     }
     if (round == 0) {
       for (int i = tid; i < GROUP * DIM / 4; i += THREADS) {
@@ -142,15 +200,15 @@ split(const float* q, const float* k, const float* v, const u64* keys, const u64
       const int whole = (here + LANES - 1) / LANES * LANES;  // up to a full round of lanes
       for (int j = tid / (DIM / 4); j < whole; j += THREADS / (DIM / 4)) {
         const int d = tid % (DIM / 4) * 4;
-        copy_16(v_rows + j * DIM + d, from_v[start + min(j, here - 1)] + d, j < here);
+        from_v.copy(v_rows + j * DIM + d, start + min(j, here - 1), d, j < here);
       }
       asm volatile("cp.async.commit_group;" ::: "memory");
     }
   }
   if (start + here == place.keys) {  // this token's own key and value, which nobody reads here
     const i64 at = place.keys - 1;
-    slot_k[at * key_at.token + tid] = own_k[(token - place.start) * k_at.token + tid];
-    slot_v[at * value_at.token + tid] = own_v[(token - place.start) * v_at.token + tid];
+    slot_k[at * key_at.token + tid] = rounded(own_k[(token - place.start) * k_at.token + tid]);
+    slot_v[at * value_at.token + tid] = rounded(own_v[(token - place.start) * v_at.token + tid]);
   }
   asm volatile("cp.async.wait_group 1;" ::: "memory");  // the queries; values are still on their way
   __syncthreads();
@@ -241,7 +299,7 @@ split(const float* q, const float* k, const float* v, const u64* keys, const u64
   for (int j = 0; j < here; j += LANES) {
 #pragma unroll
     for (int l = 0; l < LANES; l++) {
-      const float value = v_rows[(j + l) * DIM + tid];
+      const float value = widened(v_rows[(j + l) * DIM + tid]);
       float weight[WIDE];
 #pragma unroll
       for (int i = 0; i < WIDE / 4; i++)

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import sys
 
+import triton.language as tl
+
 from engine.kernels import compile as check
 from engine.kernels import machine_code
+from engine.state import KV_TYPES
 from phases.p6_batched_attention import kernel_attend, kernel_attend_cuda, kernel_rotate
 
 GROUPS = (1, 2, 3, 4, 6, 8)
@@ -33,11 +36,12 @@ def _strides(*names: str) -> dict[str, str]:
 KERNELS = {
     "append": (kernel_attend._append,
                {"k": "*fp32", "v": "*fp32", **CACHE, **ROWS, **_strides("k", "v", "key", "value")},
-               {"DIM": 256}),
+               {"DIM": 256, "KV": tl.float32}),
     "attend_split": (kernel_attend._attend_split,
                      {"q": "*fp32", **CACHE, **ROWS, "first": "i32", "tops": "*fp32",
                       "parts": "*fp32", "splits": "i32", **_strides("q", "key", "value")},
-                     {"GROUP": 4, "HEADS": 4, "SPLIT": 64, "DIM": 256, "SCALE": 0.0625}),
+                     {"GROUP": 4, "HEADS": 4, "SPLIT": 64, "DIM": 256, "SCALE": 0.0625,
+                      "KV": tl.float32}),
     "attend_merge": (kernel_attend._attend_merge,
                      {"gate": "*fp32", **ROWS, "first": "i32", "tops": "*fp32", "parts": "*fp32",
                       "splits": "i32", "out": "*fp32", **_strides("gate", "out")},
@@ -48,9 +52,14 @@ KERNELS = {
 }
 
 
-def cuda_faults(group: int, source: str) -> list[str]:
-    """Compile the CUDA source for a group and return what must not be in it."""
-    return machine_code.faults_of(source, kernel_attend_cuda.options(group))
+KERNELS |= {f"{name}-{kv}": (function, arguments, {**constants, "KV": kind})
+            for name, (function, arguments, constants) in KERNELS.items() if "KV" in constants
+            for kv, kind in (("f16", tl.float16), ("bf16", tl.bfloat16))}
+
+
+def cuda_faults(group: int, source: str, kv: str = "f32") -> list[str]:
+    """Compile the CUDA source for a group and a type of cache; return what must not be in it."""
+    return machine_code.faults_of(source, kernel_attend_cuda.options(group, KV_TYPES[kv]))
 
 
 def main(names: list[str]) -> int:
@@ -58,7 +67,8 @@ def main(names: list[str]) -> int:
     check.KERNELS.update(KERNELS)
     source = kernel_attend_cuda.SOURCE.read_text()
     checks = {name: lambda name=name: check.found_in(check.ptx_of(name)) for name in KERNELS}
-    checks |= {f"attend.cu-{g}": lambda g=g: cuda_faults(g, source) for g in GROUPS}
+    checks |= {f"attend.cu-{g}" + (f"-{kv}" if kv != "f32" else ""):
+               lambda g=g, kv=kv: cuda_faults(g, source, kv) for kv in KV_TYPES for g in GROUPS}
     bad = 0
     for name in names or checks:
         faults = checks[name]()

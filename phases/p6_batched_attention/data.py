@@ -80,6 +80,13 @@ def _flavoured(flavour: str, drawn: Drawn) -> Drawn:
         q, v = torch.zeros_like(q), torch.ones_like(v)
     elif flavour == "heads":  # a KV head's values are a power of two of its own
         v = torch.exp2(torch.arange(v.shape[1], dtype=torch.float32))[:, None].expand_as(v)
+    elif flavour == "ties":  # midway between two f16, two bf16, two denormals; and too large
+        odd = 2.0 * (torch.arange(DIM) % 60) + 1.0 + 2.0 * (n % 4)
+        v = torch.where(torch.arange(DIM) % 2 == 0, 1 + odd / 2**11, -1 - odd / 2**8)
+        k = v / 8.0
+        v[..., :16] *= 2.0**-20
+        v[..., 254:] = torch.tensor([65519.0, 65520.0])
+        v[..., 252:254] = torch.tensor([-odd[0, 0, 0] * 2.0**-25, 3e-42])
     elif flavour == "broken":
         q, k, v = q * 3e38, torch.where(n % 3 == 1, torch.nan, k), torch.where(n % 2 == 1, 3e38, v)
     elif flavour != "plain":

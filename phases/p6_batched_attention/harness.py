@@ -22,7 +22,7 @@ from torch import Tensor
 
 from contracts.schema import Budget, Case, load_contract
 from engine import ops
-from engine.state import Ints, Refs
+from engine.state import Ints, Refs, kv_type
 from falsifiers.errors import Declined, SuiteError
 from falsifiers.fences import Fence, fenced
 from falsifiers.judge import Judge
@@ -95,6 +95,7 @@ class Attention:
     def __init__(self, case: Case, subject: Subject, judge: Judge) -> None:
         self.judge, self.device, self.candidate = judge, subject.device, subject.candidate
         self.heads, self.groups = case["heads"]
+        self.kv = kept_in(case, subject)
         self.bitwise = self.candidate is None or self.candidate.bitwise
         if self.candidate is not None:
             self.candidate.refuse(case)
@@ -124,9 +125,10 @@ class Attention:
         room = layout.room or max(real, default=0) + 2
         capacity = layout.capacity or max(row.reach for row in rows) + 3
         t = sum(row.count for row in rows)
-        keys, values = (guarded(room, capacity, groups, DIM, device=dev) for _ in range(2))
+        keys, values = (guarded(room, capacity, groups, DIM, dtype=self.kv, device=dev)
+                        for _ in range(2))
         for cache_ in (keys, values):
-            cache_.inside.fill_(layout.beyond)
+            cache_.inside.copy_(torch.tensor(layout.beyond))  # infinite if a type cannot hold it
         both = torch.full((t, heads, 2, DIM), torch.nan)  # a head's query, then its gate
         k, v = torch.empty(t, groups, DIM), torch.empty(t, groups, DIM)
         at = 0
@@ -140,7 +142,7 @@ class Attention:
                 at += row.count
         q, gate = both.to(dev).unbind(2)
         return Step(rows, q.contiguous(), k.to(dev), v.to(dev), gate, keys, values,
-                    guarded(capacity, groups, DIM, device=dev),
+                    guarded(capacity, groups, DIM, dtype=self.kv, device=dev),
                     guarded(t, heads, DIM, device=dev), slots)
 
     @staticmethod
@@ -155,7 +157,10 @@ class Attention:
                 if row.count:
                     held[name][slot, row.length:row.reach] = joined[span]
         for name, x in self._memory(step).items():
-            wrong = (x.contiguous().view(torch.int32) != held[name].contiguous().view(torch.int32))
+            kind = {4: torch.int32, 2: torch.int16}[x.element_size()]
+            wrong = x.contiguous().view(kind) != held[name].contiguous().view(kind)
+            if kind == torch.int16:  # each converter makes a NaN of its own
+                wrong &= ~(torch.isnan(x) & torch.isnan(held[name]))
             if bool(wrong.any()):
                 place = wrong.nonzero()[0].tolist()
                 self.judge.law(False, f"{name}{place} is not what it should be after the step: an "
@@ -168,7 +173,7 @@ class Attention:
 
     def hold_true(self, got: Tensor, of: Row, **where: int | str) -> None:
         """Hold a row's outputs to the engine's: in bits, or to the budget of one's own."""
-        want = _engine_s(of, self.heads, self.groups)
+        want = engine_s(of, self.heads, self.groups, self.kv)
         if self.bitwise:
             self.judge.equal("attend", got, want, rule="truth", finite=False, **where)
         else:
@@ -200,15 +205,28 @@ class Attention:
 
 
 @lru_cache(maxsize=256)
-def _engine_s(row: Row, heads: int, groups: int) -> Tensor:
-    """Return what the engine gives a row alone, [count, H, D]."""
+def engine_s(row: Row, heads: int, groups: int, kv: torch.dtype = torch.float32) -> Tensor:
+    """Return what the engine gives a row alone over caches of a type, [count, H, D]."""
     own = drawn(row, heads, groups)
-    keys, values = (Refs(x.clone().unsqueeze(0), (0,)) for x in (own.k, own.v))
+    keys, values = (Refs(x.to(kv, copy=True).unsqueeze(0), (0,)) for x in (own.k, own.v))
     q, gate = own.queries(row)
     out = torch.empty_like(q)
     ops.attend(q, own.k[row.length:], own.v[row.length:], gate, keys, values, (row.length,),
                (row.count,), out)
     return out
+
+
+def kept_in(case: Case, subject: Subject) -> torch.dtype:
+    """Return the type of a case's caches; one narrower than f32 is a candidate's to offer."""
+    name = case.given.get("kv", "f32")
+    if subject.candidate is not None and name != "f32" and name not in subject.candidate.kv:
+        raise Declined(f"it does not offer keys and values in {name}, as KV = ({name!r},) would")
+    return kv_type(name)
+
+
+def kv_budget(case: Case) -> Budget:
+    """Return how far from f32 a case's narrower caches may lead."""
+    return load_contract(CONTRACT).parity.kv[case["kv"]]
 
 
 def op_of(case: Case, subject: Subject, name: str) -> Callable[..., None]:

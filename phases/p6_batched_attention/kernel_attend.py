@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -37,21 +38,55 @@ def _reach(token, starts, lengths, row):
 
 UNSPECIALISED = ["m", "first", "splits"]
 """Arguments of which one compiled kernel takes every value."""
+KINDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+"""Triton's names of what a cache may be kept in."""
+
+
+@triton.jit
+def _head(pointers, row, first_key, key_row, head, key_head, KV: tl.constexpr):
+    """Return where a head's cached keys or values begin, from one key of a row on.
+
+    bf16 goes by its bits: the interpreter's own conversions round it otherwise.
+    """
+    base = tl.load(pointers + row)
+    at = first_key.to(tl.int64) * key_row + head.to(tl.int64) * key_head
+    kept = tl.uint16 if KV.is_bf16() else KV
+    return base.to(tl.pointer_type(kept)) + at
+
+
+@triton.jit
+def _rounded(x, KV: tl.constexpr):
+    """Return f32 values as a cache holds them: rounded to nearest even."""
+    if KV.is_bf16():
+        bits = x.to(tl.uint32, bitcast=True)
+        bits = tl.where(x != x, 0x7FC00000, bits + 0x7FFF + ((bits >> 16) & 1))
+        x = (bits >> 16).to(tl.uint16)
+    else:
+        x = x.to(KV)
+    return x
+
+
+@triton.jit
+def _widened(x, KV: tl.constexpr):
+    """Return cached values as f32, exactly."""
+    if KV.is_bf16():
+        bits = x.to(tl.uint32) << 16
+        x = bits.to(tl.float32, bitcast=True)
+    return x.to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["m"])
 def _append(k, v, keys, values, starts, lengths, m, k_token, k_head, v_token, v_head, key_row,
-            key_head, value_row, value_head, DIM: tl.constexpr):
+            key_head, value_row, value_head, DIM: tl.constexpr, KV: tl.constexpr):
     token, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
     row = _row_of(token, starts, m)
-    at = (_reach(token, starts, lengths, row) - 1).to(tl.int64)
+    at = _reach(token, starts, lengths, row) - 1
     d = tl.arange(0, DIM)
-    key = tl.load(keys + row).to(tl.pointer_type(tl.float32)) + at * key_row + head * key_head
-    value = tl.load(values + row).to(tl.pointer_type(tl.float32)) + at * value_row \
-        + head * value_head
+    key = _head(keys, row, at, key_row, head, key_head, KV)
+    value = _head(values, row, at, value_row, head, value_head, KV)
     token = token.to(tl.int64)
-    tl.store(key + d, tl.load(k + token * k_token + head * k_head + d))
-    tl.store(value + d, tl.load(v + token * v_token + head * v_head + d))
+    tl.store(key + d, _rounded(tl.load(k + token * k_token + head * k_head + d), KV))
+    tl.store(value + d, _rounded(tl.load(v + token * v_token + head * v_head + d), KV))
 
 
 @triton.jit
@@ -77,23 +112,21 @@ def _pairs_of_lanes(x, HEADS: tl.constexpr, WIDTH: tl.constexpr):
 def _attend_split(q, keys, values, starts, lengths, m, first, tops, parts, splits, q_token, q_head,
                   key_row, key_head, value_row, value_head, GROUP: tl.constexpr,
                   HEADS: tl.constexpr, SPLIT: tl.constexpr, DIM: tl.constexpr,
-                  SCALE: tl.constexpr):
+                  SCALE: tl.constexpr, KV: tl.constexpr):
     place, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     token = first + place
     row = _row_of(token, starts, m)
     left = _reach(token, starts, lengths, row) - split * SPLIT
     if left > 0:
-        first_key = (split * SPLIT).to(tl.int64)
-        held_k = tl.load(keys + row).to(tl.pointer_type(tl.float32)) + first_key * key_row \
-            + head.to(tl.int64) * key_head
-        held_v = tl.load(values + row).to(tl.pointer_type(tl.float32)) + first_key * value_row \
-            + head.to(tl.int64) * value_head
+        held_k = _head(keys, row, split * SPLIT, key_row, head, key_head, KV)
+        held_v = _head(values, row, split * SPLIT, value_row, head, value_head, KV)
         mine = q + token.to(tl.int64) * q_token + head.to(tl.int64) * GROUP * q_head
-        score = _scores(mine, held_k, left, q_head, key_row, GROUP, HEADS, SPLIT, DIM // 2, SCALE)
+        score = _scores(mine, held_k, left, q_head, key_row, GROUP, HEADS, SPLIT, DIM // 2, SCALE,
+                        KV)
         there = (tl.arange(0, SPLIT) < left)[None, :]
         top = tl.max(tl.where(there, score, float("-inf")), axis=1)
         p = tl.where(there, exp(score - top[:, None]), 0.0)
-        low, part = _sums(p, held_v, left, value_row, HEADS, SPLIT, DIM)
+        low, part = _sums(p, held_v, left, value_row, HEADS, SPLIT, DIM, KV)
         r, d = tl.arange(0, HEADS), tl.arange(0, DIM)
         heads = place.to(tl.int64) * tl.num_programs(1) * GROUP + head * GROUP + r
         at = heads * splits + split
@@ -104,12 +137,13 @@ def _attend_split(q, keys, values, starts, lengths, m, first, tops, parts, split
 
 @triton.jit
 def _scores(q, keys, left, q_head, key_row, GROUP: tl.constexpr, HEADS: tl.constexpr,
-            SPLIT: tl.constexpr, HALF: tl.constexpr, SCALE: tl.constexpr):
+            SPLIT: tl.constexpr, HALF: tl.constexpr, SCALE: tl.constexpr, KV: tl.constexpr):
     """Return the scores [HEADS, SPLIT] of a group's query heads; each key is loaded once."""
     j, lane = tl.arange(0, SPLIT), tl.arange(0, HALF)
     at = keys + j.to(tl.int64)[:, None] * key_row + lane[None, :]
     there = (j < left)[:, None]
-    low, high = tl.load(at, mask=there, other=0.0), tl.load(at + HALF, mask=there, other=0.0)
+    low = _widened(tl.load(at, mask=there, other=0), KV)
+    high = _widened(tl.load(at + HALF, mask=there, other=0), KV)
     scores = tl.zeros([HEADS, SPLIT], tl.float32)
     for r in tl.static_range(GROUP):
         mine = q + r * q_head + lane
@@ -121,15 +155,15 @@ def _scores(q, keys, left, q_head, key_row, GROUP: tl.constexpr, HEADS: tl.const
 
 @triton.jit
 def _sums(p, values, left, value_row, HEADS: tl.constexpr, SPLIT: tl.constexpr,
-          DIM: tl.constexpr):
+          DIM: tl.constexpr, KV: tl.constexpr):
     """Return the sums of p [HEADS] and of p times values [HEADS, DIM]: key j to lane j mod 8."""
     eight, d, octet = tl.arange(0, 8), tl.arange(0, DIM), tl.arange(0, SPLIT // 8)
     p = tl.reshape(p, [HEADS, SPLIT // 8, 8])
     low, whole = tl.zeros([HEADS, 8, 1], tl.float32), tl.zeros([HEADS, 8, DIM], tl.float32)
     for i in range((tl.minimum(left, SPLIT) + 7) // 8):  # what is left out would add +0
         j = i * 8 + eight
-        v = tl.load(values + j.to(tl.int64)[:, None] * value_row + d[None, :],
-                    mask=(j < left)[:, None], other=0.0)
+        v = _widened(tl.load(values + j.to(tl.int64)[:, None] * value_row + d[None, :],
+                             mask=(j < left)[:, None], other=0), KV)
         # one term of each of these sums is not masked, so nothing is rounded
         mine = tl.sum(tl.where((octet == i)[None, :, None], p, 0.0), axis=1)
         low = low + mine[:, :, None]
@@ -175,15 +209,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Re
     key_at, value_at = keys.pointers, values.pointers
     rows = counts.starts.on(out.device), lengths.on(out.device), m
     cache = (*keys.whole.stride()[1:3], *values.whole.stride()[1:3])
+    kv = KINDS[keys.whole.dtype]
     if t:
         launch(_append, (t, groups), k, v, key_at, value_at, *rows, *k.stride()[:2],
-               *v.stride()[:2], *cache, DIM=DIM)
+               *v.stride()[:2], *cache, DIM=DIM, KV=kv)
     for one in launches(lengths, counts, heads):
         tops, parts = one.scratch(heads, out)
         launch(_attend_split, (one.tokens, groups, one.splits), q, key_at, value_at, *rows,
                one.first, tops, parts, one.splits, *q.stride()[:2], *cache,
                GROUP=group, HEADS=triton.next_power_of_2(group), SPLIT=SPLIT, DIM=DIM,
-               SCALE=DIM ** -0.5)
+               SCALE=DIM ** -0.5, KV=kv)
         launch(_attend_merge, (one.tokens, groups), gate, *rows, one.first, tops, parts,
                one.splits, out, *gate.stride()[:2], *out.stride()[:2], GROUP=group,
                HEADS=triton.next_power_of_2(group), SPLIT=SPLIT, DIM=DIM)

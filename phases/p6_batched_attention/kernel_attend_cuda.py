@@ -13,6 +13,7 @@ from ctypes import Structure, c_longlong, c_void_p
 from functools import cache
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from engine.errors import InputError
@@ -31,20 +32,21 @@ class Strides(Structure):
     _fields_ = (("token", c_longlong), ("head", c_longlong))
 
 
-def options(group: int) -> tuple[str, ...]:
-    """Return the compiler options for so many query heads a KV head."""
-    return (f"-DGROUP={group}",)
+def options(group: int, kv: torch.dtype = torch.float32) -> tuple[str, ...]:
+    """Return the compiler options for so many query heads a KV head, and a type of cache."""
+    narrow = {torch.float16: "f16", torch.bfloat16: "bf16"}.get(kv)
+    return (f"-DGROUP={group}", *([f'-DNARROW="{narrow}"'] if narrow else ()))
 
 
-def shared_bytes(group: int) -> int:
-    """Return the shared memory of a block: values, queries and weights."""
+def shared_bytes(group: int, kv: torch.dtype) -> int:
+    """Return the shared memory of a block: values as they are cached, queries and weights."""
     wide = -(-group // 4) * 4
-    return 4 * (SPLIT * DIM + group * DIM + SPLIT * wide)
+    return kv.itemsize * SPLIT * DIM + 4 * (group * DIM + SPLIT * wide)
 
 
 @cache
-def _function(name: str, group: int) -> Kernel:
-    return Kernel(compile_source(SOURCE.read_text(), options(group)), name)
+def _function(name: str, group: int, kv: torch.dtype) -> Kernel:
+    return Kernel(compile_source(SOURCE.read_text(), options(group, kv)), name)
 
 
 def strides(x: Tensor) -> Strides:
@@ -54,7 +56,8 @@ def strides(x: Tensor) -> Strides:
 
 def is_aligned(x: Tensor) -> bool:
     """Return whether each head of x [..., heads, D] begins at a whole load."""
-    return not any(at % ALIGNED for at in (x.data_ptr(), *(4 * s for s in x.stride()[:-1])))
+    width = x.element_size()
+    return not any(at % ALIGNED for at in (x.data_ptr(), *(width * s for s in x.stride()[:-1])))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
@@ -72,11 +75,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Re
     rows = (c_void_p() if single else counts.starts.on(out.device), lengths.on(out.device), m)
     pointers = keys.pointers, values.pointers
     at = [strides(x) for x in (q, k, v, keys.whole, values.whole)]
-    group = heads // groups
-    split, merge = (_function(name, group) for name in ("split", "merge"))
+    group, kv = heads // groups, keys.whole.dtype
+    split, merge = (_function(name, group, kv) for name in ("split", "merge"))
     for one in launches(lengths, counts, heads):
         tops, parts = one.scratch(heads, out)
-        split((one.splits, one.tokens * groups), 256, shared_bytes(group), q, k, v, *pointers,
+        split((one.splits, one.tokens * groups), 256, shared_bytes(group, kv), q, k, v, *pointers,
               *rows, one.first, groups, *at, tops, parts)
         merge((heads, one.tokens), 256, 0, gate, *rows, one.first, one.splits, tops, parts, out,
               strides(gate), strides(out))

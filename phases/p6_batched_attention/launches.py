@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.errors import InputError
 from engine.ops import SPLIT
-from engine.state import Ints, Refs
+from engine.state import KV_TYPES, Ints, Refs
 
 DIM = 256
 """Width of a head; a model of another is refused when it is loaded."""
@@ -60,14 +60,19 @@ def as_ints(values: Sequence[int]) -> Ints:
 def check(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
           out: Tensor) -> None:
     """Refuse operands that a kernel would misread, before anything is written."""
-    for name, x in {"q": q, "k": k, "v": v, "gate": gate, "out": out, "the key cache": keys.whole,
-                    "the value cache": values.whole}.items():
-        if x.dtype != torch.float32 or x.shape[-1] != DIM or x.stride(-1) != 1:
-            raise InputError(f"{name} of attention must be f32 with heads of {DIM} neighbouring "
-                             f"values, but is {str(x.dtype).removeprefix('torch.')}"
+    caches = {"the key cache": keys.whole, "the value cache": values.whole}
+    for name, x in {"q": q, "k": k, "v": v, "gate": gate, "out": out, **caches}.items():
+        fits = x.dtype in KV_TYPES.values() if name in caches else x.dtype == torch.float32
+        if not fits or x.shape[-1] != DIM or x.stride(-1) != 1:
+            kinds = " or ".join(KV_TYPES) if name in caches else "f32"
+            raise InputError(f"{name} of attention must be {kinds} with heads of {DIM} "
+                             f"neighbouring values, but is {str(x.dtype).removeprefix('torch.')}"
                              f"{list(x.shape)} with strides {list(x.stride())}")
         if x.device != out.device:
             raise InputError(f"{name} is on {x.device}, but out is on {out.device}")
+    if keys.whole.dtype != values.whole.dtype:
+        raise InputError(f"keys are cached in {keys.whole.dtype}, but values in "
+                         f"{values.whole.dtype}")
     if not q.shape == gate.shape == out.shape or k.shape != v.shape or len(q) != len(k):
         raise InputError(f"shapes of attention do not fit: q {list(q.shape)}, k {list(k.shape)}, "
                          f"v {list(v.shape)}, gate {list(gate.shape)}, out {list(out.shape)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from falsifiers.subject import Mutant
 from phases.p6_batched_attention import wrong_attention as wa
 from phases.p6_batched_attention import wrong_kernels as wk
+from phases.p6_batched_attention import wrong_narrow as wn
 from phases.p6_batched_attention import wrong_positions as wp
 from phases.p6_batched_attention import wrong_rows as wr
 
@@ -18,6 +19,8 @@ OFFSETS, INSIDE = "offsets_do_not_wrap", "loads_and_stores_stay_inside"
 ONCE, STEPS = "keys_are_read_once", "steps_equal_solo"
 MEMBERS, DRIFT = "membership_may_change_every_step", "long_runs_do_not_drift"
 RUN = "kernels_run_the_step"
+NARROW, ROUNDED = "narrow_rows_equal_alone", "narrow_kv_is_rounded_once"
+NEAR, NARROW_STEPS = "narrow_kv_stays_near_f32", "narrow_steps_equal_solo"
 
 LENGTHS = (
     Mutant("longest_row_sets_the_length", "The longest row's length is used for all.",
@@ -143,4 +146,39 @@ KERNELS = (
            (CHUNKS,), wk.cuda_source("const bool old = key < length;", "const bool old = true;"),
            device="cuda"),
 )
-MUTANTS = LENGTHS + ADDRESSES + EMPTY + ARITHMETIC + POSITIONS + KERNELS
+UNROUNDED = "make_float4(widened(x.x), widened(x.y), widened(x.z), widened(x.w))"
+FIRST = "__ldg((const float4*)(own + 128 * i))"
+"""What a lane of the CUDA kernel reads of a cached key, and what it is given of a new one."""
+CACHES = (
+    Mutant("narrow_kv_truncated", "What joins a narrow cache loses its low bits.", (ROUNDED,),
+           wa.attending(wn.joining(wn.truncated))),
+    Mutant("narrow_kv_rounds_half_up", "Of two values as near the larger is stored.", (ROUNDED,),
+           wa.attending(wn.joining(wn.half_up))),
+    Mutant("narrow_kv_saturates", "What is too large becomes the largest value.", (ROUNDED,),
+           wa.attending(wn.joining(wn.saturated))),
+    Mutant("narrow_kv_rounded_in_a_batch_alone", "A row alone has its low bits cut off.",
+           (NARROW,), wa.attending(wn.joining(wn.truncated, lambda counts: len(counts) == 1))),
+    Mutant("narrow_kv_rounded_twice", "f16 is rounded to bf16 before.", (ROUNDED,),
+           wa.attending(wn.joining(wn.through_bf16))),
+    Mutant("narrow_kv_read_as_the_other_type", "f16 is read as bf16, and bf16 as f16.",
+           (ROUNDED, NEAR, NARROW_STEPS), wa.each(wn.read_as_the_other_type)),
+    Mutant("narrow_kv_of_this_step_not_rounded", "Tokens see the keys of their own step in f32.",
+           (NARROW, ROUNDED, NARROW_STEPS), wa.each(wn.own_step_unrounded)),
+    Mutant("narrow_kv_of_a_chunk_not_rounded", "Prefill reads its own chunk in f32.",
+           (NARROW, ROUNDED, NARROW_STEPS), wa.each(wn.chunk_unrounded)),
+    Mutant("narrow_queries_too", "Queries are rounded as keys are.", (ROUNDED, NARROW_STEPS),
+           wa.attending(wn.queries_rounded_too)),
+    Mutant("four_bytes_a_narrow_value", "A narrow cache is addressed by the size of f32.",
+           (ROUNDED, NEAR), wa.attending(wn.four_bytes_a_value)),
+    Mutant("kernel_truncates", "The kernel cuts low bits off.", (ROUNDED,),
+           wk.attend_with(_rounded=wk.truncated)),
+    Mutant("kernel_reads_f16_as_bf16", "The kernel takes every narrow cache for bf16.", (ROUNDED,),
+           wk.attend_with(_widened=wk.read_as_bf16)),
+    Mutant("cuda_truncates", "The CUDA kernel rounds towards 0.", (ROUNDED,),
+           wk.cuda_source("cvt.rn.", "cvt.rz."), device="cuda"),
+    Mutant("cuda_reads_fresh_keys_unrounded", "Keys of this very step are read in f32.",
+           (NARROW, ROUNDED), wk.cuda_source(f"to[i] = {UNROUNDED}",
+                                             f"to[i] = old ? {UNROUNDED} : {FIRST}"),
+           device="cuda"),
+)
+MUTANTS = LENGTHS + ADDRESSES + EMPTY + ARITHMETIC + POSITIONS + KERNELS + CACHES

@@ -27,7 +27,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Re
     """Append k and v [t, G, D] to each row's cache and write gated attention into out[t, H, D].
 
     lengths[i] is how many rows slot i's cache holds before this step, counts[i] how many tokens
-    of row i stand among t; query head h reads KV head h // (H / G).
+    of row i stand among t; query head h reads KV head h // (H / G). A cache narrower than f32
+    rounds what it is given to nearest even; all else is done in f32.
     """
     live = [row for row, count in enumerate(counts) if count]
     rows = [number for number, row in enumerate(live) for _ in range(counts[row])]
@@ -80,8 +81,8 @@ def _rows(caches: list[Tensor], rows: Tensor, lengths: Tensor,
     stop = min(start + SPLIT, int(lengths.max()))
     there = (torch.arange(start, stop) < lengths.unsqueeze(1))[:, :, None, None]
     if bool((rows == rows[0]).all()):  # tokens of one row read one cache: nothing is copied
-        return caches[int(rows[0])][start:stop].unsqueeze(0), there
-    return torch.stack([caches[row][start:stop] for row in rows.tolist()]), there
+        return caches[int(rows[0])][start:stop].unsqueeze(0).float(), there
+    return torch.stack([caches[row][start:stop] for row in rows.tolist()]).float(), there
 
 
 def _scores(q: Tensor, keys: list[Tensor], rows: Tensor, lengths: Tensor,

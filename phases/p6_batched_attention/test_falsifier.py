@@ -28,7 +28,16 @@ from falsifiers.streams import Batch, Stream, alone, prompt_of, state_digest
 from falsifiers.subject import Subject
 from phases.p6_batched_attention import attacks
 from phases.p6_batched_attention.data import DIM, Row, drawn
-from phases.p6_batched_attention.harness import Attention, Layout, hold_turned, op_of, own_budget
+from phases.p6_batched_attention.harness import (
+    Attention,
+    Layout,
+    engine_s,
+    hold_turned,
+    kept_in,
+    kv_budget,
+    op_of,
+    own_budget,
+)
 
 
 def test_rows_equal_alone(case: Case, subject: Subject, judge: Judge) -> None:
@@ -88,13 +97,7 @@ def test_only_new_rows_are_written(case: Case, subject: Subject, judge: Judge) -
 
 def test_chunks_equal_steps(case: Case, subject: Subject, judge: Judge) -> None:
     attend, length, count = Attention(case, subject, judge), case["length"], case["count"]
-    whole = attend([Row(length, count)])[0]
-    for cut in attacks.cuts(case["cuts"], count):
-        at = length
-        for size in cut:
-            got = attend([Row(at, size)])[0]
-            judge.equal("attend", got, whole[at - length:at - length + size], cut=str(cut), at=at)
-            at += size
+    attacks.hold_cuts(attend, length, count, case["cuts"])
     mixed = [Row(40, 1, 1), Row(length, count), Row(0, 3, 2), Row(63, 1, 3), Row(length, 2, 4)]
     alone_equals_in_batch(judge, attend, mixed, "attend")
 
@@ -143,7 +146,8 @@ def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
 
 def test_offsets_do_not_wrap(case: Case, subject: Subject, judge: Judge) -> None:
     attend, (row,) = Attention(case, subject, judge), attacks.rows_of(case)
-    step = attacks.far_apart(attend.laid_out([row], Layout()), case["stride"])
+    step = attacks.far_apart(attend.laid_out([row], Layout(capacity=row.reach + 1)),
+                             case["stride"])
     attend.run(step)
     judge.equal("attend", step.out.inside, attend([row])[0], length=row.length)
     for name, cache, joined in (("keys", step.keys, step.k), ("values", step.values, step.v)):
@@ -170,7 +174,7 @@ def test_keys_are_read_once(case: Case, subject: Subject, judge: Judge) -> None:
         attend.run(step)
     if not any(read.loads for read in reads.values()) and subject.candidate is not None:
         raise Declined("it is not Triton's, so its loads are not seen")
-    due = attacks.bytes_due(rows, attend.groups)
+    due = attacks.bytes_due(rows, attend.groups, attend.kv.itemsize)
     for name, read in reads.items():
         judge.law(read.total == due, f"{read.total} bytes of {name} were loaded, but {due} are "
                   f"each token's keys once, whatever the query heads of a group")
@@ -178,6 +182,11 @@ def test_keys_are_read_once(case: Case, subject: Subject, judge: Judge) -> None:
 
 
 def test_steps_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
+    _steps_equal_solo(case, subject, judge)
+
+
+def _steps_equal_solo(case: Case, subject: Subject, judge: Judge) -> Stream:
+    """Hold ragged chunks and then shuffled decode rows to solo; return one row's stream."""
     engine, model = _engine(case, subject)
     draw, m, capacity = random.Random(case["m"]), case["m"], case["longest"] + case["decode"] + 2
     batch = Batch(engine, Rows, judge, slots=m + 1, capacity=capacity)
@@ -189,12 +198,13 @@ def test_steps_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
     for _ in range(case["decode"]):
         batch.step(draw.sample(order, m))
     if subject.candidate is None:
-        oracle, stream = subject.models(case["model"]), batch.live[order[-1]]
+        oracle, stream = _model(case, subject), batch.live[order[-1]]
         state = oracle.new_state(capacity)
         for position, logits in enumerate(stream.logits):
             judge.equal("logits", logits, oracle.forward_single(
                 stream.tokens[position], state, position), rule="truth", step=position)
     judge.engaged(rows_a_step=batch.widest, steps=batch.step_number)
+    return batch.live[order[-1]]
 
 
 def test_membership_may_change_every_step(case: Case, subject: Subject, judge: Judge) -> None:
@@ -239,7 +249,7 @@ def test_long_runs_do_not_drift(case: Case, subject: Subject, judge: Judge) -> N
 
 
 def test_kernels_run_the_step(case: Case, subject: Subject, judge: Judge) -> None:
-    model, m = subject.models(case["model"]), case["m"]
+    model, m = _model(case, subject), case["m"]
     rows = Rows(tuple(range(m))[::-1], (0,) * m, tuple(1 + i % 2 for i in range(m)))
     tokens = prompt_of(7, sum(rows.counts), model.config.vocab)
     kernels = {name: op_of(case, subject, name) for name in ("attend", "rotate")}
@@ -253,8 +263,46 @@ def test_kernels_run_the_step(case: Case, subject: Subject, judge: Judge) -> Non
         judge.equal(name, got, results[1][name], rule="truth")
 
 
+def test_narrow_rows_equal_alone(case: Case, subject: Subject, judge: Judge) -> None:
+    attend = Attention(case, subject, judge)
+    alone_equals_in_batch(judge, attend, attacks.rows_of(case), "attend")
+    attacks.hold_cuts(attend, 62, 3, "all")
+
+
+def test_narrow_kv_is_rounded_once(case: Case, subject: Subject, judge: Judge) -> None:
+    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    for i, (row, got) in enumerate(zip(rows, attend(rows), strict=True)):
+        attend.hold_true(got, row, row=i, length=row.length)
+
+
+def test_narrow_kv_stays_near_f32(case: Case, subject: Subject, judge: Judge) -> None:
+    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    if not attend.bitwise:
+        raise Declined("an arithmetic of its own parts from f32 on its own account")
+    for row, got in zip(rows, attend(rows), strict=True):
+        want = engine_s(row, attend.heads, attend.groups)
+        judge.budget("attend", got.flatten(0, 1).float(), want.flatten(0, 1), kv_budget(case),
+                     length=row.length)
+
+
+def test_narrow_steps_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
+    stream = _steps_equal_solo(case, subject, judge)
+    if subject.candidate is not None:
+        return  # its arithmetic, if it is its own, parts from f32 on its own account
+    wide = subject.models(case["model"])
+    state = wide.new_state(len(stream.tokens))
+    for position, logits in enumerate(stream.logits):
+        want = wide.forward_single(stream.tokens[position], state, position)
+        judge.budget("logits", logits.cpu(), want, kv_budget(case), logits=True, step=position)
+
+
+def _model(case: Case, subject: Subject) -> Any:
+    return subject.models(case["model"]).with_kv(case.given.get("kv", "f32"))
+
+
 def _engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
-    model = subject.models(case["model"])
+    kept_in(case, subject)  # a candidate may decline
+    model = _model(case, subject)
     model = model if subject.device == "cpu" else model.to(subject.device)
     candidate = subject.candidate
     return engine_of(subject.path, candidate if is_whole(candidate) else None, model), model

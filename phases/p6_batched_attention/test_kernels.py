@@ -11,12 +11,20 @@ from typing import Any
 import pytest
 import torch
 
+from contracts.schema import Case, load_contract
+from engine import testmodels
 from engine.errors import InputError
 from engine.state import Ints, Refs
+from falsifiers.errors import Unmeasurable
+from falsifiers.judge import Judge
+from falsifiers.subject import Subject
+from phases.p6_batched_attention import attacks, increment, test_falsifier
+from phases.p6_batched_attention.harness import CONTRACT, Attention, Layout
 from phases.p6_batched_attention.launches import ROOM, WIDEST, check, launches
 
 ROOT = Path(__file__).parents[2]
-NAMES = ["append", "attend_split", "attend_merge", "rotate", "attend.cu-4"]
+NAMES = ["append", "attend_split", "attend_merge", "rotate", "append-f16", "attend_split-bf16",
+         "attend.cu-4", "attend.cu-4-f16", "attend.cu-4-bf16"]
 
 
 def test_kernels_compile_without_contraction_approximation_or_spills() -> None:
@@ -48,6 +56,31 @@ def test_a_full_batch_at_usual_length_is_one_launch() -> None:
     assert len(list(launches((4095,) * 64, (1,) * 64, 16))) == 1
 
 
+def far(stride: int) -> tuple[Case, Subject, Judge]:
+    """Return the arguments of the attack on far offsets, with rows as near as a CPU can bear."""
+    case = next(c for c in load_contract(CONTRACT).expand() if c.falsifier == "offsets_do_not_wrap")
+    case = case.model_copy(update={"tier": "cpu", "given": {**case.given, "stride": stride}})
+    return case, Subject("in-tree", models=testmodels.load, path=increment.path()), Judge(case)
+
+
+def test_rows_far_apart_share_memory_and_not_a_value() -> None:
+    case, subject, judge = far(1024)
+    test_falsifier.test_offsets_do_not_wrap(case, subject, judge)
+    assert judge.compared > 0
+
+
+def test_want_of_memory_says_nothing_about_the_subject(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*size: int, **asked: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    case, subject, judge = far(1 << 24)
+    attend, (row,) = Attention(case, subject, judge), attacks.rows_of(case)
+    step = attend.laid_out([row], Layout(capacity=row.reach + 1))
+    monkeypatch.setattr(torch, "empty", full)
+    with pytest.raises(Unmeasurable, match=r"need 8\.2 GiB of device memory"):
+        attacks.far_apart(step, case["stride"])
+
+
 def operands(**changed: Any) -> list[Any]:
     given: dict[str, Any] = {"q": torch.zeros(2, 4, 256), "k": torch.zeros(2, 2, 256),
                              "v": torch.zeros(2, 2, 256), "gate": torch.zeros(2, 4, 256),
@@ -60,11 +93,15 @@ def operands(**changed: Any) -> list[Any]:
     ({"q": torch.zeros(2, 4, 128)}, r"q of attention must be f32 with heads of 256"),
     ({"gate": torch.zeros(2, 4, 256).double()}, r"gate of attention must be f32.*float64"),
     ({"keys": torch.zeros(1, 8, 256, 2).mT}, r"the key cache of attention must be f32"),
+    ({"keys": torch.zeros(1, 8, 2, 256).half()}, r"keys are cached in torch.float16, but values"),
+    ({"values": torch.zeros(1, 8, 2, 256).int()}, r"the value cache of attention must be f32 or"),
     ({"out": torch.zeros(3, 4, 256)}, r"shapes of attention do not fit"),
     ({"k": torch.zeros(1, 2, 256), "v": torch.zeros(1, 2, 256)}, r"shapes of attention do not"),
     ({"k": torch.zeros(2, 3, 256), "v": torch.zeros(2, 3, 256)}, r"4 query heads cannot share 3"),
     ({"v": torch.zeros(2, 2, 256, device="meta")}, r"v is on meta, but out is on cpu")])
 def test_operands_that_do_not_fit_are_refused(changed: dict[str, Any], sentence: str) -> None:
     check(*operands())
+    narrow = torch.zeros(1, 8, 2, 256).bfloat16()
+    check(*operands(keys=narrow, values=narrow))
     with pytest.raises(InputError, match=sentence):
         check(*operands(**changed))

@@ -75,8 +75,32 @@ def test_slots_taken_for_rows_fail_twin(tmp_path: Path) -> None:
 def test_loads_of_what_is_not_triton_are_not_said_to_be_seen(tmp_path: Path) -> None:
     candidate = offered(tmp_path, "sdpa_rows.py")
     for case in cases("loads_and_stores_stay_inside", "keys_are_read_once", tier="interpret"):
-        with pytest.raises(Declined, match="not Triton's"):
+        with pytest.raises(Declined, match="does not offer keys" if "kv" in case.given
+                           else "not Triton's"):
             judged(case, candidate)
+
+
+NARROW = """
+from engine import ops
+
+ARITHMETIC, KV = "ordered", "bf16"
+
+def attend(q, k, v, gate, keys, values, lengths, counts, out):
+    ops.attend(q, k, v, gate, keys, values, lengths, counts, out)
+"""
+
+
+def test_narrow_caches_are_a_candidates_to_offer(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(NARROW)
+    candidate = load(f"file:{mine}")
+    for case in cases("narrow_rows_equal_alone", "narrow_kv_is_rounded_once"):
+        assert not case.must_claim
+        if case["kv"] == "bf16":
+            assert {w.rung for w in judged(case, candidate).worst} == {"bits"}
+        else:
+            with pytest.raises(Declined, match="does not offer keys and values in f16"):
+                judged(case, candidate)
 
 
 def test_ops_that_are_not_offered_decline(tmp_path: Path) -> None:

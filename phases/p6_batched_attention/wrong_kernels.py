@@ -19,7 +19,7 @@ from engine.state import Refs
 from falsifiers.subject import Subject
 from phases.p6_batched_attention import kernel_attend, kernel_attend_cuda, kernel_rotate, reference
 from phases.p6_batched_attention.increment import OnDevice
-from phases.p6_batched_attention.kernel_attend import _pairs_of_columns, _pairs_of_lanes
+from phases.p6_batched_attention.kernel_attend import _pairs_of_columns, _pairs_of_lanes, _widened
 
 Build = Callable[[Subject], Subject]
 
@@ -91,10 +91,10 @@ def library_exp(x):
 @triton.jit
 def scores_without_a_mask(q, keys, left, q_head, key_row, GROUP: tl.constexpr,
                           HEADS: tl.constexpr, SPLIT: tl.constexpr, HALF: tl.constexpr,
-                          SCALE: tl.constexpr):
+                          SCALE: tl.constexpr, KV: tl.constexpr):
     lane, j = tl.arange(0, HALF), tl.minimum(tl.arange(0, SPLIT), left)
     at = keys + j.to(tl.int64)[:, None] * key_row + lane[None, :]
-    low, high = tl.load(at), tl.load(at + HALF)
+    low, high = _widened(tl.load(at), KV), _widened(tl.load(at + HALF), KV)
     scores = tl.zeros([HEADS, SPLIT], tl.float32)
     for r in tl.static_range(GROUP):
         mine = q + r * q_head + lane
@@ -107,13 +107,14 @@ def scores_without_a_mask(q, keys, left, q_head, key_row, GROUP: tl.constexpr,
 @triton.jit
 def scores_read_by_each_head(q, keys, left, q_head, key_row, GROUP: tl.constexpr,
                              HEADS: tl.constexpr, SPLIT: tl.constexpr, HALF: tl.constexpr,
-                             SCALE: tl.constexpr):
+                             SCALE: tl.constexpr, KV: tl.constexpr):
     j, lane = tl.arange(0, SPLIT), tl.arange(0, HALF)
     at = keys + j.to(tl.int64)[:, None] * key_row + lane[None, :]
     there = (j < left)[:, None]
     scores = tl.zeros([HEADS, SPLIT], tl.float32)
     for r in tl.static_range(GROUP):
-        low, high = tl.load(at, mask=there, other=0.0), tl.load(at + HALF, mask=there, other=0.0)
+        low = _widened(tl.load(at, mask=there, other=0), KV)
+        high = _widened(tl.load(at + HALF, mask=there, other=0), KV)
         mine = q + r * q_head + lane
         sums = (0.0 + tl.load(mine)[None, :] * low) + tl.load(mine + HALF)[None, :] * high
         own = _pairs_of_columns(sums, SPLIT, HALF, 7) * SCALE
@@ -123,14 +124,14 @@ def scores_read_by_each_head(q, keys, left, q_head, key_row, GROUP: tl.constexpr
 
 @triton.jit
 def eight_keys_a_lane(p, values, left, value_row, HEADS: tl.constexpr, SPLIT: tl.constexpr,
-                      DIM: tl.constexpr):
+                      DIM: tl.constexpr, KV: tl.constexpr):
     eight, d, octet = tl.arange(0, 8), tl.arange(0, DIM), tl.arange(0, SPLIT // 8)
     p = tl.reshape(p, [HEADS, 8, SPLIT // 8])
     low, whole = tl.zeros([HEADS, 8, 1], tl.float32), tl.zeros([HEADS, 8, DIM], tl.float32)
     for i in range(SPLIT // 8):
         j = eight * 8 + i
-        v = tl.load(values + j.to(tl.int64)[:, None] * value_row + d[None, :],
-                    mask=(j < left)[:, None], other=0.0)
+        v = _widened(tl.load(values + j.to(tl.int64)[:, None] * value_row + d[None, :],
+                             mask=(j < left)[:, None], other=0), KV)
         mine = tl.sum(tl.where((octet == i)[None, None, :], p, 0.0), axis=2)
         low = low + mine[:, :, None]
         whole = whole + mine[:, :, None] * v[None, :, :]
@@ -165,9 +166,29 @@ def rotate_by_the_first(x, table, positions, out, x_token, x_head, out_token, ou
     tl.store(out + token * out_token + head * out_head + d, value)
 
 
+@triton.jit
+def truncated(x, KV: tl.constexpr):
+    if KV.is_bf16():
+        x = (x.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16)
+    elif KV.is_fp16():
+        near = x.to(tl.float16)
+        larger = tl.abs(near.to(tl.float32)) > tl.abs(x)
+        bits = near.to(tl.int16, bitcast=True)
+        x = tl.where(larger, bits - 1, bits).to(tl.float16, bitcast=True)
+    return x
+
+
+@triton.jit
+def read_as_bf16(x, KV: tl.constexpr):
+    if not KV.is_fp32():
+        bits = x.to(tl.uint16, bitcast=True)
+        x = (bits.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    return x
+
+
 @cache
-def _from(source: str, name: str, group: int) -> Kernel:
-    return Kernel(compile_source(source, kernel_attend_cuda.options(group)), name)
+def _from(source: str, name: str, group: int, kv: torch.dtype) -> Kernel:
+    return Kernel(compile_source(source, kernel_attend_cuda.options(group, kv)), name)
 
 
 def cuda_source(right: str, wrong: str) -> Build:
@@ -177,7 +198,7 @@ def cuda_source(right: str, wrong: str) -> Build:
         changed = source.replace(right, wrong)
         if changed == source:
             raise RuntimeError(f"attend.cu has no {right!r}")
-        with _exchanged(kernel_attend_cuda, _function=lambda n, g: _from(changed, n, g)):
+        with _exchanged(kernel_attend_cuda, _function=lambda *of: _from(changed, *of)):
             kernel_attend_cuda.attend(*args)
 
     return _on_device(attend=OnDevice(reference.attend, run))

@@ -61,6 +61,19 @@ def test_turn_goes_on_with_and_without_a_store(budget: int) -> None:
     assert engine.add_slot(Request("b", (5, 6, 7, 8), 1)).reused == 3
 
 
+@pytest.mark.parametrize("kv", ["f16", "bf16"])
+def test_narrow_keys_and_values_are_kept_and_found_as_they_are(kv: str) -> None:
+    model, path, tokens = testmodels.load("nano").with_kv(kv), reference(), (5, 6, 7, 8, 9)
+    reuse = Reuse(Store(1 << 30, 2), model, path, 4)
+    states = [model.new_state(8) for _ in range(2)]
+    model.prefill(tokens, states[0])
+    reuse.released(tokens, states[0])
+    assert reuse.admit((*tokens, 1), states[1]) == 5
+    assert states[1].digest(5) == states[0].digest(5)
+    wide = Reuse(reuse.store, testmodels.load("nano"), path, 4)
+    assert wide.admit((*tokens, 1), testmodels.load("nano").new_state(8)) == 0
+
+
 def test_store_of_an_engine_that_got_none_has_a_bound() -> None:
     model = testmodels.load("nano")
     engine = stack().engine(model, reference(), Limits(1, 8))

@@ -49,6 +49,7 @@ class Key:
     model: int
     rope: int
     device: str
+    kv: str
     width: int
     reach: int
     greedy: bool
@@ -144,8 +145,8 @@ class Graphs:
     def _graph(self, path: Path, model: Model, pool: Pool, m: int, reach: int,
                greedy: bool) -> Graph | None:
         """Return the graph of a step, captured now if it is new, or None if that failed once."""
-        key = Key(path, id(model.weights), id(model.rope), pool.device, width_of(m),
-                  reach_of(reach), greedy)
+        key = Key(path, id(model.weights), id(model.rope), pool.device, pool.kv,
+                  width_of(m), reach_of(reach), greedy)
         place = self.place(key)
         if place not in self._held:
             self._held[place] = self._captured(key, path, model), model  # so its id stays its own
@@ -161,7 +162,7 @@ class Graphs:
 
     def _captured(self, key: Key, path: Path, model: Model) -> Graph | None:
         room = min(SHORTEST, model.config.context)
-        spare = self._spare(key) or Pool(model.config, 1, room, key.device)
+        spare = self._spare(key) or Pool(model.config, 1, room, key.device, key.kv)
         inputs = self.inputs.make(len(spare.places), key.width, key.device)
         inputs.fill(spare, None, (), Rows((), (), ()))  # all padding: a capture touches no slot
         rows = inputs.rows(spare, key.reach)
@@ -192,4 +193,5 @@ class Graphs:
     def _spare(self, key: Key) -> Pool | None:
         """Return the slot that padding of the same model's graphs points into, if there is one."""
         return next((graph.spare for other, (graph, _) in self._held.items() if graph is not None
-                     and (other.model, other.device) == (key.model, key.device)), None)
+                     and (other.model, other.device, other.kv)
+                     == (key.model, key.device, key.kv)), None)

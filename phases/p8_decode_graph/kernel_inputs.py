@@ -19,7 +19,7 @@ from engine.state import CACHED, Ints, Pool, Refs, Table
 class Followed(Refs):
     """State found by the addresses in a graph's input alone, whatever pool they point into.
 
-    `whole` is that of the spare slot and tells kernels of strides.
+    `whole` is that of the spare slot and tells kernels of strides and types.
     """
 
     shape: tuple[int, ...] = ()
@@ -29,12 +29,12 @@ class Followed(Refs):
     def views(self) -> list[Tensor]:
         """Views over the memory that the input points at now."""
         assert self.held is not None
-        return [_at(address, self.shape) for address in self.held.tolist()]
+        return [_at(address, self.shape, self.whole.dtype) for address in self.held.tolist()]
 
 
-def _at(address: int, shape: Sequence[int]) -> Tensor:
-    memory = (ctypes.c_float * prod(shape)).from_address(address)
-    return torch.frombuffer(memory, dtype=torch.float32).view(*shape)
+def _at(address: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    memory = (ctypes.c_byte * (prod(shape) * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(memory, dtype=dtype).view(*shape)
 
 
 @dataclass(frozen=True)
