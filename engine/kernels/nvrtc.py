@@ -11,11 +11,15 @@ import os
 import site
 import sys
 from functools import cache
+from pathlib import Path
 
 import torch
 
 OPTIONS = ("--std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true",
            "-default-device")
+
+
+DEVICE = Path(__file__).with_name("device.cuh")
 
 
 class CudaError(RuntimeError):
@@ -44,6 +48,11 @@ def library() -> ctypes.CDLL:
 def _check(code: int, what: str) -> None:
     if code:
         raise CudaError(f"{what} failed with code {code}")
+
+
+def source_of(*paths: Path) -> str:
+    """Return the text of sources, one behind the other, with what every one begins with."""
+    return "".join(path.read_text(encoding="utf-8") for path in (DEVICE, *paths))
 
 
 def compile_source(source: str, options: tuple[str, ...], arch: str = "sm_90") -> bytes:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engine.blocks import TYPES
 from engine.kernels.device_bytes import device_bytes
-from engine.kernels.nvrtc import Kernel, compile_source
+from engine.kernels.nvrtc import Kernel, compile_source, source_of
 from engine.weights import EXACT, Weight
 from phases.p3_row_twin.packing import CODE, ROWS, pack
 
@@ -128,7 +128,7 @@ def plan_for(groups: int, m: int, live: int) -> Plan:
 
 def source(path: Path = SOURCE) -> str:
     """Return the text of a kernel that makes or takes integers, with what it includes."""
-    return LIMBS.read_text() + path.read_text()
+    return source_of(LIMBS, path)
 
 
 @cache

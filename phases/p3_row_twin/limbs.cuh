@@ -1,24 +1,13 @@
 // Activations to integers (contracts/arithmetic.md, items 1 to 4), in the order in which the tensor
-// cores' B fragments are read. Included before the source of every kernel that makes or takes them.
+// cores' B fragments are read. Stands before the source of every kernel that makes or takes them,
+// behind device.cuh.
 //   limbs   word[((group * NT + nt) * 8 + j) * 3 + limb][lane][2]   PACK: [group * 8 + j][lane][2]
 //   sums    word[((group * NT + nt) * 4 + limb)][8 columns][2]      PACK: [group][8 columns][2]
 //           of sums over 32 columns, in limbs
 //   scales  f32 [group][NT * 8]
 // With PACK, for one or two rows, a column of B is row * 4 + limb.
 
-typedef unsigned int u32;
-typedef long long i64;
-
 #define GROUP 256
-
-// A kernel launched as a dependent of the one before it starts early and waits here for its end.
-__device__ __forceinline__ void wait_for_inputs() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-__device__ __forceinline__ void let_the_next_start() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-}
 
 struct Integers {
   u32* limbs;

@@ -5,34 +5,8 @@
 // A warp works on groups of 256 columns, a lane on eight columns side by side. Inputs may be those
 // of a kernel that still runs, so they are read after the wait and past L1; weights are read before.
 
-#define WARPS 8
+#define WARPS 20   // of a block that adds and norms a row
 #define LANES 128  // of SUM [11]
-
-__device__ __forceinline__ float exp_of(float x) {  // [14]
-  float y = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
-  y = x != x ? 0.0f : y;
-  const float n = __fadd_rn(__fadd_rn(__fmul_rn(y, __int_as_float(0x3fb8aa3b)), 12582912.0f),
-                            -12582912.0f);
-  const float t = __fsub_rn(__fsub_rn(y, __fmul_rn(n, __int_as_float(0x3f318000))),
-                            __fmul_rn(n, __int_as_float(0xb95e8083)));
-  float p = __int_as_float(0x394f83af);
-  p = __fadd_rn(__fmul_rn(p, t), __int_as_float(0x3ab6c737));
-  p = __fadd_rn(__fmul_rn(p, t), __int_as_float(0x3c08893a));
-  p = __fadd_rn(__fmul_rn(p, t), __int_as_float(0x3d2aaa46));
-  p = __fadd_rn(__fmul_rn(p, t), __int_as_float(0x3e2aaaaa));
-  p = __fadd_rn(__fmul_rn(p, t), __int_as_float(0x3f000000));
-  const float power = __int_as_float((__float2int_rn(n) + 127) << 23);
-  float e = __fmul_rn(__fadd_rn(__fadd_rn(__fmul_rn(__fmul_rn(p, t), t), t), 1.0f), power);
-  e = x < -87.0f ? 0.0f : e;
-  e = x > 88.0f ? __int_as_float(0x7f800000) : e;
-  return x != x ? x : e;
-}
-
-__device__ __forceinline__ float silu_of(float x) {  // [16]
-  const float t = exp_of(-fabsf(x));
-  const float s = __fdiv_rn(x < 0.0f ? t : 1.0f, __fadd_rn(t, 1.0f));
-  return __fmul_rn(x, x != x ? x : s);
-}
 
 __device__ __forceinline__ float scale_of(float sum, float n, float eps) {  // [12]
   return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(sum, n), eps)));
@@ -42,6 +16,11 @@ __device__ __forceinline__ float scale_of(float sum, float n, float eps) {  // [
 __device__ __forceinline__ void load8(float v[8], const float* from, int c, int n) {
 #pragma unroll
   for (int i = 0; i < 8; i++) v[i] = c + i < n ? __ldcg(from + c + i) : 0.0f;
+}
+
+__device__ __forceinline__ void load_weights(float w[8], const float* from, int c, int n) {
+#pragma unroll
+  for (int i = 0; i < 8; i++) w[i] = c + i < n ? __ldg(from + c + i) : 0.0f;
 }
 
 __device__ __forceinline__ void store8(float* to, const float v[8], int c, int n) {
@@ -55,9 +34,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
 add_norm(const float* x, const float* y, const float* weight, int n, float eps, float* total,
          float* out, Integers to) {
   extern __shared__ float row[];  // [n], filled up to a whole number of lanes
-  __shared__ float part[4], scale;
+  __shared__ float part[4];
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const i64 at = (i64)blockIdx.x * n;
+  float w[8];
+  load_weights(w, weight, warp * GROUP + lane * 8, n);
   wait_for_inputs();
   let_the_next_start();
   const int whole = (n + LANES - 1) / LANES * LANES;
@@ -88,16 +69,15 @@ add_norm(const float* x, const float* y, const float* weight, int n, float eps, 
     if (lane == 0) part[warp] = sum;
   }
   __syncthreads();
-  if (tid == 0)
-    scale = scale_of(__fadd_rn(__fadd_rn(part[0], part[1]), __fadd_rn(part[2], part[3])), (float)n,
-                     eps);
-  __syncthreads();
+  const float scale = scale_of(
+      __fadd_rn(__fadd_rn(part[0], part[1]), __fadd_rn(part[2], part[3])), (float)n, eps);
   for (int group = warp; group * GROUP < n; group += WARPS) {
     const int c = group * GROUP + lane * 8;
+    if (group > warp) load_weights(w, weight, c, n);
     float v[8];
 #pragma unroll
     for (int i = 0; i < 8; i++)
-      v[i] = c + i < n ? __fmul_rn(__fmul_rn(row[c + i], scale), weight[c + i]) : 0.0f;
+      v[i] = c + i < n ? __fmul_rn(__fmul_rn(row[c + i], scale), w[i]) : 0.0f;
     store8(out + at, v, c, n);
     if (to.limbs) store_group(v, group, blockIdx.x, to);
   }

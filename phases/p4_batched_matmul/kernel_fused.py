@@ -21,6 +21,8 @@ from engine.kernels.nvrtc import Kernel, compile_source
 from phases.p3_row_twin import increment as before
 
 SOURCE = Path(__file__).with_name("fused.cu")
+NORM_THREADS = 640
+"""Threads of a block that adds and norms a row: four values each of a 4B model's row."""
 HEAD = 128
 """Values of a head whose norm is gated."""
 
@@ -58,7 +60,7 @@ def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float, total: Tensor,
     """
     rows, n = x.shape
     integers, argument = _room(rows, n, x.device)
-    _function("add_norm")((rows, 1), 256, ceil(n / 128) * 512, x, y, weight, n, c_float(eps),
+    _function("add_norm")((rows, 1), NORM_THREADS, ceil(n / 128) * 512, x, y, weight, n, c_float(eps),
                           total, out, argument)
     _carry(out, integers)
 

@@ -17,6 +17,7 @@ from triton.compiler import ASTSource
 
 from engine.kernels import machine_code
 from engine.kernels.compile import found_in
+from engine.kernels.nvrtc import source_of
 from phases.p5_batched_gdn import kernel_conv, kernel_delta, kernel_gates, kernel_gdn_cuda
 
 STRIDES = dict.fromkeys(("q_stride", "k_stride", "v_stride", "key_heads", "heads"), "i32")
@@ -49,7 +50,7 @@ def faults_of_cuda() -> list[str]:
     """Compile the CUDA C++ in each of its block widths and return what must not be in it."""
     faults = []
     for warps in (1, 2, 4):
-        faults += machine_code.faults_of(kernel_gdn_cuda.SOURCE.read_text(),
+        faults += machine_code.faults_of(source_of(kernel_gdn_cuda.SOURCE),
                                          kernel_gdn_cuda.options(warps))
     return faults
 

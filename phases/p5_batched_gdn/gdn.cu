@@ -3,69 +3,30 @@
 // Row i has tokens starts[i] to starts[i + 1] of all, and its own state behind pointer i. A row
 // without tokens touches nothing, its pointer included. Every operation rounds once, in the order
 // of arithmetic.md (items 11 to 16 and 20 to 22); the program is compiled without contraction.
-
-typedef unsigned long long u64;
-typedef long long i64;
+// device.cuh stands before this source. A kernel may start before the one before it has ended: what
+// is not a weight is read after the wait, by pointers that do not say that nobody writes there.
 
 constexpr int DIM = 128;     // width of a key and of a value head
 constexpr int KEYS = 16;     // keys that a thread holds
 constexpr int CHANNELS = 256;  // channels of a block of the convolution
 constexpr int AHEAD = 4;     // tokens whose inputs the convolution loads together
 
-__device__ __forceinline__ float exp_of(float x) {
-  float y = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
-  y = x != x ? 0.0f : y;
-  const float n = (y * __int_as_float(0x3fb8aa3b) + 12582912.0f) - 12582912.0f;
-  const float t = (y - n * __int_as_float(0x3f318000)) - n * __int_as_float(0xb95e8083);
-  float p = t * __int_as_float(0x394f83af) + __int_as_float(0x3ab6c737);
-  p = p * t + __int_as_float(0x3c08893a);
-  p = p * t + __int_as_float(0x3d2aaa46);
-  p = p * t + __int_as_float(0x3e2aaaaa);
-  p = p * t + __int_as_float(0x3f000000);
-  const float power = __int_as_float((__float2int_rn(n) + 127) << 23);
-  float e = ((((p * t) * t) + t) + 1.0f) * power;
-  e = x < -87.0f ? 0.0f : e;
-  e = x > 88.0f ? __int_as_float(0x7f800000) : e;
-  return x != x ? x : e;
-}
-
-__device__ __forceinline__ float log1p_of(float t) {
-  const float u = __fdiv_rn(t, t + 2.0f);
-  const float z = u * u;
-  float p = z * __int_as_float(0x3df8e5e4) + __int_as_float(0x3ddb67d5);
-  p = p * z + __int_as_float(0x3e1284de);
-  p = p * z + __int_as_float(0x3e4ccb53);
-  p = p * z + __int_as_float(0x3eaaaaac);
-  const float w = u + u;
-  return w + w * (z * p);
-}
-
-__device__ __forceinline__ float softplus_of(float x) {
-  const float y = (x > 0.0f ? x : 0.0f) + log1p_of(exp_of(-fabsf(x)));
-  return x != x ? x : y;
-}
-
-__device__ __forceinline__ float sigmoid_of(float x) {
-  const float t = exp_of(-fabsf(x));
-  const float y = __fdiv_rn(x < 0.0f ? t : 1.0f, t + 1.0f);
-  return x != x ? x : y;
-}
-
 extern "C" __global__ void __launch_bounds__(CHANNELS) conv_step(
-    const float* __restrict__ x, i64 x_stride, const float4* __restrict__ taps,
-    const u64* __restrict__ windows, const int* __restrict__ starts, int channels,
-    float* __restrict__ out, i64 out_stride) {
+    const float* x, i64 x_stride, const float4* __restrict__ taps, const u64* windows,
+    const int* starts, int channels, float* out, i64 out_stride) {
   __shared__ float held[3 * CHANNELS];
+  const int first = blockIdx.x * CHANNELS, lane = threadIdx.x, channel = first + lane;
+  const float4 w = channel < channels ? taps[channel] : float4();
+  wait_for_inputs();
+  let_the_next_start();
   int at = starts[blockIdx.y];
   const int end = starts[blockIdx.y + 1];
   if (at >= end) return;
-  const int first = blockIdx.x * CHANNELS, lane = threadIdx.x, channel = first + lane;
   const int values = 3 * min(CHANNELS, channels - first);
   float* window = reinterpret_cast<float*>(windows[blockIdx.y]) + 3 * (i64)first;
   for (int i = lane; i < values; i += CHANNELS) held[i] = window[i];
   __syncthreads();
   if (channel < channels) {
-    const float4 w = taps[channel];
     float a = held[3 * lane], b = held[3 * lane + 1], c = held[3 * lane + 2];
     for (; at < end; at += AHEAD) {
       float next[AHEAD];
@@ -92,13 +53,15 @@ extern "C" __global__ void __launch_bounds__(CHANNELS) conv_step(
 }
 
 extern "C" __global__ void gates(
-    const float* __restrict__ a, i64 a_stride, const float* __restrict__ b, i64 b_stride,
-    const float* __restrict__ decay, const float* __restrict__ bias, int heads, int count,
-    float* __restrict__ g, float* __restrict__ beta) {
+    const float* a, i64 a_stride, const float* b, i64 b_stride, const float* __restrict__ decay,
+    const float* __restrict__ bias, int heads, int count, float* g, float* beta) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= count) return;
   const int token = i / heads, head = i - token * heads;
-  g[i] = exp_of(decay[head] * softplus_of(a[token * a_stride + head] + bias[head]));
+  const float slope = decay[head], shift = bias[head];
+  wait_for_inputs();
+  let_the_next_start();
+  g[i] = exp_of(slope * softplus_of(a[token * a_stride + head] + shift));
   beta[i] = sigmoid_of(b[token * b_stride + head]);
 }
 
@@ -159,11 +122,11 @@ __device__ __forceinline__ float read_of(float4* state, const float* by, int c) 
 // with four columns each, eight times, each time with the next sixteen keys. So a sum over keys is
 // made of registers and three shuffles, and state passes through registers once a call.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 16 / WARPS) delta_step(
-    const float* __restrict__ q, i64 q_stride, const float* __restrict__ k, i64 k_stride,
-    const float* __restrict__ v, i64 v_stride, const float* __restrict__ g,
-    const float* __restrict__ beta, const u64* __restrict__ states,
-    const int* __restrict__ starts, int key_heads, int heads, float scale,
-    float* __restrict__ out) {
+    const float* q, i64 q_stride, const float* k, i64 k_stride, const float* v, i64 v_stride,
+    const float* g, const float* beta, const u64* states, const int* starts, int key_heads,
+    int heads, float scale, float* out) {
+  wait_for_inputs();
+  let_the_next_start();
   int at = starts[blockIdx.y];
   const int end = starts[blockIdx.y + 1];
   if (at >= end) return;

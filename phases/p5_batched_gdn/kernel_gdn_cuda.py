@@ -16,7 +16,7 @@ from torch import Tensor, contiguous_format
 
 from engine.config import STATE
 from engine.errors import InputError
-from engine.kernels.nvrtc import Kernel, compile_source
+from engine.kernels.nvrtc import Kernel, compile_source, source_of
 from engine.state import Ints, Refs
 from phases.p5_batched_gdn.reference import scale_of
 
@@ -32,7 +32,7 @@ BUSY = 128
 
 @cache
 def _function(name: str, warps: int = 4) -> Kernel:
-    return Kernel(compile_source(SOURCE.read_text(), options(warps)), name)
+    return Kernel(compile_source(source_of(SOURCE), options(warps)), name, early=True)
 
 
 def options(warps: int) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 from unittest.mock import patch
 
-from engine.kernels.nvrtc import Kernel, compile_source
+from engine.kernels.nvrtc import Kernel, compile_source, source_of
 from phases.p5_batched_gdn import kernel_gdn_cuda as right
 from phases.p5_batched_gdn.wrong_states import Build, op
 
@@ -37,7 +37,7 @@ def _function(old: str, new: str, name: str, warps: int, contracted: bool) -> Ke
 
 def source(old: str, new: str) -> str:
     """Return the program with one text in place of another."""
-    text = right.SOURCE.read_text()
+    text = source_of(right.SOURCE)
     if old not in text:
         raise ValueError(f"gdn.cu holds no {old!r} to be changed")
     return text.replace(old, new)

@@ -2,15 +2,12 @@
 // `split` makes one split of 64 keys of one token and one KV head, and appends the token's key and
 // value; `merge` joins a head's splits in order. Compiled by NVRTC with -DGROUP (query heads of a
 // KV head), and for caches narrower than f32 with -DNARROW, their type's name in PTX. Contraction
-// is off; each + - * / below rounds once.
+// is off; each + - * / below rounds once. device.cuh stands before this source; a kernel may start
+// before the one before it has ended, and reads nothing until then.
 //
 // Nothing reads what a launch writes: keys from `length` on, those of this very step, come from
 // k and v as they were handed in, so tokens of a chunk need not wait for one another; a narrow
 // cache would have rounded them, so they are rounded here too.
-
-typedef unsigned long long u64;
-typedef unsigned int u32;
-typedef long long i64;
 
 #define DIM 256
 #define SPLIT 64
@@ -22,29 +19,6 @@ typedef long long i64;
 #define WIDE ((GROUP + 3) / 4 * 4)   // weights of a key's query heads, in whole float4
 #define NO_SCORE __int_as_float(0xff800000)  // minus infinity
 #define VALUES (GROUP * KEYS)        // scores that a warp makes in a round
-
-__device__ __forceinline__ float exp_of(float x) {  // EXP [14] for x <= 0; NaN stays NaN
-  const float y = x < -87.0f ? -87.0f : x;
-  const float n = __fadd_rn(__fadd_rn(__fmul_rn(y, __int_as_float(0x3fb8aa3b)), 12582912.0f),
-                            -12582912.0f);
-  const float t = __fsub_rn(__fsub_rn(y, __fmul_rn(n, __int_as_float(0x3f318000))),
-                            __fmul_rn(n, __int_as_float(0xb95e8083)));
-  float p = __int_as_float(0x394f83af);
-  p = __fadd_rn(__fmul_rn(p, t), __int_as_float(0x3ab6c737));
-  p = __fadd_rn(__fmul_rn(p, t), __int_as_float(0x3c08893a));
-  p = __fadd_rn(__fmul_rn(p, t), __int_as_float(0x3d2aaa46));
-  p = __fadd_rn(__fmul_rn(p, t), __int_as_float(0x3e2aaaaa));
-  p = __fadd_rn(__fmul_rn(p, t), __int_as_float(0x3f000000));
-  const float power = __int_as_float((__float2int_rn(n) + 127) << 23);
-  const float e = __fmul_rn(__fadd_rn(__fadd_rn(__fmul_rn(__fmul_rn(p, t), t), t), 1.0f), power);
-  return x < -87.0f ? 0.0f : e;
-}
-
-__device__ __forceinline__ float sigmoid_of(float x) {  // SIGMOID [16]
-  const float t = exp_of(-fabsf(x));
-  const float y = __fdiv_rn(x < 0.0f ? t : 1.0f, __fadd_rn(t, 1.0f));
-  return x != x ? x : y;
-}
 
 __device__ __forceinline__ void copy_16(float* to, const float* from, bool there) {
   // asynchronous, past L1; an absent row becomes +0 and is not read
@@ -166,6 +140,8 @@ split(const float* q, const float* k, const float* v, const u64* keys, const u64
   float* const scores = q_rows + GROUP * DIM;        // [SPLIT][WIDE], then their weights
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const int local = blockIdx.y / groups, group = blockIdx.y % groups, token = first + local;
+  wait_for_inputs();
+  let_the_next_start();
   const Place place = place_of(token, Rows{starts, lengths, m});
   const int start = blockIdx.x * SPLIT, here = min(place.keys - start, SPLIT);
   if (here <= 0) return;
@@ -331,6 +307,8 @@ merge(const float* gate, const int* starts, const int* lengths, int m, int first
       const float* tops, const float* parts, float* out, Strides gate_at, Strides out_at) {
   __shared__ float share[THREADS], low[THREADS], largest[WARPS];
   const int tid = threadIdx.x, head = blockIdx.x, token = first + blockIdx.y;
+  wait_for_inputs();
+  let_the_next_start();
   const Place place = place_of(token, Rows{starts, lengths, m});
   const int own = (place.keys + SPLIT - 1) / SPLIT;
   const i64 part = ((i64)blockIdx.y * gridDim.x + head) * splits;

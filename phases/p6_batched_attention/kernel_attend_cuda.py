@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import InputError
-from engine.kernels.nvrtc import Kernel, compile_source
+from engine.kernels.nvrtc import Kernel, compile_source, source_of
 from engine.state import Refs
 from phases.p6_batched_attention.launches import DIM, SPLIT, as_ints, check, launches
 
@@ -46,7 +46,7 @@ def shared_bytes(group: int, kv: torch.dtype) -> int:
 
 @cache
 def _function(name: str, group: int, kv: torch.dtype) -> Kernel:
-    return Kernel(compile_source(SOURCE.read_text(), options(group, kv)), name)
+    return Kernel(compile_source(source_of(SOURCE), options(group, kv)), name, early=True)
 
 
 def strides(x: Tensor) -> Strides:

@@ -78,7 +78,8 @@ class Inputs:
         """Write a step's rows, and padding behind them, without making the host wait."""
         width, m = len(self.tokens), len(rows.slots)
         host = Inputs.make(len(self.pointers), width, "cpu")
-        host.pointers.copy_(spare.addresses((0,) * width))
+        if m < width:
+            host.pointers[:, m:] = spare.addresses((0,) * (width - m))
         if pool is not None:
             host.pointers[:, :m] = pool.addresses(rows.slots)
             host.tokens[:m] = torch.tensor(tokens)
