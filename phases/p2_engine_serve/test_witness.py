@@ -75,7 +75,7 @@ def meeting(site: Site, arms: tuple[int, ...]) -> Iterator[None]:
             accepted[0] += 1
             changed.notify_all()
 
-    scheduler.step, scheduler.submit = stepped, submitted  # type: ignore[method-assign]
+    scheduler.step, scheduler.submit = stepped, submitted
     try:
         yield
     finally:
@@ -145,7 +145,7 @@ def test_witness_of_a_wrong_server_says_so(part: dict[str, type], result: str, t
 
 
 class Reads:
-    """Counts the bytes of matrices that products read: each matrix whole, once a product."""
+    """Counts the bytes that products read: a matrix each; that it is read once is P3's claim."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -166,8 +166,8 @@ def test_looped_server_reads_its_weights_once_a_row(
         name: str, engine: type[HybridEngine] | None, times: int,
         request: pytest.FixtureRequest) -> None:
     reads, model = Reads(), testmodels.load("nano")
-    site = site_of(reads.counted(request.getfixturevalue(name)),
-                   **({"engine": engine} if engine else {}))
+    parts: dict[str, Any] = {"engine": engine} if engine else {}
+    site = site_of(reads.counted(request.getfixturevalue(name)), **parts)
     site.subject = replace(site.subject, models=lambda _: replace(
         model, ops=reads.counted(model.ops)))
     asks = [Ask("completions", True, {"prompt": [5 + i], "max_tokens": 3, "ignore_eos": True})
