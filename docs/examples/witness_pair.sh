@@ -54,5 +54,5 @@ take() { # PATH REPLICATES WARM
     server=
 }
 
-take p1 1 1
 take newest 3 1,4,8,16
+take p1 1 1
