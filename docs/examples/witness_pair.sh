@@ -19,6 +19,7 @@ python=${PYTHON:-python3}
 work=$(mktemp -d)
 server=
 trap '[ -z "$server" ] || kill "$server" 2> "$work/gone" || :; rm -rf "$work"' EXIT
+trap 'exit 1' INT TERM
 
 # The server has no binary: the digest of the list of its sources, each with its own, stands for it.
 find engine phases falsifiers contracts rowtwin.py -name '*.py' -o -name '*.cu' -o -name '*.cuh' |
