@@ -28,6 +28,12 @@ def path() -> Any:
 
 
 @pytest.fixture(scope="session")
+def looped() -> Any:
+    """Return P1's path, which runs the rows of a step one after another."""
+    return rowtwin.assemble(path="p1", stack=None).path
+
+
+@pytest.fixture(scope="session")
 def stack() -> Any:
     """Return the newest serving stack."""
     return rowtwin.assemble(path=None, stack="newest").stack

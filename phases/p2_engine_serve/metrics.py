@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from phases.p0_scheduler.increment import Counts
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64)
+BUCKETS = (*range(1, 17), 24, 32, 48, 64)
 GAUGES = {
     "waiting": "Requests that were accepted and have no slot yet.",
     "live": "Slots taken.",

@@ -1,7 +1,7 @@
 """Drawing the next token of every row of a step, each from its own row, options and seed alone.
 
 Weights are EXP [14] of (x - M) / T in f32, so a row's draw is the same on every device; only
-their sums, in f64 and in order of token id, are the host's.
+their sums are the host's, where thousands of additions in order are no launches.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.arithmetic import exp, total
+from engine.arithmetic import NORM_LANES, exp, pairwise
 from engine.errors import InputError
 
 MOST_TOP = 20
@@ -69,7 +70,7 @@ def draw(logits: Tensor, choices: Sequence[int], options: Sequence[Sampling],
     and how many tokens were drawn before.
     """
     top = logits.amax(-1)
-    sums = total(exp(logits - top.unsqueeze(-1))).tolist()
+    sums = totals(exp(logits - top.unsqueeze(-1)))
     tokens = list(choices)
     sampled = [row for row, option in enumerate(options) if option.temperature > 0]
     if sampled:
@@ -77,8 +78,8 @@ def draw(logits: Tensor, choices: Sequence[int], options: Sequence[Sampling],
                         [numbers[row] for row in sampled])
         for row, token in zip(sampled, picks, strict=True):
             tokens[row] = token
-    told = [[token, *_likeliest(logits[row], option.top)]
-            for row, (token, option) in enumerate(zip(tokens, options, strict=True))]
+    told = [[token, *line] for token, line in zip(
+        tokens, _likeliest(logits, [option.top for option in options]), strict=True)]
     return [Drawn(line[0], logprobs[0], tuple(zip(line[1:], logprobs[1:], strict=True)))
             for line, logprobs in zip(told, _logprobs(logits, top, sums, told), strict=True)]
 
@@ -92,14 +93,27 @@ def _logprobs(logits: Tensor, top: Tensor, sums: Sequence[float],
             for line, whole in zip(told, map(math.log, sums), strict=True)]
 
 
-def _likeliest(line: Tensor, count: int) -> list[int]:
-    """Return the likeliest tokens, best first, the lower id first on ties."""
-    if count == 0:
-        return []
-    count = min(count, len(line))
-    near = (line >= line.topk(count).values[-1]).nonzero().flatten()
-    order = line[near].sort(descending=True, stable=True).indices[:count]
-    return [int(token) for token in near[order].tolist()]
+def totals(weights: Tensor) -> list[float]:
+    """Return SUM [11] of each row of f32[m, n]: 128 lanes in order, then adjacent pairs."""
+    m, n = weights.shape
+    held = torch.empty(m, n + -n % NORM_LANES, pin_memory=weights.is_cuda)
+    held[:, :n], held[:, n:] = weights, 0.0
+    # numpy adds in order along every axis but the last
+    lanes = np.add.reduce(held.view(m, -1, NORM_LANES).numpy(), axis=1)
+    sums: list[float] = pairwise(torch.from_numpy(lanes)).tolist()
+    return sums
+
+
+def _likeliest(logits: Tensor, counts: Sequence[int]) -> list[list[int]]:
+    """Return each row's likeliest tokens, best first, the lower id first on ties."""
+    found: list[list[tuple[float, int]]] = [[] for _ in counts]
+    most = min(max(counts), logits.shape[-1])
+    if most:
+        near = (logits >= logits.topk(most).values[:, -1:]).nonzero(as_tuple=True)
+        for row, token, value in zip(*(x.tolist() for x in (*near, logits[near])), strict=True):
+            found[row].append((-value, token))
+    return [[token for _, token in sorted(line)[:count]]
+            for line, count in zip(found, counts, strict=True)]
 
 
 def _sample(logits: Tensor, top: Tensor, options: Sequence[Sampling],

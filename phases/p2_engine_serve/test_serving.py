@@ -19,8 +19,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from fastapi import Request
 
+from engine.arithmetic import exp, total
 from engine.errors import InputError
 from engine.testmodels import path_of
 from phases.p2_engine_serve.api import Api
@@ -29,7 +31,7 @@ from phases.p2_engine_serve.cli import _hold_key, app
 from phases.p2_engine_serve.harness import tokenizer_of
 from phases.p2_engine_serve.hybrid import Turn
 from phases.p2_engine_serve.refusal import Refused
-from phases.p2_engine_serve.sampling import uniform
+from phases.p2_engine_serve.sampling import Sampling, draw, totals, uniform
 from phases.p2_engine_serve.server import bound
 from phases.p2_engine_serve.service import Terms, Turnstile
 from phases.p2_engine_serve.template import Template
@@ -228,6 +230,20 @@ def test_uniform_numbers_fill_the_unit_interval() -> None:
     assert len(set(drawn)) == len(drawn)
     assert all(0 <= value < 1 for value in drawn)
     assert uniform((1 << 64) - 1, 0) != uniform(0, 0)
+
+
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (2, 127), (3, 128), (1, 129), (16, 1021), (2, 99999)])
+def test_sums_on_the_host_are_the_engines(m: int, n: int) -> None:
+    weights = exp(4.0 * torch.randn(m, n, generator=torch.Generator().manual_seed(n)) - 2.0)
+    assert totals(weights) == total(weights).tolist()
+
+
+def test_likeliest_tokens_are_told_in_order_of_ids_on_ties() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, -0.0, 0.0], [2.0, 2.0, 2.0, 2.0, 2.0],
+                           [0.0, 9.0, 1.0, 2.0, 3.0]])
+    options = [Sampling(top=20), Sampling(top=2), Sampling(top=0)]
+    drawn = draw(logits, [1, 0, 1], options, [0, 0, 0])
+    assert [[token for token, _ in one.top] for one in drawn] == [[1, 2, 0, 3, 4], [0, 1], []]
 
 
 def test_honest_template_outlives_its_own_refusals() -> None:

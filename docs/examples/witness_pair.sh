@@ -1,0 +1,59 @@
+#!/bin/sh
+# Takes the witnesses of one server on P1's looped path and on the newest, and checks both.
+#
+#     docs/examples/witness_pair.sh OUT [COMMIT]
+#
+# Meant for a CUDA device, with a made file of the 4B shape: random weights, but the shape's types
+# and bytes. P1's server forms batches and loops over their rows, so that S7 alone must refuse its
+# witness; that of the newest path must be admitted. SHAPE=nano DEVICE=cpu tries the script
+# anywhere, and proves nothing: S7 is about time.
+#
+# OUT gets the witness, its page, the verdict and the server's log of each path.
+set -eu
+mkdir -p "${1:?where the witnesses go is missing}"
+out=$(cd "$1" && pwd)
+cd "$(dirname "$0")/../.."
+commit=${2:-$(git rev-parse HEAD)}
+shape=${SHAPE:-4b}
+python=${PYTHON:-python3}
+work=$(mktemp -d)
+server=
+trap '[ -z "$server" ] || kill "$server" 2> "$work/gone" || :; rm -rf "$work"' EXIT
+trap 'exit 1' INT TERM
+
+# The server has no binary: the digest of the list of its sources, each with its own, stands for it.
+find engine phases falsifiers contracts rowtwin.py -name '*.py' -o -name '*.cu' -o -name '*.cuh' |
+    LC_ALL=C sort | xargs sha256sum > "$work/sources"
+model=$work/$shape-shape.gguf
+"$python" rowtwin.py model make "$model" --shape "$shape" --quant q4_k_m
+
+serve() { # PATH
+    "$python" rowtwin.py serve "$model" --path "$1" --device "${DEVICE:-cuda}" --port 0 \
+        --context 256 > "$work/said" 2> "$out/$1.log" &
+    server=$!
+    until grep -q ' at http' "$work/said"; do
+        kill -0 "$server" 2> "$work/gone" || { cat "$out/$1.log" >&2; exit 1; }
+        sleep 0.2
+    done
+    cat "$work/said"
+    url=$(sed 's|.* at \(http[^ ]*\) .*|\1|' "$work/said")
+}
+
+witness() { "$python" rowtwin.py witness "$url" --prompt the "$@"; }
+
+take() { # PATH REPLICATES WARM
+    serve "$1"
+    # what the first requests of a width compile or capture is no part of its rate
+    witness --n-predict 2 --declared-min 2 --replicates 1 --c "$3" --out "$work/warm" > "$work/w" || :
+    witness --n-predict 64 --replicates "$2" --model-file "$model" --binary "$work/sources" \
+        --commit "$commit" --out "$out/$1.json" --html "$out/$1.html" || :
+    "$python" rowtwin.py witness check "$out/$1.json" --model-prefix "$shape-shape" \
+        > "$out/$1.txt" || :
+    cat "$out/$1.txt"
+    kill "$server"
+    wait "$server" || :
+    server=
+}
+
+take newest 3 1,4,8,16
+take p1 1 1

@@ -1,0 +1,185 @@
+"""This server's own witness, and what it cannot see without a clock: how often weights are read.
+
+Nothing here depends on time: no step begins before all requests of an arm have come, and no rate
+in a witness is looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from threading import Condition
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from contracts.schema import Case
+from engine import testmodels
+from engine.weights import Weight
+from falsifiers.judge import Judge
+from falsifiers.subject import Subject
+from falsifiers.witness import file, index
+from phases.p2_engine_serve.harness import Site
+from phases.p2_engine_serve.heard import Ask
+from phases.p2_engine_serve.hybrid import HybridEngine
+from phases.p2_engine_serve.increment import stack
+from phases.p2_engine_serve.wrong_rows import AnswersTheNeighbour, LoopsOverRows
+from phases.p2_engine_serve.wrong_serving import ReturnsEarlyForOne
+
+ROOT = Path(__file__).parent.parent.parent
+TOKENS, WIDEST = 12, 4
+ARMS = (1, 1, 1, 4, 1, 1, 1, 1, 4, 4)
+"""What a witness at c = 1 and 4 sends at once: the reference twice, c = 1, four requests alike,
+four different prompts alone, and these together in both orders."""
+NOT_AT_ONCE = "the streams do not show that the requests were served at the same time"
+
+
+def rowtwin(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(ROOT / "rowtwin.py"), *map(str, arguments)],
+                          capture_output=True, text=True, timeout=120)
+
+
+def site_of(path: Any, model: str = "nano", **parts: Any) -> Site:
+    """Return a server of a model on a path, with parts of its stack replaced."""
+    subject = Subject("this server", testmodels.load, path, replace(stack(), **parts))
+    case = Case(phase="p2", falsifier="witness", tier="cpu", name="served", given={}, quick=True,
+                must_claim=False)
+    return Site(subject, Judge(case), model=model)
+
+
+@contextmanager
+def meeting(site: Site, arms: tuple[int, ...]) -> Iterator[None]:
+    """Let no step begin before every request of its arm was accepted."""
+    scheduler, changed = site.service.scheduler, Condition()
+    step, submit, due, accepted = scheduler.step, scheduler.submit, list(accumulate(arms)), [0]
+
+    def met() -> bool:
+        ended = sum(scheduler.counts.ended.values())
+        return accepted[0] >= next((n for n in due if n > ended), 0)
+
+    def stepped() -> Any:
+        with changed:
+            changed.wait_for(met, 60.0)
+        return step()
+
+    def submitted(request: Any) -> None:
+        submit(request)
+        with changed:
+            accepted[0] += 1
+            changed.notify_all()
+
+    scheduler.step, scheduler.submit = stepped, submitted
+    try:
+        yield
+    finally:
+        with changed:  # whoever waits for requests that will not come is let go
+            due.clear()
+            changed.notify_all()
+
+
+def witness_of(site: Site, out: Path) -> tuple[int, Any]:
+    """Return the exit code of `rowtwin witness` and the file that it wrote."""
+    taken = rowtwin("witness", site.url, "--out", out, "--c", "1,4", "--replicates", 1,
+                    "--n-predict", TOKENS, "--declared-min", TOKENS, "--commit", "c0ffee",
+                    "--model-file", site.weights.path, "--binary", __file__, "--prompt", "the")
+    assert "Traceback" not in taken.stderr
+    return taken.returncode, file.read(out)
+
+
+def test_this_server_is_witnessed_and_checked(path: Any, tmp_path: Path) -> None:
+    out = tmp_path / "witness.json"
+    with site_of(path) as site, meeting(site, ARMS):
+        code, witness = witness_of(site, out)
+        site.idle()
+    assert witness["reference"] == {"tokens": TOKENS, "stable": True, "self_divergence_at": None}
+    assert witness["m_formed_from"] == "histogram rowtwin_batch_size"
+    assert [band["c"] for band in witness["bands"]] == [1, 4]
+    for band in witness["bands"]:
+        c = band["c"]
+        assert (band["m_formed"], band["divergence_at"], band["intra_agree_to"]) == (
+            c, TOKENS, TOKENS)
+        assert [(slot["agree_to"], slot["completion_tokens"], slot["finish_reason"])
+                for slot in band["slots"]] == [(TOKENS, TOKENS, "length")] * c
+        assert {(one["agree_to"], one["closest"]) for one in band["mixed"]} <= {(TOKENS, None)}
+        assert len(band["mixed"]) == (2 * c if c > 1 else 0)
+        # a client that was not run meanwhile sees a stream come at once, which is no batch's fault
+        assert band["reason"] in (None, NOT_AT_ONCE)
+        assert (band["result"] == "PASS") == ("wall_s" in band) == (band["reason"] is None)
+    assert code == (0 if all(band["result"] == "PASS" for band in witness["bands"]) else 2)
+    hold_indices(witness["bands"])
+    checked = json.loads(rowtwin("witness", "check", out, "--json", "--model-prefix",
+                                 site.weights.path.stem).stdout)
+    rules = [reason["rule"] for reason in checked["reasons"]]
+    assert [rule for rule in rules if rule not in ("S6", "S7")] == ["S2", "S2", "floor", "floor"]
+
+
+def hold_indices(bands: list[Any]) -> None:
+    """Hold every index that was told to be the product of its two causes."""
+    told = [band["index"] for band in bands if "index" in band]
+    assert all(set(found) == set(index.decompose(1, {1: [1.0]}, [1.0], {1: 1}) or {})
+               for found in told)
+    for found in told:
+        product = found["path_penalty"] * found["scaling_index"]
+        assert product == pytest.approx(found["serialization_index"], rel=0.01)
+
+
+@pytest.mark.parametrize(("part", "result", "told"), [
+    ({"engine": AnswersTheNeighbour}, "FAIL", "the tokens of"),
+    ({"scheduler": ReturnsEarlyForOne}, "UNMEASURABLE", "formed batches of 1, not of 4")],
+    ids=["answers-the-neighbour", "returns-early-for-one"])
+def test_witness_of_a_wrong_server_says_so(part: dict[str, type], result: str, told: str,
+                                           path: Any, tmp_path: Path) -> None:
+    with site_of(path, model="", **part) as site, meeting(site, ARMS):
+        code, witness = witness_of(site, tmp_path / "witness.json")
+    band = witness["bands"][1]
+    assert (band["result"], code) == (result, 1 if result == "FAIL" else 2)
+    assert told in band["reason"]
+    assert "wall_s" not in band
+
+
+class Reads:
+    """Counts the bytes that products read: a matrix each; that it is read once is P3's claim."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def counted(self, ops: Any) -> Any:
+        """Return ops whose products are counted."""
+        def project(weight: Weight, x: Tensor, out: Tensor) -> None:
+            self.bytes += weight.raw.nbytes
+            ops.project(weight, x, out)
+
+        return replace(ops, project=project)
+
+
+@pytest.mark.parametrize(("name", "engine", "times"), [
+    ("looped", None, WIDEST), ("path", None, 1), ("path", LoopsOverRows, WIDEST)],
+    ids=["p1", "newest", "newest-looped-over"])
+def test_looped_server_reads_its_weights_once_a_row(
+        name: str, engine: type[HybridEngine] | None, times: int,
+        request: pytest.FixtureRequest) -> None:
+    reads, model = Reads(), testmodels.load("nano")
+    parts: dict[str, Any] = {"engine": engine} if engine else {}
+    site = site_of(reads.counted(request.getfixturevalue(name)), **parts)
+    site.subject = replace(site.subject, models=lambda _: replace(
+        model, ops=reads.counted(model.ops)))
+    asks = [Ask("completions", True, {"prompt": [5 + i], "max_tokens": 3, "ignore_eos": True})
+            for i in range(WIDEST)]
+    with site:
+        site.together(asks)  # a path of graphs captures now, which reads once more
+        reads.bytes, before = 0, site.service.scheduler.counts.steps
+        site.together(asks)
+        counts = site.service.scheduler.counts
+    weights = model.weights
+    every = sum(weight.raw.nbytes for weight in [weights.head, *(
+        matrix for layer in weights.layers for matrix in layer.matrices.values())])
+    # the server says the same of itself in all three
+    assert (counts.formed, counts.batch, counts.steps - before) == (WIDEST, WIDEST, 3)
+    assert reads.bytes == times * 3 * every
