@@ -40,6 +40,9 @@ KEPT = {"cuda-Q4_K-k512-m1-128": 16, "cuda-Q4_K-k768-m3-128": 8, "cuda-Q4_K-k256
 
 That costs time and no bit; every other variant keeps all of its values in registers.
 """
+TOGETHER = (("Q5_K", "Q4_K", "Q8_0"), ("Q4_K", "Q6_K"))
+"""Types that read the same activations in a file of the usual mixture, in a GDN layer and an
+attention layer."""
 POINTERS = {"F32": "*fp32", "F16": "*fp16", "BF16": "*u16"}
 """What a kernel loads of a type; of all others it loads bytes."""
 
@@ -77,8 +80,11 @@ def cuda_variants() -> dict[str, tuple[str, ...]]:
     """
     names: dict[tuple[str, ...], str] = {(): "cuda-quantize"}
     for kind, k, m, tiles in product(packing.CODE, SHAPES, WIDTHS, TILES):
-        names.setdefault(kernel_exact_mma.plan_for(ceil(k / 256), m, tiles).options(kind),
+        names.setdefault(kernel_exact_mma.plan_for(ceil(k / 256), m, tiles).options([kind]),
                          f"cuda-{kind}-k{k}-m{m}-{tiles}")
+    for kinds, m in product(TOGETHER, WIDTHS):
+        names.setdefault(kernel_exact_mma.plan_for(10, m, kernel_exact_mma.FEW + 1).options(kinds),
+                         f"cuda-{'+'.join(kinds)}-k2560-m{m}")
     return {name: options for options, name in names.items()}
 
 

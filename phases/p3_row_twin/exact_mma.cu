@@ -1,7 +1,8 @@
 // exact-23 on int8 tensor cores. A block keeps the activations of up to 16 groups of 256 columns in
 // shared memory; a warp has a group and walks down tiles of 16 weight rows: it reads each packed weight
 // word once and multiplies it with every activation row while it is in a register. Teams of warps
-// share the activations, each on tiles of its own. Compiled by NVRTC with -DKIND, -DWARPS (of a
+// share the activations, each on tiles of its own. Matrices of up to three types share a launch, some
+// blocks each. Compiled by NVRTC with -DKIND_A, -DKIND_B and -DKIND_C (0 for none), -DWARPS (of a
 // team), -DTEAMS, -DALONE (one block has all of K), -DPACK (one or two activation rows, their limbs
 // side by side as columns) and -DDIRECT (so many rows that their limbs are read through L1 instead).
 // limbs.cuh stands before this source. The text of the arithmetic is contracts/arithmetic.md; its items are in brackets.
@@ -9,16 +10,15 @@
 // Fragments are those of mma.m16n8k16/k32 for 8-bit integers: lane = 4 * g + t holds of A the rows
 // g and g + 8, columns 4t..4t+3 (and 16 more), of B column g, of C columns 2t and 2t + 1.
 
+#define MMA32(A_TYPE) \
+  asm("mma.sync.aligned.m16n8k32.row.col.s32." A_TYPE ".s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7}," \
+      "{%8,%9},{%10,%10,%10,%10};" : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3]) \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0))
+
+template <int KIND>
 __device__ __forceinline__ void mma32(int c[4], const u32 a[4], u32 b0, u32 b1) {
-#if KIND == 8
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
-      "{%10,%10,%10,%10};" : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
-#else
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},"
-      "{%10,%10,%10,%10};" : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
-#endif
+  if constexpr (KIND == 8) MMA32("s8");
+  else MMA32("u8");
 }
 
 __device__ __forceinline__ void mma16(int c[4], u32 a0, u32 a1, u32 b0) {
@@ -40,24 +40,14 @@ quantize(const float* x, i64 stride, int k, Integers to) {
   store_group(value, group, row, to);
 }
 
-#ifdef KIND
+#ifdef KIND_A
 
-#if KIND == 4
-#define QUADS 4   // 16-byte loads of quants a lane, a row tile and a group
-#elif KIND == 5
-#define QUADS 5
-#elif KIND == 6
-#define QUADS 6
-#else
-#define QUADS 8
-#endif
-#if KIND == 8
-#define HEADER 0
-#else
-#define HEADER 1  // packed scales of 16 bytes a row; Q8_0 has eight f16 there instead
-#endif
-
+template <int KIND>
 struct Tile {  // everything a lane holds of 16 rows and one group
+  static constexpr int QUADS = KIND;  // 16-byte loads of quants a lane, a row tile and a group
+  static constexpr bool HEADER = KIND != 8;  // packed scales of 16 bytes a row, not eight f16
+  // Packed: QUADS * 32 quads of quants, 16 quads of scales and (not for Q8_0) 4 quads of d.
+  static constexpr int PACKED = QUADS * 32 + 16 + 4 * HEADER;
   uint4 q[QUADS];
   uint4 scale[2];  // rows g and g + 8
   u32 d[2];        // d and dmin as two f16
@@ -69,9 +59,6 @@ __device__ __forceinline__ float half_of(u32 bits) {
   return f;
 }
 
-// A packed tile is QUADS * 32 quads of quants, 16 quads of scales and (not for Q8_0) 4 quads of d.
-#define TILE_QUADS (QUADS * 32 + 16 + 4 * HEADER)
-
 __device__ __forceinline__ uint4 stream(const uint4* at) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];"
@@ -79,17 +66,19 @@ __device__ __forceinline__ uint4 stream(const uint4* at) {
   return v;
 }
 
-__device__ __forceinline__ void fetch(Tile& tile, const uint4* at, int lane) {
+template <int KIND>
+__device__ __forceinline__ void fetch(Tile<KIND>& tile, const uint4* at, int lane) {
+  constexpr int QUADS = Tile<KIND>::QUADS;
 #pragma unroll
   for (int i = 0; i < QUADS; i++) tile.q[i] = stream(at + i * 32 + lane);
   const int g = lane / 4;
   tile.scale[0] = stream(at + QUADS * 32 + g);
   tile.scale[1] = stream(at + QUADS * 32 + g + 8);
-#if HEADER
-  const u32* d = (const u32*)(at + QUADS * 32 + 16);
-  tile.d[0] = __ldg(d + g);
-  tile.d[1] = __ldg(d + g + 8);
-#endif
+  if constexpr (Tile<KIND>::HEADER) {
+    const u32* d = (const u32*)(at + QUADS * 32 + 16);
+    tile.d[0] = __ldg(d + g);
+    tile.d[1] = __ldg(d + g + 8);
+  }
 }
 
 __device__ __forceinline__ u32 word_of(const uint4& v, int i) {
@@ -109,7 +98,8 @@ __device__ __forceinline__ int signed_byte_of(const uint4& v, int i) {
 }
 
 // Scales are taken out of their words anew for every eight rows: kept over them they would not fit.
-__device__ __forceinline__ void forget_scales(Tile& tile) {
+template <int KIND>
+__device__ __forceinline__ void forget_scales(Tile<KIND>& tile) {
 #pragma unroll
   for (int i = 0; i < 2; i++)
     asm volatile("" : "+r"(tile.scale[i].x), "+r"(tile.scale[i].y), "+r"(tile.scale[i].z),
@@ -121,24 +111,22 @@ __device__ __forceinline__ i64 joined(int p0, int p1, int p2) {
 }
 
 // The A fragment of sub-block j.
-__device__ __forceinline__ void fragment(u32 a[4], const Tile& tile, int j) {
-#if KIND == 8
-  for (int i = 0; i < 4; i++) a[i] = word_of(tile.q[j], i);
-#elif KIND == 6
+template <int KIND>
+__device__ __forceinline__ void fragment(u32 a[4], const Tile<KIND>& tile, int j) {
   const int n = j / 4, turn = j % 4;
+#pragma unroll
   for (int i = 0; i < 4; i++) {
-    const u32 low = (word_of(tile.q[n * 2 + turn % 2], i) >> (4 * (turn / 2))) & 0x0f0f0f0f;
-    const u32 high = (word_of(tile.q[4 + n], i) >> (2 * turn)) & 0x03030303;
-    a[i] = (low << 2) | (high << 6);  // four times the quant, its top bit turned when packed
+    if constexpr (KIND == 8) {
+      a[i] = word_of(tile.q[j], i);
+    } else if constexpr (KIND == 6) {
+      const u32 low = (word_of(tile.q[n * 2 + turn % 2], i) >> (4 * (turn / 2))) & 0x0f0f0f0f;
+      const u32 high = (word_of(tile.q[4 + n], i) >> (2 * turn)) & 0x03030303;
+      a[i] = (low << 2) | (high << 6);  // four times the quant, its top bit turned when packed
+    } else {
+      a[i] = (word_of(tile.q[j / 2], i) >> (4 * (j % 2))) & 0x0f0f0f0f;
+      if constexpr (KIND == 5) a[i] |= ((word_of(tile.q[4], i) >> j) & 0x01010101) << 4;
+    }
   }
-#else
-  for (int i = 0; i < 4; i++) {
-    a[i] = (word_of(tile.q[j / 2], i) >> (4 * (j % 2))) & 0x0f0f0f0f;
-#if KIND == 5
-    a[i] |= ((word_of(tile.q[4], i) >> j) & 0x01010101) << 4;
-#endif
-  }
-#endif
 }
 
 #define LIMBS (PACK ? 1 : 3)           // n-tiles of B a sub-block
@@ -147,7 +135,8 @@ __device__ __forceinline__ void fragment(u32 a[4], const Tile& tile, int j) {
 
 // Integer parts of one group, one tile and one n-tile: scaled sums p and minimum sums q. [5]
 // `b` is shared memory that each lane filled for itself.
-__device__ __forceinline__ void sums_of(int p[LIMBS][4], int q[SUMS][4], const Tile& tile,
+template <int KIND>
+__device__ __forceinline__ void sums_of(int p[LIMBS][4], int q[SUMS][4], const Tile<KIND>& tile,
                                         const uint2* b, const u32 minimum[SUMS], int lane) {
 #pragma unroll
   for (int l = 0; l < LIMBS; l++)
@@ -161,37 +150,37 @@ __device__ __forceinline__ void sums_of(int p[LIMBS][4], int q[SUMS][4], const T
     for (int l = 0; l < LIMBS; l++) {
       const uint2 w = b[(j * LIMBS + l) * 32 + lane];
       int c[4];
-#if KIND == 6
+      if constexpr (KIND == 6) {
 #pragma unroll
-      for (int h = 0; h < 2; h++) {
-        mma16(c, a[2 * h], a[2 * h + 1], h ? w.y : w.x);
+        for (int h = 0; h < 2; h++) {
+          mma16(c, a[2 * h], a[2 * h + 1], h ? w.y : w.x);
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-          p[l][i] += signed_byte_of(tile.scale[i / 2], 2 * j + h) * c[i];
+          for (int i = 0; i < 4; i++)
+            p[l][i] += signed_byte_of(tile.scale[i / 2], 2 * j + h) * c[i];
+        }
+      } else {
+        mma32<KIND>(c, a, w.x, w.y);
+#pragma unroll
+        for (int i = 0; i < 4; i++) p[l][i] += (int)byte_of(tile.scale[i / 2], j) * c[i];
       }
-#else
-      mma32(c, a, w.x, w.y);
-#pragma unroll
-      for (int i = 0; i < 4; i++) p[l][i] += (int)byte_of(tile.scale[i / 2], j) * c[i];
-#endif
     }
   }
-#if KIND == 4 || KIND == 5
-  const int t = lane % 4;
-  const u32 m0 = t == 0 ? tile.scale[0].z : t == 1 ? tile.scale[0].w : 0;
-  const u32 m1 = t == 0 ? tile.scale[1].z : t == 1 ? tile.scale[1].w : 0;
+  if constexpr (KIND == 4 || KIND == 5) {
+    const int t = lane % 4;
+    const u32 m0 = t == 0 ? tile.scale[0].z : t == 1 ? tile.scale[0].w : 0;
+    const u32 m1 = t == 0 ? tile.scale[1].z : t == 1 ? tile.scale[1].w : 0;
 #pragma unroll
-  for (int l = 0; l < SUMS; l++) mma16(q[l], m0, m1, minimum[l]);
-#endif
+    for (int l = 0; l < SUMS; l++) mma16(q[l], m0, m1, minimum[l]);
+  }
 }
 
+template <int KIND>
 __device__ __forceinline__ float value_of(i64 p, i64 q, u32 d, float s) {
-#if KIND == 6
-  return __fmul_rn(__fmul_rn(half_of(d), __fmul_rn(__ll2float_rn(p), 0.25f)), s);
-#else
-  return __fmul_rn(__fsub_rn(__fmul_rn(half_of(d), __ll2float_rn(p)),
-                             __fmul_rn(half_of(d >> 16), __ll2float_rn(q))), s);
-#endif
+  if constexpr (KIND == 6)
+    return __fmul_rn(__fmul_rn(half_of(d), __fmul_rn(__ll2float_rn(p), 0.25f)), s);
+  else
+    return __fmul_rn(__fsub_rn(__fmul_rn(half_of(d), __ll2float_rn(p)),
+                               __fmul_rn(half_of(d >> 16), __ll2float_rn(q))), s);
 }
 
 __device__ __forceinline__ i64 with_neighbour(i64 mine, int lane) {
@@ -201,60 +190,55 @@ __device__ __forceinline__ i64 with_neighbour(i64 mine, int lane) {
 
 // Values of one group and tile for the eight activation rows of an n-tile, in a lane's places:
 // v[i] is row g + 8 * (i / 2) and column 2t + i % 2; with PACK v[0], v[2] are column t / 2.
-__device__ __forceinline__ void values(float v[4], const Tile& tile, const uint2* b,
+template <int KIND>
+__device__ __forceinline__ void values(float v[4], const Tile<KIND>& tile, const uint2* b,
                                        const u32 minimum[SUMS], float s0, float s1, int lane) {
-#if KIND == 8
-  float even[4], pair[4], four[4];
+  if constexpr (KIND == 8) {
+    float even[4], pair[4], four[4];
 #pragma unroll
-  for (int j = 0; j < 8; j++) {
-    u32 a[4];
-    fragment(a, tile, j);
-    int c[LIMBS][4];
+    for (int j = 0; j < 8; j++) {
+      u32 a[4];
+      fragment(a, tile, j);
+      int c[LIMBS][4];
 #pragma unroll
-    for (int l = 0; l < LIMBS; l++) {
-      const uint2 w = b[(j * LIMBS + l) * 32 + lane];
-      mma32(c[l], a, w.x, w.y);
+      for (int l = 0; l < LIMBS; l++) {
+        const uint2 w = b[(j * LIMBS + l) * 32 + lane];
+        mma32<KIND>(c[l], a, w.x, w.y);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; i += PACK ? 2 : 1) {
+#if PACK
+        const i64 p = with_neighbour((i64)c[0][i + 1] * 256 + c[0][i], lane);
+#else
+        const i64 p = joined(c[0][i], c[1][i], c[2][i]);
+#endif
+        const float d = half_of(word_of(tile.scale[i / 2], j / 2) >> (16 * (j % 2)));
+        const float x = __fmul_rn(d, __ll2float_rn(p));
+        if (j % 2 == 0) even[i] = x;
+        else if (j % 4 == 1) pair[i] = __fadd_rn(even[i], x);
+        else if (j == 3) four[i] = __fadd_rn(pair[i], __fadd_rn(even[i], x));
+        else v[i] = __fadd_rn(four[i], __fadd_rn(pair[i], __fadd_rn(even[i], x)));
+      }
     }
+#pragma unroll
+    for (int i = 0; i < 4; i += PACK ? 2 : 1) v[i] = __fmul_rn(v[i], i % 2 ? s1 : s0);
+  } else {
+    int p[LIMBS][4], q[SUMS][4];
+    sums_of(p, q, tile, b, minimum, lane);
 #pragma unroll
     for (int i = 0; i < 4; i += PACK ? 2 : 1) {
+      i64 low = 0;
 #if PACK
-      const i64 p = with_neighbour((i64)c[0][i + 1] * 256 + c[0][i], lane);
+      const i64 whole = with_neighbour((i64)p[0][i + 1] * 256 + p[0][i], lane);
+      if constexpr (KIND != 6) low = with_neighbour((i64)q[0][i + 1] * 256 + q[0][i], lane);
 #else
-      const i64 p = joined(c[0][i], c[1][i], c[2][i]);
+      const i64 whole = joined(p[0][i], p[1][i], p[2][i]);
+      if constexpr (KIND != 6)
+        low = joined(q[0][i], q[1][i], q[2][i]) + ((i64)q[3][i] << 24);
 #endif
-      const float d = half_of(word_of(tile.scale[i / 2], j / 2) >> (16 * (j % 2)));
-      const float x = __fmul_rn(d, __ll2float_rn(p));
-      if (j % 2 == 0) even[i] = x;
-      else if (j % 4 == 1) pair[i] = __fadd_rn(even[i], x);
-      else if (j == 3) four[i] = __fadd_rn(pair[i], __fadd_rn(even[i], x));
-      else v[i] = __fadd_rn(four[i], __fadd_rn(pair[i], __fadd_rn(even[i], x)));
+      v[i] = value_of<KIND>(whole, low, tile.d[i / 2], i % 2 ? s1 : s0);
     }
   }
-#pragma unroll
-  for (int i = 0; i < 4; i += PACK ? 2 : 1) v[i] = __fmul_rn(v[i], i % 2 ? s1 : s0);
-#else
-  int p[LIMBS][4], q[SUMS][4];
-  sums_of(p, q, tile, b, minimum, lane);
-#pragma unroll
-  for (int i = 0; i < 4; i += PACK ? 2 : 1) {
-#if PACK
-    const i64 whole = with_neighbour((i64)p[0][i + 1] * 256 + p[0][i], lane);
-#if KIND == 6
-    const i64 low = 0;
-#else
-    const i64 low = with_neighbour((i64)q[0][i + 1] * 256 + q[0][i], lane);
-#endif
-#else
-    const i64 whole = joined(p[0][i], p[1][i], p[2][i]);
-#if KIND == 6
-    const i64 low = 0;
-#else
-    const i64 low = joined(q[0][i], q[1][i], q[2][i]) + ((i64)q[3][i] << 24);
-#endif
-#endif
-    v[i] = value_of(whole, low, tile.d[i / 2], i % 2 ? s1 : s0);
-  }
-#endif
 }
 
 #define SUM_WORDS (SUMS * 16)  // of B, a group and eight activation rows
@@ -284,6 +268,17 @@ struct Outs {  // of up to three matrices whose tiles stand one behind the other
   Out a, b, c;
 };
 
+struct Part {  // of a launch: matrices of one type, and the blocks that they have
+  const uint4* weights;
+  float* partial;
+  Outs outs;
+  int tiles, first, blocks;
+};
+
+struct Parts {
+  Part a, b, c;
+};
+
 __device__ __forceinline__ void put(const Outs& outs, int tile, int row, int column, float y) {
   const bool b = tile >= outs.b.first, c = tile >= outs.c.first;
   float* const out = c ? outs.c.out : b ? outs.b.out : outs.a.out;
@@ -307,15 +302,15 @@ __device__ __forceinline__ void fill(void* to, const void* from, int bytes) {
 
 #define AHEAD 12  // segments that a thread reads at once
 
-// out[row][n], row < m. The teams of blocks x walk tiles in turn; block y takes WARPS groups, whole
+// out[row][n], row < m. The teams of a part's blocks x walk its tiles in turn; block y takes WARPS groups, whole
 // segments of four unless it is alone. Values meet in shared memory and are added in order [6];
 // with several slices the block that comes last for its tiles adds the slices' segments in order.
 // Activations may be those of a kernel that still runs: they are copied after the wait. Columns of B
 // past row m hold whatever memory held; so do their products, which nobody reads.
-extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32)
-gemv(const uint4* weights, Integers x, Outs outs, int groups, int tiles, int m, float* partial,
-     int* arrived) {
-  const int nts = x.nts;
+template <int KIND>
+__device__ __forceinline__ void multiply(const Part& part, const Integers& x, int groups, int m,
+                                         int* arrived) {
+  const int nts = x.nts, tiles = part.tiles, block = blockIdx.x - part.first;
   extern __shared__ uint4 shared[];
   const int lane = threadIdx.x % 32, team = threadIdx.x / (WARPS * 32);
   const int tid = threadIdx.x % (WARPS * 32), warp = tid / 32, g = lane / 4, t = lane % 4;
@@ -340,10 +335,10 @@ gemv(const uint4* weights, Integers x, Outs outs, int groups, int tiles, int m, 
 #endif
   const int page = WARPS * 16 * columns;  // values of one tile
   float* const value = values_of + team * 2 * page;
-  const int first = blockIdx.x * TEAMS + team, step = gridDim.x * TEAMS;
-  const i64 stride = (i64)step * groups * TILE_QUADS;
-  const uint4* at = weights + ((i64)first * groups + group) * TILE_QUADS;
-  Tile held;
+  const int first = block * TEAMS + team, step = part.blocks * TEAMS;
+  const i64 stride = (i64)step * groups * Tile<KIND>::PACKED;
+  const uint4* at = part.weights + ((i64)first * groups + group) * Tile<KIND>::PACKED;
+  Tile<KIND> held;
   if (busy && first < tiles) fetch(held, at, lane);
   wait_for_inputs();
   let_the_next_start();
@@ -391,11 +386,11 @@ gemv(const uint4* weights, Integers x, Outs outs, int groups, int tiles, int m, 
         y = __fadd_rn(y, s);
 #if !ALONE
         if (k < mine)
-          __stcg(partial + (((i64)blockIdx.y * WARPS + k) / 4 * tiles + tile) * m * 16 + i, s);
+          __stcg(part.partial + (((i64)blockIdx.y * WARPS + k) / 4 * tiles + tile) * m * 16 + i, s);
 #endif
       }
 #if ALONE
-      put(outs, tile, row, column, y);
+      put(part.outs, tile, row, column, y);
 #endif
     }
   }
@@ -409,11 +404,11 @@ gemv(const uint4* weights, Integers x, Outs outs, int groups, int tiles, int m, 
   __threadfence();
   const int segments = (groups + 3) / 4;
   for (int i = threadIdx.x;; i += TEAMS * WARPS * 32) {  // all of the block's tiles side by side
-    const int j = i / (16 * m), tile = blockIdx.x * TEAMS + j % TEAMS + j / TEAMS * step;
+    const int j = i / (16 * m), tile = block * TEAMS + j % TEAMS + j / TEAMS * step;
     if (j / TEAMS * step >= tiles) break;
     if (tile >= tiles) continue;
     const int at = i % (16 * m);
-    const float* const from = partial + (i64)tile * m * 16 + at;
+    const float* const from = part.partial + (i64)tile * m * 16 + at;
     float y = 0.0f;
     for (int s = 0; s < segments; s += AHEAD) {
       float v[AHEAD];
@@ -423,9 +418,20 @@ gemv(const uint4* weights, Integers x, Outs outs, int groups, int tiles, int m, 
 #pragma unroll
       for (int k = 0; k < AHEAD; k++) y = __fadd_rn(y, v[k]);  // an absent segment adds +0
     }
-    put(outs, tile, at % 16, at / 16, y);
+    put(part.outs, tile, at % 16, at / 16, y);
   }
   if (threadIdx.x == 0) arrived[blockIdx.x] = 0;
 #endif
+}
+
+extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32)
+gemv(const __grid_constant__ Parts parts, Integers x, int groups, int m, int* arrived) {
+#if KIND_C
+  if (blockIdx.x >= parts.c.first) return multiply<KIND_C>(parts.c, x, groups, m, arrived);
+#endif
+#if KIND_B
+  if (blockIdx.x >= parts.b.first) return multiply<KIND_B>(parts.b, x, groups, m, arrived);
+#endif
+  multiply<KIND_A>(parts.a, x, groups, m, arrived);
 }
 #endif

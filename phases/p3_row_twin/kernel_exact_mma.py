@@ -21,7 +21,7 @@ from engine.blocks import TYPES
 from engine.kernels.device_bytes import device_bytes
 from engine.kernels.nvrtc import Kernel, compile_source, source_of
 from engine.weights import EXACT, Weight
-from phases.p3_row_twin.packing import CODE, ROWS, pack
+from phases.p3_row_twin.packing import CODE, ROWS, pack, tile_bytes
 
 ARITHMETIC = EXACT
 SHARED = 225_000
@@ -31,7 +31,7 @@ FEW = 128
 SOURCE = Path(__file__).with_name("exact_mma.cu")
 LIMBS = Path(__file__).with_name("limbs.cuh")
 MOST = 3
-"""Matrices of a launch."""
+"""Types of a launch, and matrices of a type."""
 _packed: WeakKeyDictionary[Weight, Tensor] = WeakKeyDictionary()
 _joined: WeakKeyDictionary[Weight, tuple[list[str], Tensor]] = WeakKeyDictionary()
 
@@ -53,10 +53,17 @@ class _Out(Structure):
     _fields_ = (("out", c_void_p), ("stride", c_longlong), ("n", c_int), ("first", c_int))
 
 
-class _Outs(Structure):
-    """The same of every matrix of a launch."""
+class _Part(Structure):
+    """Matrices of one type in a launch, and the blocks that they have."""
 
-    _fields_ = (("outs", _Out * MOST),)
+    _fields_ = (("weights", c_void_p), ("partial", c_void_p), ("outs", _Out * MOST),
+                ("tiles", c_int), ("first", c_int), ("blocks", c_int))
+
+
+class _Parts(Structure):
+    """The same of every type of a launch."""
+
+    _fields_ = (("parts", _Part * MOST),)
 
 
 @dataclass(frozen=True)
@@ -107,9 +114,11 @@ class Plan:
     shared: int
     """Bytes of shared memory a block."""
 
-    def options(self, kind: str) -> tuple[str, ...]:
-        """Return the compiler options of the variant."""
-        return (f"-DKIND={CODE[kind]}", f"-DWARPS={self.warps}", f"-DTEAMS={self.teams}",
+    def options(self, kinds: Sequence[str]) -> tuple[str, ...]:
+        """Return the compiler options of the variant for up to three types."""
+        codes = [CODE[kind] for kind in kinds] + [0] * (MOST - len(kinds))
+        return (*(f"-DKIND_{name}={code}" for name, code in zip("ABC", codes, strict=True)),
+                f"-DWARPS={self.warps}", f"-DTEAMS={self.teams}",
                 f"-DALONE={int(self.slices == 1)}", f"-DPACK={int(self.pack)}",
                 f"-DDIRECT={int(self.direct)}")
 
@@ -171,7 +180,7 @@ def prepare_all(weights: Sequence[Weight], device: torch.device) -> Tensor:
 
 
 def groups_of(weights: Sequence[Weight]) -> list[list[int]]:
-    """Return which matrices share a launch: up to three of one type, always the same ones.
+    """Return which matrices share a part of a launch: up to three of one type, always the same.
 
     Tiles move once, when they are first joined: later launches find them where they are.
     """
@@ -208,34 +217,85 @@ def _arrived(device: torch.device, stream: int) -> Tensor:
 
 def multiply(weight: Weight, a: Integers, out: Tensor) -> None:
     """Write W x for quantised rows into out f32[m, N]."""
-    launch([weight], prepare(weight, out.device), a, [out])
+    launch([Part([weight], prepare(weight, out.device), [out])], a)
 
 
 def multiply_all(weights: Sequence[Weight], a: Integers, outs: Sequence[Tensor]) -> None:
-    """Write W x for quantised rows and each matrix, those of one type in one launch."""
-    device = outs[0].device
+    """Write W x for quantised rows and each matrix of one width, of up to three types a launch."""
+    parts, device = [], outs[0].device
     for some in groups_of(weights):
         chosen = [weights[i] for i in some]
         packed = prepare_all(chosen, device) if len(some) > 1 else prepare(chosen[0], device)
-        launch(chosen, packed, a, [outs[i] for i in some])
+        parts.append(Part(chosen, packed, [outs[i] for i in some]))
+    for first in range(0, len(parts), MOST):
+        launch(parts[first:first + MOST], a)
 
 
-def launch(weights: Sequence[Weight], packed: Tensor, a: Integers, outs: Sequence[Tensor]) -> None:
-    """Write the products of packed tiles and quantised rows, each matrix's into its own out."""
-    tiles, groups, _ = packed.shape
-    device = outs[0].device
-    places, first = [_Out(None, 0, 0, 1 << 30) for _ in range(MOST)], 0
-    for i, (weight, out) in enumerate(zip(weights, outs, strict=True)):
-        places[i] = _Out(out.data_ptr(), out.stride(0), weight.n, first)
-        first += ceil(weight.n / ROWS) * ROWS // 16
-    live = first if len(weights) > 1 else ceil(weights[0].n / 16)
-    plan = plan_for(groups, a.m, live)
-    partial = outs[0].new_empty(ceil(groups / 4) * tiles * 16 * a.m if plan.slices > 1 else 0)
-    kernel = _function("gemv", plan.options(weights[0].kind))
-    grid = min(ceil(live / plan.teams), max(1, _blocks(device) // plan.slices))
-    kernel((grid, plan.slices), plan.teams * plan.warps * 32, plan.shared, packed, a.argument,
-           _Outs((_Out * MOST)(*places)), groups, tiles, a.m, partial,
-           _arrived(device, torch.cuda.current_stream(device).cuda_stream))
+@dataclass(frozen=True)
+class Part:
+    """Matrices of one type in a launch: packed tiles one behind the other, each with its out."""
+
+    weights: Sequence[Weight]
+    packed: Tensor
+    outs: Sequence[Tensor]
+
+    @property
+    def live(self) -> int:
+        """Tiles that hold rows."""
+        *others, last = (int(weight.n) for weight in self.weights)
+        return sum(_padded(n) for n in others) + ceil(last / 16)
+
+    def argument(self, partial: Tensor, first: int, blocks: int) -> _Part:
+        """Return what a kernel takes of blocks from `first` on."""
+        places, tile = [_Out(None, 0, 0, 1 << 30) for _ in range(MOST)], 0
+        for i, (weight, out) in enumerate(zip(self.weights, self.outs, strict=True)):
+            places[i] = _Out(out.data_ptr(), out.stride(0), weight.n, tile)
+            tile += _padded(weight.n)
+        return _Part(self.packed.data_ptr(), partial.data_ptr(), (_Out * MOST)(*places),
+                     len(self.packed), first, blocks)
+
+
+def _padded(n: int) -> int:
+    return ceil(n / ROWS) * ROWS // 16
+
+
+@cache
+def shares(tiles: tuple[int, ...], costs: tuple[int, ...], teams: int, room: int) -> list[int]:
+    """Return the blocks of each part: at least one, and the next to whose teams have most to do.
+
+    Teams walk `tiles`, each at a cost, in rounds; a block more than rounds need is not started.
+    """
+    blocks = [1] * len(tiles)
+
+    def rounds(part: int) -> int:
+        return ceil(tiles[part] / (blocks[part] * teams))
+
+    while sum(blocks) < room:
+        part = max(range(len(tiles)), key=lambda i: (rounds(i) > 1, rounds(i) * costs[i]))
+        if rounds(part) == 1:
+            break
+        blocks[part] += 1
+    return blocks
+
+
+def launch(parts: Sequence[Part], a: Integers) -> None:
+    """Write the products of packed tiles of one width and quantised rows, each into its own out."""
+    groups, out = parts[0].packed.shape[1], parts[0].outs[0]
+    live = tuple(part.live for part in parts)
+    plan = plan_for(groups, a.m, sum(live))
+    kinds = [part.weights[0].kind for part in parts]
+    room = max(len(parts), _blocks(out.device) // plan.slices)
+    blocks = shares(live, tuple(tile_bytes(kind) for kind in kinds), plan.teams, room)
+    made, first = [_Part() for _ in range(MOST)], 0
+    partial = [out.new_empty(ceil(groups / 4) * len(part.packed) * 16 * a.m
+                             if plan.slices > 1 else 0) for part in parts]
+    for i, part in enumerate(parts):
+        made[i] = part.argument(partial[i], first, blocks[i])
+        first += blocks[i]
+    _function("gemv", plan.options(kinds))(
+        (first, plan.slices), plan.teams * plan.warps * 32, plan.shared,
+        _Parts((_Part * MOST)(*made)), a.argument, groups, a.m,
+        _arrived(out.device, torch.cuda.current_stream(out.device).cuda_stream))
 
 
 def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:

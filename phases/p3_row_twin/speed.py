@@ -91,7 +91,7 @@ def _products(weight: Weight, copies: list[Tensor], m: int) -> Callable[[], None
 
     def run() -> None:
         for packed in copies:
-            mma.launch([weight], packed, integers, [out])
+            mma.launch([mma.Part([weight], packed, [out])], integers)
 
     return run
 

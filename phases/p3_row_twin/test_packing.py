@@ -48,4 +48,4 @@ def test_a_plan_fits_a_multiprocessor(tiles: int, groups: int, m: int) -> None:
     plan = plan_for(groups, m, tiles)
     assert plan.shared <= 232_448
     assert plan.teams * plan.warps * 32 <= 1024
-    assert re.fullmatch(r"(-D[A-Z]+=\d+ ?)+", " ".join(plan.options("Q4_K")))
+    assert re.fullmatch(r"(-D[A-Z_]+=\d+ ?)+", " ".join(plan.options(["Q4_K", "Q6_K"])))
