@@ -140,6 +140,8 @@ class Contract(Record):
     parity: Parity
     falsifiers: tuple[Falsifier, ...] = Field(min_length=1)
     cases: tuple[Row, ...] = Field(min_length=1)
+    sanitized: tuple[str, ...] = ()
+    """Falsifiers whose device cases a receipt also runs under compute-sanitizer."""
     mutants: tuple[str, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -157,6 +159,10 @@ class Contract(Record):
                 if case.id in seen:
                     raise _InconsistentError(f"case {case.id!r} stands twice", "cases", number)
                 seen.add(case.id)
+        for name in self.sanitized:
+            if not any(row.falsifier == name and "cuda" in row.tier for row in self.cases):
+                raise _InconsistentError(f"{name!r} has no device case to be sanitized",
+                                         "sanitized")
         idle = sorted(set(known) - {row.falsifier for row in self.cases})
         if idle:
             raise _InconsistentError(f"falsifier {idle[0]!r} has no case",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -138,9 +139,10 @@ class Pool:
     def addresses(self, slots: Sequence[int]) -> Tensor:
         """Return on the host the addresses of slots, u64[layers of every kind, m]."""
         tensors = [getattr(self, kind)[layer] for kind, layer in self.places]
-        first = torch.tensor([tensor.data_ptr() for tensor in tensors]).unsqueeze(1)
-        stride = torch.tensor([tensor.stride(0) * tensor.element_size() for tensor in tensors])
-        return (first + stride.unsqueeze(1) * torch.tensor(slots)).view(torch.uint64)
+        first = np.array([[tensor.data_ptr()] for tensor in tensors], np.uint64)
+        stride = np.array([[tensor.stride(0) * tensor.element_size()] for tensor in tensors],
+                          np.uint64)
+        return torch.from_numpy(first + stride * np.array(slots, np.uint64))
 
     def table(self, slots: Sequence[int]) -> Table:
         """Return every layer's state of slots in row order, its addresses on the device."""

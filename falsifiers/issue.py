@@ -21,7 +21,8 @@ from falsifiers import tiers
 from falsifiers.figures import Conditions, NotEqual
 from falsifiers.matrix import Row
 from falsifiers.mutants import Bank
-from falsifiers.receipts import FOLDER, Receipt, digest_of, proves
+from falsifiers.receipts import FOLDER, Receipt, digest_of, proves, sanitizer_faults
+from falsifiers.sanitize import sanitized
 from falsifiers.session import ROOT, Wanted, built, run_gate
 
 
@@ -67,7 +68,8 @@ def device_rows(bank: Bank, bank_of: BankOf, tell: Callable[[str], None]) -> tup
     kills: dict[str, dict[str, str]] = {mutant.name: {} for mutant, _ in wanted}
     seconds = dict.fromkeys(kills, 0.0)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(8, context, max_tasks_per_child=1) as pool:
+    jobs = min(14, os.cpu_count() or 1)
+    with ProcessPoolExecutor(jobs, context, max_tasks_per_child=1) as pool:
         tried = [pool.submit(_tried, bank_of, bank.contract.phase, mutant.name, killer)
                  for mutant, killer in wanted]
         for (mutant, killer), done in zip(wanted, tried, strict=True):
@@ -111,8 +113,13 @@ def receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank], bank_of: 
                            + (f"; the first is {bad[0]}" if bad else ""))
             continue
         rows = device_rows(banks[contract.phase], bank_of, tell)
+        said = sanitized(contract)
+        if faults := sanitizer_faults(said):
+            refused.append(f"{contract.phase}: no receipt, since {faults[0]}")
+            continue
         receipt = Receipt(phase=contract.phase, device=name, versions=versions, verdicts=mine,
-                          measured=today(), digest=digest_of(contract, ROOT), mutants=rows)
+                          measured=today(), digest=digest_of(contract, ROOT), mutants=rows,
+                          sanitizer=said)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{contract.phase}.json"
         path.write_text(receipt.model_dump_json(indent=1) + "\n", encoding="utf-8")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import Field
 
 from contracts.schema import Contract
 from falsifiers.errors import SuiteError
@@ -35,6 +37,8 @@ class Receipt(Record):
     verdicts: tuple[Verdict, ...]
     mutants: tuple[Row, ...] = ()
     """Rows of the kill matrix that only a device can show."""
+    sanitizer: Mapping[str, str] = Field(default_factory=dict)
+    """What each tool of compute-sanitizer said of the contract's `sanitized` falsifiers."""
 
 
 def load_receipts(phase: str, root: Path) -> list[Receipt]:
@@ -52,9 +56,17 @@ def device_proof(contract: Contract, root: Path) -> Proof:
     """Say whether a device has shown this very code to pass, an older one, or none."""
     receipts = load_receipts(contract.phase, root)
     now = digest_of(contract, root) if receipts else ""
-    if any(receipt.digest == now and proves(contract, receipt.verdicts) for receipt in receipts):
+    if any(receipt.digest == now and proves(contract, receipt.verdicts)
+           and not sanitizer_faults(receipt.sanitizer) for receipt in receipts):
         return "fresh"
     return "stale" if receipts else "none"
+
+
+def sanitizer_faults(said: Mapping[str, str]) -> list[str]:
+    """Return the tools' summaries that count an error or a hazard."""
+    return [f"{tool}: {text}" for tool, text in said.items()
+            if "SUMMARY" in text and any(int(n) for n in re.findall(r"(\d+) (?:error|hazard|warn)",
+                                                                    text))]
 
 
 def proves(contract: Contract, verdicts: Iterable[Verdict]) -> bool:

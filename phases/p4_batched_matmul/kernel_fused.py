@@ -60,8 +60,8 @@ def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float, total: Tensor,
     """
     rows, n = x.shape
     integers, argument = _room(rows, n, x.device)
-    _function("add_norm")((rows, 1), NORM_THREADS, ceil(n / 128) * 512, x, y, weight, n, c_float(eps),
-                          total, out, argument)
+    _function("add_norm")((rows, 1), NORM_THREADS, ceil(n / 128) * 512, x, y, weight, n,
+                          c_float(eps), total, out, argument)
     _carry(out, integers)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,17 +78,17 @@ class Inputs:
     def fill(self, spare: Pool, pool: Pool | None, tokens: Sequence[int], rows: Rows) -> None:
         """Write a step's rows, and padding behind them, without making the host wait."""
         width, m = len(self.tokens), len(rows.slots)
-        host = Inputs.make(len(self.pointers), width, "cpu")
+        words = np.zeros((len(self.pointers) + 3, width), np.uint64)  # NumPy is quicker at this
+        lengths = np.zeros(width, np.int32)
         if m < width:
-            host.pointers[:, m:] = spare.addresses((0,) * (width - m))
+            words[3:, m:] = spare.addresses((0,)).numpy()
         if pool is not None:
-            host.pointers[:, :m] = pool.addresses(rows.slots)
-            host.tokens[:m] = torch.tensor(tokens)
-            host.positions[:m] = torch.tensor(rows.positions)
-            host.lengths[:m] = torch.tensor(rows.positions, dtype=torch.int32)
-            host.live[:m] = 1
-        source = host.raw.pin_memory() if self.raw.is_cuda else host.raw
-        self.raw.copy_(source, non_blocking=True)
+            words[:3, :m] = tokens, rows.positions, [1] * m
+            words[3:, :m] = pool.addresses(rows.slots).numpy()
+            lengths[:m] = rows.positions
+        host = torch.from_numpy(np.frombuffer(bytearray(words.tobytes() + lengths.tobytes()),
+                                              np.uint8))
+        self.raw.copy_(host.pin_memory() if self.raw.is_cuda else host, non_blocking=True)
 
     def rows(self, spare: Pool, reach: int) -> Rows:
         """Return rows whose ops read these inputs, for sequences of up to `reach` tokens."""

@@ -1,0 +1,62 @@
+"""What compute-sanitizer says reaches a receipt, and a fault that it counts refuses one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from contracts.schema import load_contract
+from falsifiers import sanitize
+from falsifiers.receipts import sanitizer_faults
+from falsifiers.session import ROOT
+
+Says = Callable[..., None]
+P5 = load_contract(ROOT / "contracts/p5.yaml")
+CLEAN = {"memcheck": "========= ERROR SUMMARY: 0 errors",
+         "racecheck": "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"}
+
+
+@pytest.fixture
+def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
+    """Put a program in the tool's place that prints a text for each tool, `4 passed` before it."""
+    def put(text: dict[str, str], before: str = "4 passed in 1.0s") -> None:
+        cases = "".join(f'{tool}) echo "{line}";;\n' for tool, line in text.items())
+        program = tmp_path / sanitize.PROGRAM
+        program.write_text(f'#!/bin/sh\necho "{before}"\ncase $2 in\n{cases}esac\n')
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return put
+
+
+def test_summaries_are_kept_with_how_many_cases_ran(says: Says) -> None:
+    says(CLEAN)
+    said = sanitize.sanitized(P5)
+    assert said["memcheck"] == "ERROR SUMMARY: 0 errors, 4 cases"
+    assert said["racecheck"].startswith("RACECHECK SUMMARY: 0 hazards")
+    assert sanitizer_faults(said) == []
+
+
+@pytest.mark.parametrize("line", [
+    "========= ERROR SUMMARY: 2 errors",
+    "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)",
+    "========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)"])
+def test_a_counted_fault_is_one(says: Says, line: str) -> None:
+    says(CLEAN | {"racecheck": line})
+    assert len(sanitizer_faults(sanitize.sanitized(P5))) == 1
+
+
+def test_cases_that_did_not_run_are_not_clean(says: Says) -> None:
+    says(CLEAN, before="4 failed")
+    assert all("nothing that can be kept" in text for text in sanitize.sanitized(P5).values())
+
+
+def test_a_missing_tool_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert set(sanitize.sanitized(P5).values()) == {"compute-sanitizer was not found"}
+
+
+def test_a_contract_without_such_falsifiers_asks_nothing() -> None:
+    assert sanitize.sanitized(load_contract(ROOT / "contracts/p4.yaml")) == {}
