@@ -12,7 +12,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
 from contracts.schema import Contract
@@ -105,25 +105,27 @@ def receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank], bank_of: 
         return written, ["no phase that was asked for has device cases"]
     name, versions = machine()
     folder = folder_of(name)
-    for contract in contracts:
-        mine = tuple(v for v in gated.run.verdicts if v.phase == contract.phase)
-        if not proves(contract, mine):
-            bad = [v.case for v in mine if v.outcome in ("failed", "error")]
-            refused.append(f"{contract.phase}: no receipt, since its device cases did not all pass"
-                           + (f"; the first is {bad[0]}" if bad else ""))
-            continue
-        rows = device_rows(banks[contract.phase], bank_of, tell)
-        said = sanitized(contract)
-        if faults := sanitizer_faults(said):
-            refused.append(f"{contract.phase}: no receipt, since {faults[0]}")
-            continue
-        receipt = Receipt(phase=contract.phase, device=name, versions=versions, verdicts=mine,
-                          measured=today(), digest=digest_of(contract, ROOT), mutants=rows,
-                          sanitizer=said)
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{contract.phase}.json"
-        path.write_text(receipt.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        written.append(path.relative_to(ROOT))
+    with ThreadPoolExecutor() as several:
+        asked = {c.phase: several.submit(sanitized, c) for c in contracts}
+        for contract in contracts:
+            mine = tuple(v for v in gated.run.verdicts if v.phase == contract.phase)
+            if not proves(contract, mine):
+                bad = [v.case for v in mine if v.outcome in ("failed", "error")]
+                refused.append(f"{contract.phase}: no receipt, since its device cases did not all pass"
+                               + (f"; the first is {bad[0]}" if bad else ""))
+                continue
+            rows = device_rows(banks[contract.phase], bank_of, tell)
+            said = asked[contract.phase].result()
+            if faults := sanitizer_faults(said):
+                refused.append(f"{contract.phase}: no receipt, since {faults[0]}")
+                continue
+            receipt = Receipt(phase=contract.phase, device=name, versions=versions, verdicts=mine,
+                              measured=today(), digest=digest_of(contract, ROOT), mutants=rows,
+                              sanitizer=said)
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{contract.phase}.json"
+            path.write_text(receipt.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            written.append(path.relative_to(ROOT))
     return written, refused
 
 

@@ -13,7 +13,7 @@ from falsifiers.session import ROOT
 
 TOOLS = ("memcheck", "racecheck")
 PROGRAM = "compute-sanitizer"
-PATIENCE = 240
+PATIENCE = 150
 """Seconds that one tool may take: it makes kernels many times slower."""
 SUMMARY = re.compile(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*)$", re.MULTILINE)
 PASSED = re.compile(r"^(\d+) passed", re.MULTILINE)
