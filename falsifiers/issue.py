@@ -111,8 +111,9 @@ def receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank], bank_of: 
             mine = tuple(v for v in gated.run.verdicts if v.phase == contract.phase)
             if not proves(contract, mine):
                 bad = [v.case for v in mine if v.outcome in ("failed", "error")]
-                refused.append(f"{contract.phase}: no receipt, since its device cases did not all pass"
-                               + (f"; the first is {bad[0]}" if bad else ""))
+                first = f"; the first is {bad[0]}" if bad else ""
+                refused.append(f"{contract.phase}: no receipt, since its device cases did not all "
+                               f"pass{first}")
                 continue
             rows = device_rows(banks[contract.phase], bank_of, tell)
             said = asked[contract.phase].result()
