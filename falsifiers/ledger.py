@@ -91,7 +91,7 @@ class Ledger:
         out = []
         for tier, why in self.tiers.left_out.items():
             count = sum(case.tier == tier for case in cases)
-            if count:
+            if count and tier not in self.tiers.of(contract):
                 out.append(f"  not run: {count} of tier {tier} ({why})")
         return out + [f"  {line}" for line in rules_of(contract)]
 

@@ -101,7 +101,7 @@ def expected_cases(wanted: Wanted, contract: Contract, device: str) -> list[Case
         return [wanted.case] if mine else []
     table = contract.expand() if wanted.cases is None else wanted.cases
     return [case for case in table if case.phase == contract.phase
-            and case.tier in chosen.run and (wanted.thorough or case.quick)]
+            and case.tier in chosen.of(contract) and (wanted.thorough or case.quick)]
 
 
 def run_gate(wanted: Wanted, *, through: bool = False, require_device: bool = False,

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import get_args
 
-from contracts.schema import Tier
+from contracts.schema import Contract, Tier
 from falsifiers.errors import SuiteError
 
 TIERS: tuple[Tier, ...] = get_args(Tier)
@@ -31,6 +31,15 @@ class Tiers:
     """Tiers asked for by name that cannot be had, with the reason: their cases are UNMEASURABLE."""
     left_out: dict[Tier, str]
     """Tiers that nobody asked for here, with the reason; they are listed, not judged."""
+
+    def of(self, contract: Contract) -> tuple[Tier, ...]:
+        """Return the tiers that a phase's cases are judged in.
+
+        Where a device is here and asked for, a phase without a case for it is judged on the CPU:
+        nothing of that phase runs elsewhere, and a ladder of phases must not break there.
+        """
+        on_device = any("cuda" in row.tier for row in contract.cases)
+        return self.run if self.run != ("cuda",) or self.absent or on_device else ("cpu",)
 
 
 def version_of(package: str) -> str | None:

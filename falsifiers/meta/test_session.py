@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 import falsifiers
-from falsifiers import receipts
+from contracts.schema import load_contract
+from falsifiers import receipts, tiers
 from falsifiers.errors import SuiteError
 from falsifiers.meta.lies import case, verdict
 from falsifiers.meta.made_up import checkout, row
-from falsifiers.session import ROOT, Wanted, find_case, phase_name, run_gate
+from falsifiers.plugin import select
+from falsifiers.session import ROOT, Wanted, expected_cases, find_case, phase_name, run_gate
 from falsifiers.verdict import Outcome
 
 FAKE = """\
@@ -175,3 +177,22 @@ def test_file_that_holds_no_cases_is_bad_usage(pytester: pytest.Pytester) -> Non
     result = pytester.runpytest_inprocess("--cases", "cases.json")
     assert int(result.ret) == 4
     result.stderr.fnmatch_lines(["*cases.json: is not a list of cases*"])
+
+
+@pytest.mark.parametrize(("rows", "device", "missing", "judged"), [
+    ([row("a")], "cuda", None, ["cpu-a"]),
+    ([row("a"), row("b", tier="cuda")], "cuda", None, ["cuda-b"]),
+    ([row("a"), row("b", tier="cuda", quick=False)], "cuda", None, []),
+    ([row("a")], "cuda", "no CUDA device was found", []),
+    ([row("a"), row("b", tier="cuda")], "auto", None, ["cpu-a", "cuda-b"]),
+    ([row("a")], "interpret", None, [])])
+def test_a_phase_without_device_cases_is_judged_on_the_cpu_of_a_device_ladder(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], device: str,
+        missing: str | None, judged: list[str]) -> None:
+    monkeypatch.setattr(tiers, "cuda_missing", lambda: missing)
+    checkout(tmp_path, p1=rows)
+    contract = load_contract(tmp_path / "contracts/p1.yaml")
+    expected = expected_cases(Wanted(("p1",), root=tmp_path), contract, device)
+    selected = list(select(contract, tiers.choose(device), thorough=False))
+    assert [f"{c.tier}-{c.name}" for c in expected] == judged
+    assert selected == expected
