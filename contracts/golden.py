@@ -1,8 +1,8 @@
 """Golden data: logits of an independent implementation, and known answers of our own arithmetic.
 
 For each test model `<name>.safetensors` holds tokens i32[prompts, tokens] and logits
-f32[prompts, tokens, vocab] with their provenance; `known.json` holds the sha256 of both, and that of
-our own logits' bits at every step. `rowtwin golden make` remakes both, `rowtwin golden check`
+f32[prompts, tokens, vocab] with their provenance; `known.json` holds the sha256 of both, and that
+of our own logits' bits at every step. `rowtwin golden make` remakes all, `rowtwin golden check`
 compares.
 """
 
