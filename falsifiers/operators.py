@@ -134,7 +134,7 @@ def _at(node: ast.AST, above: list[ast.AST]) -> Found:
     elif isinstance(node, ast.BinOp | ast.BoolOp | ast.AugAssign):
         yield from _swapped(node, node.op, "op", None)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        yield ast.unparse(node), ast.unparse(node.operand), "", None, node.operand
+        yield words(node), words(node.operand), "", None, node.operand
     elif isinstance(node, ast.Constant):
         yield from _moved(node, above[-1])
     if isinstance(node, ast.If | ast.IfExp | ast.While):
@@ -152,7 +152,7 @@ def _swapped(node: ast.AST, op: ast.AST, field: str, place: int | None) -> Found
             setattr(new, field, kind())
         else:
             getattr(new, field)[place] = kind()
-        yield ast.unparse(node), ast.unparse(new), field, place, kind()
+        yield words(node), words(new), field, place, kind()
 
 
 def _negated(test: ast.expr, field: str, place: int | None) -> Found:
@@ -160,7 +160,7 @@ def _negated(test: ast.expr, field: str, place: int | None) -> Found:
     plain = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
     if not plain and not (isinstance(test, ast.Compare) and len(test.ops) == 1):
         new = ast.UnaryOp(ast.Not(), test)
-        yield f"if {ast.unparse(test)}", f"if {ast.unparse(new)}", field, place, new
+        yield f"if {words(test)}", f"if {words(new)}", field, place, new
 
 
 def _moved(node: ast.Constant, parent: ast.AST) -> Found:
@@ -173,20 +173,29 @@ def _moved(node: ast.Constant, parent: ast.AST) -> Found:
     for child in ast.walk(shown):
         if ast.dump(child, include_attributes=True) == ast.dump(node, include_attributes=True):
             child.value = new.value  # type: ignore[attr-defined]
-    yield ast.unparse(parent).strip(), ast.unparse(shown).strip(), "", None, new
+    yield words(parent).strip(), words(shown).strip(), "", None, new
 
 
 def _dropped(node: ast.AST) -> Found:
     """Delete a statement with an effect, or return nothing."""
     if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
-        yield ast.unparse(node), "return None", "value", None, ast.Constant(None)
+        yield words(node), "return None", "value", None, ast.Constant(None)
     kept = isinstance(node, ast.Assign) and all(isinstance(t, ast.Attribute | ast.Subscript)
                                                 for t in node.targets)
     acts = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call | ast.Yield
                                                      | ast.YieldFrom)
     if kept or acts or isinstance(node, ast.AugAssign | ast.Delete | ast.Raise | ast.Continue
                                   | ast.Break):
-        yield " ".join(ast.unparse(node).split()), "pass", "", None, ast.Pass()
+        yield " ".join(words(node).split()), "pass", "", None, ast.Pass()
+
+
+def words(node: ast.AST) -> str:
+    """Return a node's source, `'...'` for what Pythons write in different ways: formatted text."""
+    class Plain(ast.NodeTransformer):
+        def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.Constant:
+            return ast.Constant("...")
+
+    return ast.unparse(Plain().visit(copy.deepcopy(node)))
 
 
 def _short(text: str) -> str:

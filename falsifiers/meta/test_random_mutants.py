@@ -84,7 +84,7 @@ def test_changes_are_small_and_each_has_a_name_of_its_own(tmp_path: Path) -> Non
         "Box.full: self.held >= 2 -> self.held >= 3",
         "Box.put: self.held = n + 1 -> pass", "Box.put: n + 1 -> n - 1", "Box.put: n + 1 -> n + 2",
         "Box.put: if n % 2 -> if not n % 2", "Box.put: n % 2 -> n // 2", "Box.put: n % 2 -> n % 3",
-        "Box.put: raise ValueError(f'{n + 1} is odd') -> pass",
+        "Box.put: raise ValueError('...') -> pass",
         "Box.put: if i -> if not i",
         "Box.put: self.held += i -> self.held -= i", "Box.put: self.held += i -> pass"]
 
