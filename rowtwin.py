@@ -32,7 +32,7 @@ SERVING = ("p0", "p2", "p7")
 COMMANDS = {
     "gate": ("falsifiers.cli", "Judge phases: PASS, FAIL or UNMEASURABLE, with evidence."),
     "report": ("reports.cli", "Judge every phase and write a page to look at."),
-    "mutants": ("falsifiers.cli", "Attack every mutant and print the kill matrix."),
+    "mutants": ("falsifiers.mutants_cli", "Attack every mutant and print the kill matrix."),
     "weak": ("phases.cli", "Show what common styles of test let pass."),
     "bisect": ("falsifiers.bisect_cli", "Find the first op that parts a batch from its rows."),
     "receipt": ("falsifiers.cli", "Judge the device cases here and keep the receipts."),

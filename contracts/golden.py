@@ -1,8 +1,9 @@
 """Golden data: logits of an independent implementation, and known answers of our own arithmetic.
 
 For each test model `<name>.safetensors` holds tokens i32[prompts, tokens] and logits
-f32[prompts, tokens, vocab] with their provenance; `known.json` holds the sha256 of our own logits'
-bits at every step. `rowtwin golden make` remakes both, `rowtwin golden check` compares.
+f32[prompts, tokens, vocab] with their provenance; `known.json` holds the sha256 of both, and that
+of our own logits' bits at every step. `rowtwin golden make` remakes all, `rowtwin golden check`
+compares.
 """
 
 from __future__ import annotations
@@ -49,6 +50,13 @@ def digest(logits: Tensor) -> str:
     return hashlib.sha256(plain.numpy().astype("<f4").tobytes()).hexdigest()
 
 
+def data_digest(tokens: Tensor, logits: Tensor) -> str:
+    """Return the sha256 of the tokens and logits that a golden file holds."""
+    total = hashlib.sha256(tokens.numpy().astype("<i4").tobytes())
+    total.update(logits.contiguous().numpy().astype("<f4").tobytes())
+    return total.hexdigest()
+
+
 def load_golden(model: str, folder: Path = FOLDER) -> Golden:
     """Read one model's goldens; raise `ContractError` when they are missing or do not fit."""
     path = folder / f"{model}.safetensors"
@@ -65,6 +73,9 @@ def load_golden(model: str, folder: Path = FOLDER) -> Golden:
                             f"`rowtwin golden make`") from None
     if tokens.shape != logits.shape[:2] or len(known["steps"]) != len(tokens):
         raise ContractError(f"{path}: goldens of {model} do not fit each other")
+    if known.get("data_sha256") != data_digest(tokens, logits):
+        raise ContractError(f"{path}: the tokens or logits are not those that were made: their "
+                            f"digest is not the one in known.json")
     return Golden(model, known["file_sha256"], tokens.tolist(), logits, known["steps"], provenance)
 
 
@@ -84,17 +95,18 @@ class Makers:
 
 def make_golden(model: str, makers: Makers, folder: Path = FOLDER) -> Path:
     """Write one model's goldens and return where they are."""
-    tokens, path = prompts_of(makers.vocab(model)), makers.path(model)
-    logits = makers.independent(path, tokens)
+    prompts, path = prompts_of(makers.vocab(model)), makers.path(model)
+    tokens, logits = torch.tensor(prompts, dtype=torch.int32), makers.independent(path, prompts)
     out = folder / f"{model}.safetensors"
-    save_file({"tokens": torch.tensor(tokens, dtype=torch.int32), "logits": logits.contiguous()},
-              out, metadata={**makers.provenance(), "command": f"rowtwin golden make {model}"})
+    save_file({"tokens": tokens, "logits": logits.contiguous()}, out,
+              metadata={**makers.provenance(), "command": f"rowtwin golden make {model}"})
     out.chmod(0o644)
     known_file = folder / "known.json"
     known: dict[str, Any] = json.loads(known_file.read_text()) if known_file.exists() else {}
     known[model] = {"file_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+                    "data_sha256": data_digest(tokens, logits),
                     "steps": [[digest(step) for step in makers.own(model, prompt)]
-                              for prompt in tokens]}
+                              for prompt in prompts]}
     known_file.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
     return out
 

@@ -40,6 +40,36 @@ def test_other_weights_bits_and_logits_are_noticed() -> None:
     assert "from step 0 on" in faults
 
 
+def flipped(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the lowest bit of one value turned over."""
+    bits = x.clone().contiguous().view(torch.int32)
+    bits.view(-1)[bits.numel() // 2] ^= 1
+    return bits.view(x.dtype)
+
+
+@pytest.mark.parametrize("what", ["tokens", "logits"])
+def test_one_flipped_bit_of_a_stored_golden_is_noticed(what: str, tmp_path: Path) -> None:
+    held = load_file(FOLDER / "nano.safetensors")
+    shutil.copy(FOLDER / "known.json", tmp_path)
+    save_file(held, tmp_path / "nano.safetensors")
+    assert load_golden("nano", tmp_path).logits.equal(held["logits"])
+    save_file({**held, what: flipped(held[what])}, tmp_path / "nano.safetensors")
+    with pytest.raises(ContractError, match="digest is not the one in known"):
+        load_golden("nano", tmp_path)
+
+
+def test_one_flipped_bit_of_our_own_logits_is_noticed() -> None:
+    makers = rowtwin.golden_makers()
+    right = makers.own("nano", load_golden("nano").tokens[0])
+    wrong = [flipped(step) if number == 60 else step for number, step in enumerate(right)]
+    made = replace(makers, independent=lambda path, prompts: load_golden("nano").logits[:1],
+                   own=lambda name, prompt: right)
+    assert compare("nano", made, prompts=1) == []
+    made = replace(made, own=lambda name, prompt: wrong)
+    assert compare("nano", made, prompts=1) == [
+        "our own bits of prompt 0 differ from step 60 on"]
+
+
 def test_goldens_that_are_missing_or_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="golden make"):
         load_golden("nano", tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 from pathlib import Path
@@ -137,6 +138,12 @@ REFUSED: dict[str, tuple[bytes, str]] = {
     "data-past-the-end": (header(tensors=(tensor("a", (32, 3)),)), "tensor a ends at byte"),
     "offset-past-the-end": (header(tensors=(tensor("a", (32,), offset=2**64 - 32),)), "ends at"),
     "overlap": (header(tensors=(*ONE, tensor("b", (32,), offset=128))), "a and b overlap"),
+    "a-tensor-too-many": (b"GGUF" + struct.pack("<IQQ", 3, 65537, 0), "65537 tensors, over 65536"),
+    "as-many-tensors-as-may-be": (b"GGUF" + struct.pack("<IQQ", 3, 65536, 0), "tensor 0 needs 8"),
+    "an-entry-too-many": (header((text("k") + struct.pack("<IIQ", 9, 0, 8388609),), ONE),
+                          "list entries to 8388609, over 8388608"),
+    "as-many-entries-as-may-be": (header((text("k") + struct.pack("<IIQ", 9, 0, 8388608),), ONE),
+                                  "k needs 8388608 bytes"),
     "long-name-of-nonsense": (header((text("k\n" * 999) + struct.pack("<I", 99),), ONE), "99$"),
 }
 
@@ -246,3 +253,26 @@ def test_mapped_file_that_is_cut_is_refused_before_it_is_read(
             use()
     path.unlink()
     file.hold()
+
+
+def test_both_versions_and_four_dimensions_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "old.gguf"
+    for version in (2, 3):
+        path.write_bytes(header(tensors=(tensor("a", (32, 1, 1, 2)),), version=version))
+        assert open_gguf(path).tensors["a"].shape == (2, 1, 1, 32)
+
+
+def test_header_ends_at_256_mib_of_a_longer_file(tmp_path: Path) -> None:
+    path = tmp_path / "sparse.gguf"
+    path.touch()
+    os.truncate(path, (1 << 28) + 8192)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        cursor = gguf_header.Cursor(data)
+        assert cursor.take(268_435_456, "all of it") == 0
+        with pytest.raises(gguf_header.HeaderError, match="268435456 bytes are over after 0"):
+            cursor.take(1, "one more")
+
+
+def test_names_are_told_whole_up_to_80_characters() -> None:
+    assert gguf_header.short("x" * 80) == "x" * 80
+    assert gguf_header.short("x" * 81) == "x" * 77 + "..."

@@ -1,4 +1,4 @@
-"""Commands of the gate and the kill matrix."""
+"""Commands of the gate and the receipts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import typer
 if TYPE_CHECKING:
     from contracts.schema import Contract
     from falsifiers.gate import PhaseResult
-    from falsifiers.matrix import Matrix, Row
     from falsifiers.mutants import Bank
     from falsifiers.sample import Sample
     from falsifiers.session import Gated, Wanted
@@ -182,40 +181,6 @@ def _small_print(contract: Contract, whole: bool) -> str:
                    for line in told)
 
 
-@app.command(epilog="Example: rowtwin mutants --phase 1 --json")
-def mutants(
-    ctx: typer.Context,
-    phase: Annotated[str | None, typer.Option(
-        metavar="N|engine", help="One phase (default: every phase that is built).")] = None,
-    device: Device = "auto",
-    as_json: AsJson = False,
-    faults: Annotated[bool, typer.Option(
-        "--faults", help="Attack none; print which public report each mutant plants.")] = False,
-) -> None:
-    """Attack every mutant and print the kill matrix."""
-    from falsifiers import field_faults
-    from falsifiers import mutants as runner
-    from falsifiers.errors import SuiteError
-    from falsifiers.receipts import load_receipts
-    from falsifiers.session import ROOT
-    if faults and (phase is not None or as_json):
-        raise SuiteError("--faults prints one page of every phase: give it alone")
-    banks = _banks(ctx.obj, phase, device)
-    if faults:
-        print(field_faults.page(field_faults.load(), field_faults.planted(banks)), end="")
-        raise typer.Exit
-    measured = {bank.contract.phase: [row for receipt in load_receipts(bank.contract.phase, ROOT)
-                                      for row in receipt.mutants] for bank in banks}
-    with Progress(as_json) as tell:
-        matrix = runner.run_matrix(banks, receipts=measured,
-                                   on_row=lambda row: tell(f"{row.phase}/{row.name}"))
-    if as_json:
-        print(json.dumps(matrix.model_dump(), indent=2))
-    else:
-        _print_matrix(matrix)
-    raise typer.Exit(matrix_exit_code(matrix, device))
-
-
 @app.command(epilog="Example: rowtwin receipt --phase 3")
 def receipt(
     ctx: typer.Context,
@@ -232,7 +197,7 @@ def receipt(
     wanted = [c for c in contracts_of().values()
               if (phase is None or c.phase == phase_name(phase)) and issue.wants_device(c)]
     banks = {c.phase: bank for c in wanted
-             for bank in _banks(ctx.obj, c.phase.removeprefix("p"), "cuda")}
+             for bank in banks_here(ctx.obj, c.phase.removeprefix("p"), "cuda")}
     print(f"judging the device cases of {', '.join(banks) or 'no phase'}", file=sys.stderr)
     with Progress(False) as tell:
         written, refused = issue.receipts(wanted, banks, ctx.obj, tell)
@@ -249,7 +214,7 @@ def receipt(
     raise typer.Exit(1 if refused else 0 if written else 2)
 
 
-def _banks(bank_of: Callable[[str], Bank], phase: str | None, device: str) -> list[Bank]:
+def banks_here(bank_of: Callable[[str], Bank], phase: str | None, device: str) -> list[Bank]:
     """Return the banks of the phases wanted, wired by whoever assembled the command line."""
     from falsifiers import tiers
     from falsifiers.errors import SuiteError
@@ -266,32 +231,3 @@ def _banks(bank_of: Callable[[str], Bank], phase: str | None, device: str) -> li
     for bank in banks:
         bank.tiers = chosen.run
     return banks
-
-
-def matrix_exit_code(matrix: Matrix, device: str) -> int:
-    """Return 1 if a mutant survived or a falsifier killed none, 2 if it cannot be told, else 0."""
-    if matrix.survivors or matrix.idle_falsifiers:
-        return 1
-    return 2 if not matrix.mutants or (device == "cuda" and matrix.not_run) else 0
-
-
-def _print_matrix(matrix: Matrix) -> None:
-    for row in matrix.mutants:
-        print(_row_line(row, matrix))
-    dead = len(matrix.mutants) - len(matrix.survivors) - len(matrix.not_run)
-    print(f"\n{dead} of {len(matrix.mutants)} mutants died"
-          + (f", {len(matrix.not_run)} need a device" if matrix.not_run else ""))
-    for name in matrix.survivors:
-        print(f"survived: {name}")
-    for name in matrix.idle_falsifiers:
-        print(f"killed none: {name}")
-
-
-def _row_line(row: Row, matrix: Matrix) -> str:
-    name = f"{row.phase}/{row.name}"
-    word = "not run" if name in matrix.not_run else \
-        "SURVIVED" if name in matrix.survivors else f"died at {row.rung}"
-    by = ", ".join(f"{'' if killer in row.killed_by else 'not '}by {killer}"
-                   for killer in row.expected)
-    receipt = " (from a receipt)" if row.from_receipt else ""
-    return f"{name:<40} {word:<15} {by}{receipt}\n    {row.fault}"

@@ -125,23 +125,29 @@ def weak(
     ctx: typer.Context,
     phase: Annotated[str | None, typer.Option(
         metavar="N", help="One phase (default: every phase of the decode path).")] = None,
+    keep: Annotated[bool, typer.Option(
+        "--keep", help="Also write what was found to phases/weak_arms.json, and the page "
+                       "docs/weak-arms.md from that.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
 ) -> None:
     """Show which mutants of the decode path common styles of test let pass."""
     from falsifiers import tiers
     from falsifiers.errors import SuiteError
     from falsifiers.session import phase_name
-    from phases import weak_arms
+    from phases import weak_arms, weak_kept
 
     names = weak_arms.PHASES if phase is None else (phase_name(phase),)
     if not set(names) <= set(weak_arms.PHASES):
         raise SuiteError(f"{names[0]} has no mutants of a decode path: choose one of "
                          f"{', '.join(weak_arms.PHASES)}")
     tiers.one_thread()
-    banks = [ctx.obj(name) for name in names]
-    found, quiet = weak_arms.survey(banks)
+    weighed = []
+    for name in names:
+        typer.echo(f"weighing the mutants of {name}", err=True)
+        weighed.append(weak_kept.weighed(ctx.obj(name)))
+        if keep:
+            weak_kept.keep(weighed[-1])
     if as_json:
-        typer.echo(json.dumps({"missed": [vars(one) for one in found], "not_shown": quiet},
-                              indent=2))
+        typer.echo(json.dumps([one.model_dump() for one in weighed], indent=2))
     else:
-        typer.echo("\n".join(weak_arms.table(found, quiet)))
+        typer.echo("\n".join(weak_kept.summary(weighed)))

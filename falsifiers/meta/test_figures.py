@@ -107,7 +107,7 @@ def test_times_are_measured_after_every_phase_was_proved(
     monkeypatch.setattr(rowtwin, "measures", lambda: {name: ("p3", measure(name))
                                                       for name in ("gemv", "step")})
     monkeypatch.setattr(issue, "receipts", lambda *given: ([Path("p3.json")], refused))
-    monkeypatch.setattr(cli, "_banks", lambda *given: [])
+    monkeypatch.setattr(cli, "banks_here", lambda *given: [])
     monkeypatch.setattr(sys, "argv", ["rowtwin", "receipt", *argv])
     with pytest.raises(SystemExit) as end:
         rowtwin.main()

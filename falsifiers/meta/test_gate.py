@@ -131,3 +131,28 @@ def test_phase_result_cannot_contradict_itself(lie: dict[str, object]) -> None:
     PhaseResult.model_validate(honest)
     with pytest.raises(ValueError, match="p1"):
         PhaseResult.model_validate({**honest, **lie})
+
+
+@pytest.mark.parametrize(("must", "word"), [(True, "UNMEASURABLE"), (False, "PASS")])
+def test_contract_not_a_verdict_says_what_must_be_claimed(must: bool, word: str) -> None:
+    book = [verdict("a", "declined", must_claim=False), verdict("b", must_claim=False)]
+    expected = [case("a", must_claim=must), case("b", must_claim=False)]
+    assert judge_phase("p1", book, expected).verdict == word
+
+
+def test_reasons_count_their_cases_and_quote_the_first() -> None:
+    book = [verdict("c", "unmeasurable"), verdict("a"), verdict("b", "declined"),
+            verdict("d", "error")]
+    assert judge_phase("p1", book).why == (
+        "1 case ended in an error",
+        "3 cases that must pass did not, the first is p1/holds[cpu-b]: declined, a made-up reason")
+
+
+def test_phase_that_is_not_built_has_no_cases() -> None:
+    told = gate.not_built("p3")
+    assert (told.verdict, told.cases, told.why) == ("UNMEASURABLE", 0, ("not built",))
+
+
+def test_seconds_are_those_of_all_verdicts_to_a_thousandth() -> None:
+    book = [verdict("a", seconds=1.00049), verdict("b", seconds=2.0), verdict("c", phase="p3")]
+    assert judge_phase("p1", book).seconds == 3.0

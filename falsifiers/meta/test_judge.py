@@ -8,6 +8,7 @@ import torch
 from falsifiers.errors import SuiteError
 from falsifiers.judge import Judge, hex_of, ulps_apart
 from falsifiers.meta.lies import BUDGET, broken, case
+from falsifiers.nearties import flip_margin, spread
 
 ONES = torch.ones(4, 8)
 
@@ -120,7 +121,20 @@ def test_budget_passes_and_keeps_the_worst_of_all_calls() -> None:
     (worst,) = j.worst
     assert worst.compared == 72
     assert worst.norm_error == pytest.approx(5e-4, rel=1e-2)
+    assert worst.cosine == pytest.approx(1.0)
     assert worst.ulps == int(ulps_apart(near, ONES).max()) > 0
+
+
+def test_budget_holds_at_its_own_bounds_and_not_past_them() -> None:
+    torch.manual_seed(1)
+    want = torch.randn(1, 64)
+    got = want + 0.01 * torch.randn(1, 64)
+    cosine, ratio = (float(x) for x in spread(got, want))
+    at = {"cosine": cosine, "norm": abs(ratio - 1)}
+    judge().budget("out", got, want, BUDGET.model_copy(update=at))
+    for name, past in (("cosine", cosine + 1e-9), ("norm", abs(ratio - 1) - 1e-9)):
+        tight = BUDGET.model_copy(update={**at, name: past})
+        assert broken(lambda tight=tight: judge().budget("out", got, want, tight)).rung == "budget"  # type: ignore[misc]
 
 
 def test_changed_argmax_fails_where_it_was_decided() -> None:
@@ -139,6 +153,15 @@ def test_changed_argmax_at_a_near_tie_passes_and_is_counted() -> None:
     assert j.evidence["near_ties"] == 1
 
 
+def test_near_tie_holds_at_its_own_bound_and_not_past_it() -> None:
+    want, got = torch.tensor([[3.0, 2.9, 0.0, 0.0]]), torch.tensor([[2.9, 3.0, 0.0, 0.0]])
+    margin = flip_margin(got[0], want[0])
+    at = BUDGET.model_copy(update={"cosine": 0.99, "near_tie": margin})
+    judge().budget("logits", got, want, at, logits=True)
+    tight = at.model_copy(update={"near_tie": margin - 1e-9})
+    assert broken(lambda: judge().budget("logits", got, want, tight, logits=True)).rung == "budget"
+
+
 def test_broken_law_and_broken_frame_name_themselves() -> None:
     j = judge()
     assert broken(lambda: j.law(False, "two rows share slot 3", slot=3)).rung == "law"
@@ -152,8 +175,12 @@ def test_broken_law_and_broken_frame_name_themselves() -> None:
 
 
 def test_evidence_that_is_not_json_is_refused_at_once() -> None:
+    j = judge()
+    j.engaged(rows=3)
     with pytest.raises(SuiteError, match="JSON"):
-        judge().engaged(rows=ONES)
+        j.engaged(rows=ONES, steps=4)
+    j.engaged(tokens=5)
+    assert j.evidence == {"rows": 3, "tokens": 5}
 
 
 @pytest.mark.parametrize(("a", "b", "apart"), [

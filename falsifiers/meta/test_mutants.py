@@ -11,11 +11,11 @@ import pytest
 
 import rowtwin
 from contracts.schema import Contract, load_all
-from falsifiers.cli import matrix_exit_code
 from falsifiers.errors import Declined, SuiteError
 from falsifiers.judge import Judge
 from falsifiers.meta.made_up import contract, row
 from falsifiers.mutants import Bank, kill, run_matrix, sample, try_mutant
+from falsifiers.mutants_cli import matrix_exit_code
 from falsifiers.plugin import THOROUGH
 from falsifiers.subject import Mutant, Subject
 from falsifiers.tiers import choose

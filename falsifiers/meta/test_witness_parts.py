@@ -20,6 +20,7 @@ from falsifiers.witness.compare import (
     Taken,
     agreement,
     band,
+    broken,
     constant_run,
     m_formed,
     margin,
@@ -112,6 +113,13 @@ def test_width_of_a_band_is_that_of_every_arm(widths: list[int | None], told: in
 def test_band_of_nothing_is_unmeasured_but_whole() -> None:
     made = band(Taken(4, 64, Stream(), [], []))
     assert (made["m_formed"], made["divergence_at"], made["slots"]) == (None, None, [])
+
+
+@pytest.mark.parametrize(("run", "said"), [
+    (15, []), (16, ["slot 0 of the identical requests repeats one token 16 times"])])
+def test_sixteen_repeats_of_a_token_are_garbage(run: int, said: list[str]) -> None:
+    made = stream("ab" * 20 + "c" * run)
+    assert list(broken(Taken(1, 4, made, [], [Arm("identical", [-1], [made], 0, 1)]))) == said
 
 
 # The evidence of batches.

@@ -131,6 +131,28 @@ def test_foreign_text_cannot_reach_a_terminal() -> None:
         assert len(reason.sentence) < 300
 
 
+def test_sentences_name_their_widths() -> None:
+    def sentences(**changes: Any) -> list[str]:
+        return [reason.sentence for reason in rules.judge(with_bands(**changes), PREFIX)]
+
+    assert sentences(c1={"decode_tok_s": None}, c4={"decode_tok_s": 0}) == [
+        "the decode rate of a request is unmeasured at c=1 and c=4"]
+    tie = {"divergence_at": 3, "top2_margin_at_divergence": 0.01}
+    assert sentences(c4=tie, c16=tie) == [
+        "c=4 and c=16 are each admitted as a near-tie, but at most 1 may be"]
+
+
+def test_bands_that_agree_for_all_they_declare_are_no_near_ties() -> None:
+    whole = {"declared_min": 64, "divergence_at": 64, "top2_margin_at_divergence": 0.01}
+    assert rules.judge(with_bands(c4=whole, c8=whole, c16=whole), PREFIX) == []
+    assert not rules.by_near_tie(band(4, **whole))
+
+
+def test_foreign_text_is_told_whole_up_to_80_characters() -> None:
+    assert rules.quoted("x" * 80) == f'"{"x" * 80}"'
+    assert rules.quoted("x" * 81) == f'"{"x" * 77}..."'
+
+
 @pytest.mark.parametrize(("one", "shown"), [
     (band(4), True), (band(4, result="UNMEASURABLE"), False), (band(4, result=None), False),
     (band(4, divergence_at=3), False), (band(4, declared_min=None), False),

@@ -241,3 +241,20 @@ def test_serial_peer_says_when_an_engine_runs_dry() -> None:
 
     assert serve(Dry(1), [request("a", 2, 3)])[0].reason == "error"
     assert serve(Dry(1), [request("a", 2, 2)])[0].reason == "length"
+
+
+def test_cancel_of_what_has_ended_is_told_as_false() -> None:
+    scheduler = scheduler_of(MockEngine(3))
+    assert scheduler.cancel("r0") is True
+    assert scheduler.cancel("r0") is False  # it is marked, though no step has reported it yet
+    scheduler.step()
+    assert scheduler.cancel("r0") is False
+    assert scheduler.cancel("nobody") is False
+
+
+def test_first_reason_to_close_is_the_one_that_is_told() -> None:
+    scheduler = scheduler_of(MockEngine(3))
+    assert scheduler.closed == ""
+    scheduler.close("the disk is full")
+    scheduler.close()
+    assert scheduler.closed == "the disk is full"

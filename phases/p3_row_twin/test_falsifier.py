@@ -13,6 +13,7 @@ from engine.blocks import TYPES
 from engine.path import Rows
 from engine.weights import EXACT
 from falsifiers import dull, relations
+from falsifiers.baseline import must_drift
 from falsifiers.engagement import counting
 from falsifiers.errors import Declined, Unmeasurable
 from falsifiers.judge import Judge
@@ -32,6 +33,7 @@ def test_rows_equal_alone(case: Case, subject: Subject, judge: Judge) -> None:
     product = Product(case, subject, judge)
     matrix = product.matrix(case["kind"], case["n"], case["k"])
     x, alone = activations(max(case["m"]), case["k"]), dict[int, Tensor]()
+    must_drift(judge, matrix.weight.rows(list(range(min(case["n"], SAMPLE)))), x, case["m"])
     for m in case["m"]:
         got = product(matrix, x[:m])
         for row in {0, 1 % m, m - 1} if product.slow else range(m):

@@ -1,0 +1,148 @@
+"""Random mutants of the suite's own code: what is drawn, what tries it, and what survived before.
+
+A part is some files with the tests that should notice a change of them. `triage.yaml` holds what
+became of each survivor that was ever looked at: it is equivalent, with the reason, or a test was
+written that kills it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import yaml
+from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter, ValidationError
+
+from falsifiers.errors import SuiteError
+from falsifiers.operators import Change, changes
+from falsifiers.random_run import Fate, tried
+
+ROOT = Path(__file__).parent.parent
+TRIAGE = Path(__file__).with_name("triage.yaml")
+Sentence = Annotated[str, StringConstraints(pattern=r"^\S[^\n]{8,}\.$")]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Files to change, and the tests to run."""
+
+    files: tuple[str, ...]
+    tests: tuple[str, ...]
+
+    def changes(self, root: Path = ROOT) -> list[Change]:
+        """Return every mutant of the part, in order."""
+        return [change for file in self.files for change in changes(file, root)]
+
+
+_P0, _P7, _META = "phases/p0_scheduler", "phases/p7_prefix_reuse", "falsifiers/meta"
+PARTS = {
+    "gate": Part(("falsifiers/gate.py",), (f"{_META}/test_gate.py",)),
+    "witness": Part(("falsifiers/witness/rules.py",),
+                    (f"{_META}/test_witness_rules.py", f"{_META}/test_witness_parts.py")),
+    "gguf": Part(("engine/gguf_header.py",), ("engine/test_gguf_file.py",)),
+    "judge": Part(("falsifiers/judge.py", "falsifiers/nearties.py"),
+                  (f"{_META}/test_judge.py", f"{_META}/test_nearties.py")),
+    "prefixes": Part((f"{_P7}/radix.py", f"{_P7}/store.py"),
+                     (f"{_P7}/test_store.py", f"{_P7}/test_falsifier.py")),
+    "scheduler": Part((f"{_P0}/scheduler.py", f"{_P0}/desk.py", f"{_P0}/job.py"),
+                      (f"{_P0}/test_scheduler.py", f"{_P0}/test_falsifier.py")),
+}
+
+
+class Triaged(BaseModel):
+    """One survivor that was looked at."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mutant: str
+    """Its id."""
+    equivalent: Sentence | None = None
+    """Why no test can tell it from the right code."""
+    test: Annotated[str, StringConstraints(pattern=r"^[\w/]+\.py::test_\w+$")] | None = None
+    """The test that was written for it, and kills it."""
+
+
+def triage(path: Path = TRIAGE) -> dict[str, Triaged]:
+    """Read what was decided of survivors, by mutant; raise `SuiteError` for a broken file."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = TypeAdapter(tuple[Triaged, ...]).validate_python(data)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        why = error.errors()[0] if isinstance(error, ValidationError) else None
+        told = f"{why['loc']}: {why['msg']}" if why else str(error).splitlines()[0]
+        raise SuiteError(f"{path.name} is not a list of survivors: {told}") from None
+    for one in found:
+        if (one.equivalent is None) == (one.test is None):
+            raise SuiteError(f"{path.name}: {one.mutant} must be equivalent or have a test")
+    if len({one.mutant for one in found}) < len(found):
+        raise SuiteError(f"{path.name} has a mutant twice")
+    return {one.mutant: one for one in found}
+
+
+@dataclass(frozen=True)
+class Score:
+    """What became of the mutants that were drawn of one part."""
+
+    part: str
+    of: int
+    """How many there are."""
+    fates: tuple[Fate, ...]
+    equivalent: int
+    """Drawn, but known to change nothing; not tried."""
+
+    @property
+    def dead(self) -> int:
+        """How many a test noticed."""
+        return sum(fate.dead for fate in self.fates)
+
+    @property
+    def tried(self) -> int:
+        """How many could be planted, and so count."""
+        return sum(fate.how != "not planted" for fate in self.fates)
+
+    @property
+    def survivors(self) -> list[Fate]:
+        """Those that no test noticed."""
+        return [fate for fate in self.fates if fate.how == "survived"]
+
+
+def draw(part: Part, count: int, seed: int, root: Path = ROOT) -> list[Change]:
+    """Return so many mutants of a part, the same for a seed; all of them, in order, for 0."""
+    every = part.changes(root)
+    if not count or count >= len(every):
+        return every
+    return random.Random(seed).sample(every, count)
+
+
+def run(names: Sequence[str], count: int, seed: int, on_fate: Callable[[Fate], None],
+        root: Path = ROOT) -> list[Score]:
+    """Try mutants drawn from some parts; those known to be equivalent are counted, not tried."""
+    known = {name for name, one in triage().items() if one.equivalent}
+    scores = []
+    for name in names:
+        drawn = draw(PARTS[name], count, seed, root)
+        due = [change for change in drawn if change.id not in known]
+        fates = tried(due, PARTS[name].tests, root, on_fate) if due else []
+        scores.append(Score(name, len(PARTS[name].changes(root)), tuple(fates),
+                            len(drawn) - len(due)))
+    return scores
+
+
+def lines(scores: Sequence[Score]) -> list[str]:
+    """Return the survivors and the scores as lines for a person."""
+    told = [f"{score.part}: survived: {fate.change.id} (line {fate.change.line})"
+            for score in scores for fate in score.survivors]
+    told += [f"{score.part}: not planted: {fate.by}" for score in scores for fate in score.fates
+             if fate.how == "not planted"]
+    total = [sum(numbers) for numbers in zip(*(
+        (score.dead, score.tried, score.equivalent, score.of) for score in scores), strict=True)]
+    for name, numbers in [*((score.part, [score.dead, score.tried, score.equivalent, score.of])
+                            for score in scores), ("all", total)]:
+        dead, counted, same, of = numbers
+        share = f"{100 * dead / counted:.1f} %" if counted else "none"
+        told.append(f"{name:<10} {dead} of {counted} died ({share}); {same} equivalent; "
+                    f"{counted + same} of {of} drawn")
+    return told
