@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from falsifiers.mutants import Bank
     from falsifiers.sample import Sample
     from falsifiers.subject import Subject
+    from falsifiers.vectors.exchange import VectorSet
     from reports.own_model import Opened
 
 ROOT = Path(__file__).parent
@@ -35,6 +36,7 @@ COMMANDS = {
     "mutants": ("falsifiers.cli", "Attack every mutant and print the kill matrix."),
     "weak": ("phases.cli", "Show what common styles of test let pass."),
     "bisect": ("falsifiers.bisect_cli", "Find the first op that parts a batch from its rows."),
+    "vectors": ("falsifiers.vectors.cli", "Judge a program in any language by files of calls."),
     "receipt": ("falsifiers.cli", "Judge the device cases here and keep the receipts."),
     "bench": ("phases.cli", "Measure kernels on a device, beside the memory floor."),
     "serve": ("phases.p2_engine_serve.cli", "Serve a model over the OpenAI API, in batches."),
@@ -227,6 +229,21 @@ def sample_weights(file: str, tensors: int, seed: int, named: Sequence[str]) -> 
         file, tensors, seed, named))
 
 
+def vectors_of(phase: str) -> VectorSet:
+    """Return what a phase asks of programs in other languages."""
+    from falsifiers.errors import SuiteError
+    from falsifiers.vectors.exchange import VectorSet
+    having = {path.parent.name.split("_")[0]: path for path in ROOT.glob("phases/*/vectors.py")}
+    name = f"p{phase.removeprefix('p')}"
+    if name not in having:
+        told = ", ".join(one.removeprefix("p") for one in sorted(having))
+        raise SuiteError(f"phase {phase!r} has no vectors: choose one of {told}")
+    asked = importlib.import_module(f"phases.{having[name].parent.name}.vectors")
+    wanted = bank(name)
+    return VectorSet(wanted.contract, tuple(asked.cases()), wanted.falsifiers, asked.right,
+                     asked.ARITHMETIC)
+
+
 def golden_makers() -> Makers:
     """Return what makes the goldens: test models, transformers on their weights, and the engine."""
     from contracts.golden import Makers
@@ -268,6 +285,7 @@ def root(ctx: typer.Context) -> None:
     ctx.meta["path_of"] = path_of
     ctx.meta["figures"] = measures
     ctx.meta["sample_weights"] = sample_weights
+    ctx.meta["vectors"] = vectors_of
     ctx.meta["witness_page"] = witness_page
 
 

@@ -1,0 +1,158 @@
+"""A call of an op as tensors in and out, and a candidate whose every call is asked of someone.
+
+What stands between a falsifier and a program in another language is this alone: the falsifier
+calls a function, the function names the call by its content, and whoever answers hands tensors
+back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch import Tensor
+
+from falsifiers.errors import Declined, ParityBroken
+from falsifiers.sample import printable
+from falsifiers.vectors.files import UnreadableError, read
+from falsifiers.verdict import Finding, Rung
+
+ARITHMETIC, DECLINED = "arithmetic", "declined"
+"""What an answer's metadata may say: the arithmetic it keeps, and why it was not made."""
+OWN = "own"
+Outputs = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an op; two calls with the same content are the same call."""
+
+    op: str
+    label: str
+    """Its sizes in short, a part of its name."""
+    facts: Mapping[str, str]
+    """What an op needs to know beside tensors, such as a weight's type."""
+    inputs: Mapping[str, Tensor]
+    outputs: Outputs
+    """Shapes of what it must answer, all f32."""
+
+    @cached_property
+    def name(self) -> str:
+        """The name of its files: the op, its sizes and a digest of all that it is given."""
+        digest = hashlib.sha256(repr((self.op, sorted(self.facts.items()),
+                                      sorted(self.outputs.items()))).encode())
+        for name, x in self.inputs.items():
+            digest.update(f"{name} {x.dtype} {list(x.shape)}".encode())
+            digest.update(x.contiguous().view(torch.uint8).numpy().tobytes())
+        return f"{self.op}-{self.label}-{digest.hexdigest()[:12]}"
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the file of its inputs says beside tensors."""
+        return {"op": self.op, **self.facts}
+
+    @property
+    def answer_bytes(self) -> int:
+        """Bytes that its outputs take."""
+        return sum(4 * torch.Size(shape).numel() for shape in self.outputs.values())
+
+
+class Answerer(Protocol):
+    """Whoever answers calls."""
+
+    @property
+    def arithmetic(self) -> str:
+        """The arithmetic it declares; `own` when it says nothing."""
+
+    def answer(self, call: Call) -> Mapping[str, Tensor]:
+        """Return the call's outputs; raise `ParityBroken` or `Declined` when there are none."""
+
+
+class Offer:
+    """A candidate with the functions of a phase, each call put to an answerer."""
+
+    def __init__(self, answerer: Answerer) -> None:
+        self.answerer = answerer
+
+    @property
+    def ARITHMETIC(self) -> str:  # noqa: N802 - a candidate's own word
+        """The answerer's arithmetic."""
+        return self.answerer.arithmetic
+
+    def gemv_rows(self, weight: Any, x: Tensor, out: Tensor) -> None:
+        """Write W x for every row of x f32[m, K] into out f32[m, N]."""
+        label = f"{weight.kind}-n{weight.n}-k{weight.k}-m{len(x)}"
+        inputs = {"weights": torch.tensor(weight.raw), "x": x.detach().cpu().contiguous()}
+        call = Call("gemv_rows", label, {"type": weight.kind}, inputs, {"out": tuple(out.shape)})
+        out.copy_(self.answerer.answer(call)["out"])
+
+
+def declared(path: Path, most: int) -> str | None:
+    """Return the arithmetic that an answer declares, None for a declined one that declares none.
+
+    Raises `UnreadableError` when there is no such answer.
+    """
+    told = read(path, most)[1]
+    return told.get(ARITHMETIC, None if DECLINED in told else OWN)
+
+
+def answered(call: Call, path: Path, arithmetic: str) -> dict[str, Tensor]:
+    """Return the outputs that a file holds for a call, held to their shapes and to f32.
+
+    Raises `Declined` when the file says why it was not made, and `ParityBroken` for a file that
+    is missing, cannot be read, or was made in another arithmetic than the first was.
+    """
+    try:
+        tensors, told = read(path, call.answer_bytes)
+    except UnreadableError as error:
+        broken("crash", str(error))
+    if DECLINED in told:
+        raise Declined(f"{path.name}: {printable(told[DECLINED]) or 'no reason given'}")
+    if (other := told.get(ARITHMETIC, OWN)) != arithmetic:
+        broken("law", f"{path} declares the arithmetic '{printable(other)}', but the first answer "
+                      f"declares '{printable(arithmetic)}'")
+    for name, shape in call.outputs.items():
+        if name not in tensors:
+            broken("shape", f"{path} has no tensor {name!r}")
+        if tuple(tensors[name].shape) != shape:
+            broken("shape", f"{path}: {name} has shape {list(tensors[name].shape)}, but should "
+                            f"have {list(shape)}")
+        if tensors[name].dtype != torch.float32:
+            broken("dtype", f"{path}: {name} has dtype {tensors[name].dtype}, but should have "
+                            f"{torch.float32}")
+    return {name: tensors[name] for name in call.outputs}
+
+
+def broken(rung: Rung, sentence: str) -> NoReturn:
+    """Raise the verdict on an answer that cannot be compared at all."""
+    raise ParityBroken(Finding(rule="law", rung=rung, sentence=sentence))
+
+
+class Recorder:
+    """An answerer that is right, and keeps what it was asked and by which case."""
+
+    def __init__(self, arithmetic: str, right: Callable[[Call], dict[str, Tensor]]) -> None:
+        self.arithmetic, self.right = arithmetic, right
+        self.case = ""
+        """The case that asks now."""
+        self.kept: dict[str, Kept] = {}
+
+    def answer(self, call: Call) -> dict[str, Tensor]:
+        """Return the right outputs of a call."""
+        kept = self.kept.get(call.name) or Kept(call, self.right(call))
+        kept.cases[self.case] = None
+        return self.kept.setdefault(call.name, kept).outputs
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A call that was asked for, its right outputs, and the cases that asked."""
+
+    call: Call
+    outputs: dict[str, Tensor]
+    cases: dict[str, None] = field(default_factory=dict)
