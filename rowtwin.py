@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -36,6 +36,7 @@ COMMANDS = {
     "mutants": ("falsifiers.cli", "Attack every mutant and print the kill matrix."),
     "weak": ("phases.cli", "Show what common styles of test let pass."),
     "bisect": ("falsifiers.bisect_cli", "Find the first op that parts a batch from its rows."),
+    "trace": ("falsifiers.trace_cli", "Write every op of a run, step by step, to files."),
     "vectors": ("falsifiers.vectors.cli", "Judge a program in any language by files of calls."),
     "receipt": ("falsifiers.cli", "Judge the device cases here and keep the receipts."),
     "bench": ("phases.cli", "Measure kernels on a device, beside the memory floor."),
@@ -231,17 +232,7 @@ def sample_weights(file: str, tensors: int, seed: int, named: Sequence[str]) -> 
 
 def vectors_of(phase: str) -> VectorSet:
     """Return what a phase asks of programs in other languages."""
-    from falsifiers.errors import SuiteError
-    from falsifiers.vectors.exchange import VectorSet
-    having = {path.parent.name.split("_")[0]: path for path in ROOT.glob("phases/*/vectors.py")}
-    name = f"p{phase.removeprefix('p')}"
-    if name not in having:
-        told = ", ".join(one.removeprefix("p") for one in sorted(having))
-        raise SuiteError(f"phase {phase!r} has no vectors: choose one of {told}")
-    asked = importlib.import_module(f"phases.{having[name].parent.name}.vectors")
-    wanted = bank(name)
-    return VectorSet(wanted.contract, tuple(asked.cases()), wanted.falsifiers, asked.right,
-                     asked.ARITHMETIC)
+    return cast("VectorSet", importlib.import_module("phases.vector_sets").of(phase, bank))
 
 
 def golden_makers() -> Makers:
@@ -265,9 +256,9 @@ def golden_makers() -> Makers:
                   provenance)
 
 
-def witness_page(witness: dict[str, Any]) -> str:
-    """Return a witness as a page to look at."""
-    return str(importlib.import_module("reports.witness_page").page(witness))
+def page(of: str, given: Any) -> str:
+    """Return a witness (`witness_page`), or how traces agree (`trace_map`), to be looked at."""
+    return str(importlib.import_module(f"reports.{of}").page(given))
 
 
 app = typer.Typer(cls=group_of(COMMANDS), add_completion=False, no_args_is_help=True,
@@ -285,8 +276,9 @@ def root(ctx: typer.Context) -> None:
     ctx.meta["path_of"] = path_of
     ctx.meta["figures"] = measures
     ctx.meta["sample_weights"] = sample_weights
+    ctx.meta["trace_map"] = partial(page, "trace_map")
     ctx.meta["vectors"] = vectors_of
-    ctx.meta["witness_page"] = witness_page
+    ctx.meta["witness_page"] = partial(page, "witness_page")
 
 
 def _mistakes() -> tuple[type[Exception], ...]:

@@ -51,10 +51,10 @@ def content(path: Path, most: int) -> bytes:
     return data
 
 
-def read(path: Path, most: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read(path: Path, most: int, header: int = HEADER) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return a file's tensors and its metadata; `most` are the bytes that its tensors may take."""
     from safetensors.torch import load
-    data = content(path, most + HEADER)
+    data = content(path, most + header)
     try:
         tensors = load(data)
         size = int.from_bytes(data[:8], "little")
