@@ -8,7 +8,7 @@ back.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -87,9 +87,39 @@ class Offer:
     def gemv_rows(self, weight: Any, x: Tensor, out: Tensor) -> None:
         """Write W x for every row of x f32[m, K] into out f32[m, N]."""
         label = f"{weight.kind}-n{weight.n}-k{weight.k}-m{len(x)}"
-        inputs = {"weights": torch.tensor(weight.raw), "x": x.detach().cpu().contiguous()}
+        inputs = {"weights": torch.tensor(weight.raw), "x": _plain(x)}
         call = Call("gemv_rows", label, {"type": weight.kind}, inputs, {"out": tuple(out.shape)})
         out.copy_(self.answerer.answer(call)["out"])
+
+    def conv_step(self, x: Tensor, taps: Tensor, windows: Any, counts: Sequence[int],
+                  out: Tensor) -> None:
+        """Write the convolution of x[t, C] into out[t, C] and shift each row's window."""
+        self._stepped("conv_step", {"x": x, "taps": taps}, windows, counts, out)
+
+    def delta_step(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Any,
+                   counts: Sequence[int], out: Tensor) -> None:
+        """Advance each row's state by its tokens; write what is read into out[t, V, 128]."""
+        inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+        self._stepped("delta_step", inputs, states, counts, out)
+
+    def _stepped(self, op: str, inputs: Mapping[str, Tensor], refs: Any, counts: Sequence[int],
+                 out: Tensor) -> None:
+        """Put a call of a recurrent op, whose rows' states go along and come back."""
+        views = refs.views
+        states = _plain(torch.stack(views))
+        given = {name: _plain(x) for name, x in inputs.items()}
+        given |= {"counts": torch.tensor(counts, dtype=torch.int32), "states": states}
+        label = f"{'x'.join(map(str, states.shape[1:]))}-m{len(views)}-t{len(out)}"
+        call = Call(op, label, {}, given, {"out": tuple(out.shape), "states": tuple(states.shape)})
+        answer = self.answerer.answer(call)
+        out.copy_(answer["out"])
+        for view, state in zip(views, answer["states"], strict=True):
+            view.copy_(state)
+
+
+def _plain(x: Tensor) -> Tensor:
+    """Return a tensor as a file can hold it."""
+    return x.detach().cpu().contiguous()
 
 
 def declared(path: Path, most: int) -> str | None:
