@@ -20,6 +20,6 @@ def of(phase: str, bank_of: Callable[[str], Bank]) -> VectorSet:
         told = ", ".join(one.removeprefix("p") for one in sorted(having))
         raise SuiteError(f"phase {phase!r} has no vectors: choose one of {told}")
     asked = importlib.import_module(f"phases.{having[name]}.vectors")
-    bank = bank_of(name)
-    return VectorSet(bank.contract, tuple(asked.cases()), bank.falsifiers, asked.right,
-                     asked.ARITHMETIC)
+    bank, cases = bank_of(name), tuple(asked.cases())
+    return VectorSet(bank.contract, cases, bank.falsifiers, asked.right, asked.ARITHMETIC,
+                     bank.subject_for(cases[0]).path)

@@ -264,24 +264,9 @@ def test_file_that_is_larger_than_was_meant_is_not_read(tmp_path: Path) -> None:
         read(path, 4)
 
 
-def test_state_that_an_answer_leaves_is_located(tmp_path: Path) -> None:
-    every = rowtwin.vectors_of("5")
-    wanted = replace(every, cases=tuple(case for case in every.cases if case["op"] == "conv_step"))
-    assert {case.given["op"] for case in every.cases if case.must_claim} == {"delta_step"}
-    folder = tmp_path / "p5"
-    exchange.export(folder, wanted)
-    shutil.copytree(folder / "expected", folder / "outputs", dirs_exist_ok=True)
-    assert {v.outcome for v in exchange.check(folder, wanted)} == {"passed"}
-    path = min((folder / "outputs").glob("conv_step-384x3-m5-*"))
-    tensors, told = read(path, 1 << 20)
-    tensors["states"][2, 7, 1] += 1
-    write(path, tensors, told)
-    found = first(exchange.check(folder, wanted))
-    assert (found.rule, found.where["m"], found.where["row"]) == ("twin", 5, 2)
-    assert found.where["element"] == "[7, 1]"
-    assert found.sentence.startswith("state[row 2, slot ")
-
-
-def test_phase_without_vectors_is_refused() -> None:
-    with pytest.raises(SuiteError, match="phase '8' has no vectors: choose one of 3, 5"):
-        rowtwin.vectors_of("8")
+def test_case_that_asks_for_no_call_is_an_error(whole: Path) -> None:
+    idle = replace(few(), attacks={name: lambda case, subject, judge: judge.law(True, "it holds")
+                                   for name in few().attacks})
+    verdicts = exchange.check(whole, idle)
+    assert {v.outcome for v in verdicts} == {"error"}
+    assert all(v.reason == "SuiteError: it asked for no call" for v in verdicts)

@@ -78,18 +78,24 @@ class Offer:
 
     def __init__(self, answerer: Answerer) -> None:
         self.answerer = answerer
+        self.asked = 0
+        """Calls that were put so far."""
 
     @property
     def ARITHMETIC(self) -> str:  # noqa: N802 - a candidate's own word
         """The answerer's arithmetic."""
         return self.answerer.arithmetic
 
+    def _answer(self, call: Call) -> Mapping[str, Tensor]:
+        self.asked += 1
+        return self.answerer.answer(call)
+
     def gemv_rows(self, weight: Any, x: Tensor, out: Tensor) -> None:
         """Write W x for every row of x f32[m, K] into out f32[m, N]."""
         label = f"{weight.kind}-n{weight.n}-k{weight.k}-m{len(x)}"
         inputs = {"weights": torch.tensor(weight.raw), "x": _plain(x)}
         call = Call("gemv_rows", label, {"type": weight.kind}, inputs, {"out": tuple(out.shape)})
-        out.copy_(self.answerer.answer(call)["out"])
+        out.copy_(self._answer(call)["out"])
 
     def conv_step(self, x: Tensor, taps: Tensor, windows: Any, counts: Sequence[int],
                   out: Tensor) -> None:
@@ -102,6 +108,26 @@ class Offer:
         inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
         self._stepped("delta_step", inputs, states, counts, out)
 
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Any, values: Any,
+               lengths: Sequence[int], counts: Sequence[int], out: Tensor) -> None:
+        """Append k and v to each row's cache and write gated attention into out[t, H, D]."""
+        reach = [held + count if count else 0 for held, count in zip(lengths, counts, strict=True)]
+        tensors = {"q": q, "k": k, "v": v, "gate": gate}
+        given = {name: _plain(x) for name, x in tensors.items()}
+        given |= {"lengths": torch.tensor(lengths, dtype=torch.int32),
+                  "counts": torch.tensor(counts, dtype=torch.int32),
+                  "keys": _caches(keys, reach), "values": _caches(values, reach)}
+        label = f"h{q.shape[1]}-g{k.shape[1]}-m{len(reach)}-t{len(out)}"
+        shape = tuple(given["keys"].shape)
+        call = Call("attend", label, {}, given,
+                    {"out": tuple(out.shape), "keys": shape, "values": shape})
+        answer = self._answer(call)
+        out.copy_(answer["out"])
+        for refs, caches in ((keys, answer["keys"]), (values, answer["values"])):
+            for slot, held, n in zip(refs.slots, caches, reach, strict=True):
+                if n:
+                    refs.whole[slot][:n].copy_(held[:n])
+
     def _stepped(self, op: str, inputs: Mapping[str, Tensor], refs: Any, counts: Sequence[int],
                  out: Tensor) -> None:
         """Put a call of a recurrent op, whose rows' states go along and come back."""
@@ -111,7 +137,7 @@ class Offer:
         given |= {"counts": torch.tensor(counts, dtype=torch.int32), "states": states}
         label = f"{'x'.join(map(str, states.shape[1:]))}-m{len(views)}-t{len(out)}"
         call = Call(op, label, {}, given, {"out": tuple(out.shape), "states": tuple(states.shape)})
-        answer = self.answerer.answer(call)
+        answer = self._answer(call)
         out.copy_(answer["out"])
         for view, state in zip(views, answer["states"], strict=True):
             view.copy_(state)
@@ -120,6 +146,16 @@ class Offer:
 def _plain(x: Tensor) -> Tensor:
     """Return a tensor as a file can hold it."""
     return x.detach().cpu().contiguous()
+
+
+def _caches(refs: Any, reach: Sequence[int]) -> Tensor:
+    """Return rows' caches [m, longest, ...] as far as each reaches, and poison beyond."""
+    room = (len(reach), max(1, *reach), *refs.whole.shape[2:])
+    caches = torch.full(room, torch.nan)
+    for slot, held, n in zip(refs.slots, caches, reach, strict=True):
+        if n:  # a row of no tokens has no slot to look at
+            held[:n] = refs.whole[slot][:n].cpu()
+    return caches
 
 
 def declared(path: Path, most: int) -> str | None:

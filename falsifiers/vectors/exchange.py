@@ -48,6 +48,8 @@ class VectorSet:
     """Answers a call as the engine does."""
     arithmetic: str
     """The arithmetic of those answers."""
+    path: Any
+    """The phase's own path, in which a candidate's functions stand."""
 
 
 class Directory:
@@ -160,9 +162,12 @@ def check(folder: Path, wanted: VectorSet,
 def judged(case: Case, candidate: Candidate, wanted: VectorSet, repro: str) -> Verdict:
     """Run one case over a candidate and return the verdict."""
     judge, started, error = Judge(case), time.perf_counter(), None
-    subject = Subject(candidate.name, models=_no_models, candidate=candidate)
+    subject = Subject(candidate.name, models=_no_models, path=wanted.path, candidate=candidate)
+    before = candidate.target.asked
     try:
         wanted.attacks[case.falsifier](case=case, subject=subject, judge=judge)
+        if candidate.target.asked == before:
+            raise SuiteError("it asked for no call")
     except Exception as ended:
         error = ended
     return recording.record(case, error, judge, subject=candidate.name, repro=repro,
