@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from falsifiers.lazy import readable
+
 if TYPE_CHECKING:
     from falsifiers.trace_compare import Bounds, Comparison
 
@@ -49,8 +51,8 @@ def trace(
     setup, run = planned(ctx, model, (phase, candidate, "oracle", device), m, steps, prompt, seed)
     lane = Alone(setup, None, run) if alone else Batched(setup, setup.path(), run, m)
     engine = f"rowtwin, {'forward_single' if alone else setup.name}"
-    size = record(out, lane, run, {"engine": engine, "model": model})
-    print(f"{out}: {len(run)} steps of {engine}, {size:,} bytes of tensors")
+    size = record(out, lane, run, {"engine": readable(engine), "model": readable(model)})
+    print(f"{readable(str(out))}: {len(run)} steps of {engine}, {size:,} bytes of tensors")
 
 
 def of_traces(ctx: typer.Context, traces: Sequence[Path], names: Path | None,

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from falsifiers.errors import SuiteError
+from falsifiers.lazy import readable
 from falsifiers.vectors.files import HEADER, UnreadableError, content, read, write
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ WORDS = {"torch.float64": "F64", "torch.float32": "F32", "torch.float16": "F16",
 """Torch's name of a type as safetensors has it."""
 
 
+Word = Annotated[str, Field(pattern=r"^\P{C}+$", max_length=300)]
+"""Text that can be printed as it is."""
+
+
 class Line(BaseModel):
     """A line of an index; keys that it does not know are an engine's own and left alone."""
 
@@ -47,9 +52,9 @@ class Head(Line):
 
     format: Literal["rowtwin-trace"]
     version: Literal[1]
-    engine: str = "not named"
+    engine: Word = "not named"
     """What ran, in words."""
-    model: str = "not named"
+    model: Word = "not named"
 
 
 class RowLine(Line):
@@ -76,8 +81,8 @@ class TensorLine(Line):
     slot: int = Field(ge=0)
     layer: int | None = Field(ge=0)
     """None outside the layers."""
-    op: str = Field(min_length=1)
-    name: str = Field(min_length=1)
+    op: Word
+    name: Word
     """`output`, or `input 0` and so on."""
     tensor: str
     """Its key in the step's file."""
@@ -133,7 +138,7 @@ class TraceDir:
     @cached_property
     def told(self) -> str:
         """What made it, in words."""
-        return f"{self.folder} ({self.head.engine})"
+        return f"{readable(str(self.folder))} ({self.head.engine})"
 
 
 def load(folder: Path) -> TraceDir:

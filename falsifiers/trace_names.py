@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from falsifiers.errors import SuiteError
+from falsifiers.sample import printable
 from falsifiers.vectors.files import UnreadableError, content
 
 LARGEST = 1 << 20
@@ -74,7 +75,7 @@ def load(path: Path) -> Names:
     except ValidationError as error:
         told = error.errors()[0]
         where = ".".join(str(part) for part in told["loc"]) or "the whole"
-        raise SuiteError(f"{path}: {where}: {told['msg']}") from None
+        raise SuiteError(f"{path}: {printable(where)}: {told['msg']}") from None
     except SuiteError as error:
         raise SuiteError(f"{path}: {error}") from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:

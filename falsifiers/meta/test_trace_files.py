@@ -198,6 +198,8 @@ def _linked(folder: Path) -> None:
     (rewritten(lambda lines: lines[2].update(slot=9)), r"jsonl:3: slot 9 has no row in step 0"),
     (rewritten(lambda lines: lines[1].update(file="../../etc/passwd")), r"jsonl:2: file: "),
     (rewritten(lambda lines: lines[2].update(shape=[1 << 40, 1 << 40])), "but the index says F32"),
+    (rewritten(lambda lines: lines[2].update(op="a\x1b[31m")), r"jsonl:3: op: "),
+    (rewritten(lambda lines: lines[2].update(name="a\ud800")), r"jsonl:3: name: "),
     (rewritten(lambda lines: lines[2].update(dtype="F16")), "but the index says F16"),
     (rewritten(lambda lines: lines[2].update(tensor="none")), "has no tensor 'none', which the"),
     (rewritten(lambda lines: lines.insert(3, lines[2])), "'output' of 'embed' twice for slot"),

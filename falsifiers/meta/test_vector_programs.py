@@ -207,7 +207,8 @@ def test_arithmetic_is_what_the_first_answer_declares(tmp_path: Path) -> None:
     ("cmd:/no/such/program", "there is no program '/no/such/program' to run"),
     ("cmd:'unclosed", "cannot be split into words: No closing quotation"),
     ("cmd:''", "there is no program '' to run"), ("cmd: ", "names no program"),
-    ("cmd:", "unknown candidate 'cmd:'"), ("vectors:/no/such", "is not a directory of vectors"),
+    ("cmd:", "unknown candidate 'cmd:'"), ("cmd:a\udcff", "a path that is not UTF-8"),
+    ("vectors:/no/such", "is not a directory of vectors"),
     ("server:http://127.0.0.1:1", r"judged from outside, over its API: rowtwin witness http://127")])
 def test_candidate_that_cannot_be_asked_is_refused(spec: str, sentence: str) -> None:
     with pytest.raises(SuiteError, match=sentence):

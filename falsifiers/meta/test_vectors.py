@@ -218,6 +218,7 @@ def _linked(name: str) -> Callable[[Path], object]:
     (lambda folder: os.truncate(folder / "manifest.json", 1 << 25), "but at most"),
     (_manifest(lambda data: data.update(version=2)), "is not a manifest: version"),
     (_manifest(lambda data: data.update(more=2)), "is not a manifest: more"),
+    (_manifest(lambda data: data.update({"a\x1b[31m": 2})), r"is not a manifest: 'a\\x1b\[31m'"),
     (_manifest(lambda data: data["calls"][0].update(name="../../etc/passwd")),  # type: ignore[index]
      r"is not a manifest: calls\.0\.name")])
 def test_directory_that_is_none_is_refused_in_one_sentence(

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from falsifiers.errors import Declined, ParityBroken
+from falsifiers.lazy import readable
 from falsifiers.sample import printable
 from falsifiers.vectors.files import UnreadableError, read
 from falsifiers.verdict import Finding, Rung
@@ -196,7 +197,7 @@ def answered(call: Call, path: Path, arithmetic: str) -> dict[str, Tensor]:
 
 def broken(rung: Rung, sentence: str) -> NoReturn:
     """Raise the verdict on an answer that cannot be compared at all."""
-    raise ParityBroken(Finding(rule="law", rung=rung, sentence=sentence))
+    raise ParityBroken(Finding(rule="law", rung=rung, sentence=readable(sentence)))
 
 
 class Recorder:

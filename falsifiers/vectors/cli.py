@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from falsifiers.lazy import readable
+
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 vectors_app = typer.Typer(no_args_is_help=True,
                           help="Judge a program in any language by files of calls.")
@@ -35,9 +37,9 @@ def export(
     from falsifiers.vectors import exchange
     tiers.one_thread()
     made = exchange.export(folder, ctx.meta["vectors"](phase))
-    print(f"{folder}: {len(made.calls)} calls of {made.phase}; write the answer to "
-          f"{folder / 'inputs'}/NAME into {folder / 'outputs'}/NAME, then: "
-          f"rowtwin vectors check {folder}")
+    name = readable(str(folder))
+    print(f"{name}: {len(made.calls)} calls of {made.phase}; write the answer to "
+          f"{name}/inputs/NAME into {name}/outputs/NAME, then: rowtwin vectors check {name}")
 
 
 @vectors_app.command(epilog="Example: rowtwin vectors check p3-vectors")

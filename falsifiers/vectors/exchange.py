@@ -23,6 +23,7 @@ from falsifiers import recording
 from falsifiers.candidates import Candidate
 from falsifiers.errors import SuiteError
 from falsifiers.judge import Judge
+from falsifiers.lazy import readable
 from falsifiers.mutants import Attack
 from falsifiers.subject import Subject
 from falsifiers.vectors import calls
@@ -150,8 +151,9 @@ def _bounds(rule: Any) -> Any:
 def check(folder: Path, wanted: VectorSet,
           tell: Callable[[str], None] = lambda case: None) -> list[Verdict]:
     """Judge what a directory's outputs hold; one verdict a case."""
-    held = Candidate(f"vectors:{folder}", Offer(Directory(folder)))
-    repro = f"rowtwin vectors check {shlex.quote(str(folder))}"
+    name = readable(str(folder))  # a verdict keeps no bytes that are not UTF-8
+    held = Candidate(f"vectors:{name}", Offer(Directory(folder)))
+    repro = f"rowtwin vectors check {shlex.quote(name)}"
     verdicts = []
     for case in wanted.cases:
         verdicts.append(judged(case, held, wanted, repro))

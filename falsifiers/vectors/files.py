@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
+from falsifiers.sample import printable
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -61,7 +63,7 @@ def read(path: Path, most: int, header: int = HEADER) -> tuple[dict[str, Tensor]
         metadata = json.loads(data[8:8 + size]).get("__metadata__") or {}
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UnreadableError(f"{path} is not a safetensors file: {told}") from None
+        raise UnreadableError(f"{path} is not a safetensors file: {printable(told)}") from None
     return tensors, metadata
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from falsifiers.errors import SuiteError
+from falsifiers.lazy import readable
 from falsifiers.vectors import manifest
 
 KINDS = ("cmd", "vectors", "server")
@@ -20,6 +21,8 @@ KINDS = ("cmd", "vectors", "server")
 def check(spec: str) -> None:
     """Raise `SuiteError` when a candidate cannot be what it says, without running any of it."""
     kind, _, rest = spec.partition(":")
+    if readable(spec) != spec:
+        raise SuiteError(f"candidate {spec}: a path that is not UTF-8 cannot be kept in a verdict")
     if kind == "server":
         raise SuiteError(f"candidate {spec}: a server is judged from outside, over its API: "
                          f"rowtwin witness {shlex.quote(rest)}")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from falsifiers.errors import SuiteError
+from falsifiers.sample import printable
 from falsifiers.vectors.files import UnreadableError, content
 
 NAME, INPUTS, EXPECTED, OUTPUTS = "manifest.json", "inputs", "expected", "outputs"
@@ -101,6 +102,6 @@ def load(folder: Path) -> Manifest:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise SuiteError(f"{path} is not a manifest: {where}: {first['msg']}") from None
+        raise SuiteError(f"{path} is not a manifest: {printable(where)}: {first['msg']}") from None
     except (ValueError, RecursionError) as error:
         raise SuiteError(f"{path} is not JSON: {type(error).__name__}: {error}") from None
