@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from falsifiers.mutants import Bank
     from falsifiers.sample import Sample
     from falsifiers.subject import Subject
+    from falsifiers.vectors.exchange import VectorSet
     from reports.own_model import Opened
 
 ROOT = Path(__file__).parent
@@ -35,6 +36,8 @@ COMMANDS = {
     "mutants": ("falsifiers.mutants_cli", "Attack every mutant and print the kill matrix."),
     "weak": ("phases.cli", "Show what common styles of test let pass."),
     "bisect": ("falsifiers.bisect_cli", "Find the first op that parts a batch from its rows."),
+    "trace": ("falsifiers.trace_cli", "Write every op of a run, step by step, to files."),
+    "vectors": ("falsifiers.vectors.cli", "Judge a program in any language by files of calls."),
     "receipt": ("falsifiers.cli", "Judge the device cases here and keep the receipts."),
     "bench": ("phases.cli", "Measure kernels on a device, beside the memory floor."),
     "serve": ("phases.p2_engine_serve.cli", "Serve a model over the OpenAI API, in batches."),
@@ -227,6 +230,11 @@ def sample_weights(file: str, tensors: int, seed: int, named: Sequence[str]) -> 
         file, tensors, seed, named))
 
 
+def vectors_of(phase: str) -> VectorSet:
+    """Return what a phase asks of programs in other languages."""
+    return cast("VectorSet", importlib.import_module("phases.vector_sets").of(phase, bank))
+
+
 def golden_makers() -> Makers:
     """Return what makes the goldens: test models, transformers on their weights, and the engine."""
     from contracts.golden import Makers
@@ -248,9 +256,9 @@ def golden_makers() -> Makers:
                   provenance)
 
 
-def witness_page(witness: dict[str, Any]) -> str:
-    """Return a witness as a page to look at."""
-    return str(importlib.import_module("reports.witness_page").page(witness))
+def page(of: str, given: Any) -> str:
+    """Return a witness (`witness_page`), or how traces agree (`trace_map`), to be looked at."""
+    return str(importlib.import_module(f"reports.{of}").page(given))
 
 
 app = typer.Typer(cls=group_of(COMMANDS), add_completion=False, no_args_is_help=True,
@@ -268,7 +276,9 @@ def root(ctx: typer.Context) -> None:
     ctx.meta["path_of"] = path_of
     ctx.meta["figures"] = measures
     ctx.meta["sample_weights"] = sample_weights
-    ctx.meta["witness_page"] = witness_page
+    ctx.meta["trace_map"] = partial(page, "trace_map")
+    ctx.meta["vectors"] = vectors_of
+    ctx.meta["witness_page"] = partial(page, "witness_page")
 
 
 def _mistakes() -> tuple[type[Exception], ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from falsifiers.divergence import Place, Report, Values
+    from falsifiers.lanes import Setup, Step
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 MOST = 64
@@ -22,8 +24,8 @@ def _root() -> None:
 @app.command(epilog="Example: rowtwin bisect nano --phase 5 --candidate file:mine.py")
 def bisect(
     ctx: typer.Context,
-    model: Annotated[str, typer.Argument(
-        metavar="MODEL", help="A test model's name (nano, tiny) or a qwen35 GGUF file.")],
+    model: Annotated[str | None, typer.Argument(
+        metavar="MODEL", help="A test model's name (nano, tiny) or a qwen35 GGUF file.")] = None,
     phase: Annotated[str, typer.Option(
         metavar="N|newest", help="The phase whose path runs the batch.")] = "newest",
     candidate: Annotated[str | None, typer.Option(
@@ -39,6 +41,18 @@ def bisect(
     seed: Annotated[int, typer.Option(metavar="N", help="What tokens and slots are drawn by.")] = 0,
     device: Annotated[str, typer.Option(
         metavar="cpu|cuda", help="Where the batch runs.")] = "cpu",
+    trace: Annotated[list[Path] | None, typer.Option(
+        metavar="DIR", help="Compare two traces instead of running anything; given twice.")] = None,
+    names: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="With --trace: a YAML file of one engine's names as the other's."
+        )] = None,
+    cosine: Annotated[float | None, typer.Option(
+        metavar="C", help="With --trace: least cosine of a token's vector, in place of bits."
+        )] = None,
+    norm: Annotated[float | None, typer.Option(
+        metavar="N", help="With --cosine: how far a ratio of norms may be from 1.")] = None,
+    html: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="With --trace: also write a map of layers and steps.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
 ) -> None:
     """Find the first op whose inputs agree with the row alone and whose outputs do not.
@@ -46,19 +60,39 @@ def bisect(
     Exits 0 without a divergence, 1 with one, 2 when it cannot be told.
     """
     from falsifiers.bisect import Bisection
-    from falsifiers.errors import SuiteError
-    from falsifiers.lanes import plan
-    _check(m, steps, prompt, device)
-    setup = ctx.meta["bisected"](model, phase, candidate, against, device)
-    if prompt > (context := setup.model.config.context):
-        raise SuiteError(f"--prompt {prompt} is past the model's context of {context}")
-    planned = plan(m, steps, prompt, setup.model.config.vocab, seed)
-    report = Bisection(setup, planned, m).run()
+    if _of_traces(model, trace, (names, cosine, norm, html)):
+        from falsifiers.trace_cli import of_traces
+        raise typer.Exit(of_traces(ctx, trace or (), names, (cosine, norm), html, as_json))
+    setup, run = planned(ctx, model or "", (phase, candidate, against, device), m, steps, prompt,
+                         seed)
+    report = Bisection(setup, run, m).run()
     if as_json:
         print(json.dumps(report.told(), indent=2))
     else:
         print("\n".join(lines(report)))
     raise typer.Exit(1 if report.place is not None else 0)
+
+
+def _of_traces(model: str | None, trace: list[Path] | None, others: tuple[object, ...]) -> bool:
+    """Return whether traces are compared; refuse a command that names both, or neither."""
+    from falsifiers.errors import SuiteError
+    if (model is None) == (not trace):
+        raise SuiteError("name a MODEL to run, or give --trace A --trace B to compare two runs")
+    if not trace and any(other is not None for other in others):
+        raise SuiteError("--names, --cosine, --norm and --html are about --trace A --trace B")
+    return bool(trace)
+
+
+def planned(ctx: Any, model: str, wired: tuple[str, str | None, str, str], m: int, steps: int,
+            prompt: int, seed: int) -> tuple[Setup, list[Step]]:
+    """Return what runs, for a phase, candidate, peer and device, and the steps that it takes."""
+    from falsifiers.errors import SuiteError
+    from falsifiers.lanes import plan
+    _check(m, steps, prompt, wired[-1])
+    setup: Setup = ctx.meta["bisected"](model, *wired)
+    if prompt > (context := setup.model.config.context):
+        raise SuiteError(f"--prompt {prompt} is past the model's context of {context}")
+    return setup, plan(m, steps, prompt, setup.model.config.vocab, seed)
 
 
 def _check(m: int, steps: int, prompt: int, device: str) -> None:
@@ -82,18 +116,26 @@ def lines(report: Report) -> list[str]:
     if report.not_compared:
         told.append(f"reported by one side alone, so not compared: "
                     f"{', '.join(report.not_compared)}")
+    told += place_lines(report)
     if report.place is None:
-        return [*told, "no divergence"]
-    told.append(_sentence(report, report.place))
-    if report.values is not None:
-        told += _shown(report.values)
-    if report.note:
-        told.append(f"  {report.note}")
+        return told
     if report.stray:
         told.append(f"written, though the step does not name the slot: {', '.join(report.stray)}")
     swapped = " and ".join(report.healed_by)
     told.append(f"swapping back {swapped} heals the run" if swapped
                 else "no op swapped back heals the run: look at how the step puts ops together")
+    return told
+
+
+def place_lines(report: Report) -> list[str]:
+    """Return in words where two runs part, if they do."""
+    if report.place is None:
+        return ["no divergence"]
+    told = [_sentence(report, report.place)]
+    if report.values is not None:
+        told += _shown(report.values)
+    if report.note:
+        told.append(f"  {report.note}")
     return told
 
 

@@ -1,8 +1,9 @@
 """Candidates: somebody's kernels or engine, loaded from a file or a module, judged as they are.
 
 A candidate module has the functions of a phase under the phase's own names, or `engine(model)`
-that returns a whole engine. It may define `ARITHMETIC` ("own" when absent), `prepare(weight)`,
-`supports(case) -> str | None`, `io_dtype` and `KV`, the narrow caches that it takes.
+that returns a whole engine; or a program in any language stands behind them. It may define
+`ARITHMETIC` ("own" when absent), `prepare(weight)`, `supports(case) -> str | None`, `io_dtype` and
+`KV`, the narrow caches that it takes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from contracts.schema import Case
 from falsifiers.errors import Declined, SuiteError
+from falsifiers.vectors import foreign
 
 ROOT = Path(__file__).parent.parent
 KNOWN = re.compile(r"own|ordered|exact-[0-9]+")
@@ -98,7 +100,9 @@ def in_tree() -> tuple[str, ...]:
 def check(spec: str) -> None:
     """Raise `SuiteError` when a candidate cannot be what it says, without running any of it."""
     kind, _, rest = spec.partition(":")
-    if kind == "file" and rest:
+    if kind in foreign.KINDS and rest:
+        foreign.check(spec)
+    elif kind == "file" and rest:
         path = Path(rest).expanduser()
         try:
             tree = ast.parse(path.read_bytes(), filename=str(path))
@@ -113,8 +117,8 @@ def check(spec: str) -> None:
                 _must_be_known(spec, str(node.value.value))
     elif kind != "module" or not rest:
         known = ", ".join(in_tree()) or "none yet"
-        raise SuiteError(f"unknown candidate {spec!r}: give file:/abs/path.py or "
-                         f"module:pkg.attr (in-tree kernels: {known})")
+        raise SuiteError(f"unknown candidate {spec!r}: give file:/abs/path.py, module:pkg.attr, "
+                         f"cmd:PROGRAM or vectors:DIR (in-tree kernels: {known})")
     elif importlib.util.find_spec(rest.split(".")[0]) is None:
         raise SuiteError(f"candidate {spec}: there is no module {rest.split('.')[0]!r}")
 
@@ -122,15 +126,18 @@ def check(spec: str) -> None:
 def absolute(spec: str) -> str:
     """Return the spec with a file's path made absolute, for a process in another folder."""
     kind, _, rest = spec.partition(":")
+    if kind in foreign.KINDS and rest:
+        return foreign.absolute(spec)
     return f"file:{Path(rest).expanduser().resolve()}" if kind == "file" and rest else spec
 
 
 def load(spec: str) -> Candidate:
-    """Load `file:/abs/path.py` or `module:pkg.attr`; raise `SuiteError` when it cannot be."""
+    """Load a candidate by its kind and name; raise `SuiteError` when it cannot be."""
     check(spec)
     kind, _, rest = spec.partition(":")
     try:
-        target = _from_file(Path(rest).expanduser()) if kind == "file" else _from_module(rest)
+        target = foreign.load(spec) if kind in foreign.KINDS else \
+            _from_file(Path(rest).expanduser()) if kind == "file" else _from_module(rest)
     except SuiteError:
         raise
     except Exception as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from contracts.schema import Contract
+    from contracts.schema import Case, Contract
     from falsifiers.gate import PhaseResult
     from falsifiers.mutants import Bank
     from falsifiers.sample import Sample
@@ -32,7 +32,8 @@ def gate(
     case: Annotated[str | None, typer.Option(
         metavar="ID", help="Judge one case, as a verdict names it.")] = None,
     candidate: Annotated[str | None, typer.Option(
-        metavar="SPEC", help="Judge file:PATH or module:pkg.attr instead of the tree.")] = None,
+        metavar="SPEC", help="Judge file:PATH, module:pkg.attr, cmd:PROGRAM or vectors:DIR "
+                             "instead of the tree.")] = None,
     weights: Annotated[str | None, typer.Option(
         metavar="FILE", help="With --phase 3: attack a sample of a GGUF file's own tensors, of any "
                              "architecture, in place of the contract's cases.")] = None,
@@ -56,8 +57,9 @@ def gate(
     from falsifiers import session
     wanted, ladder = _wanted(phase, through, case, jobs)
     sample = _sampled(ctx, weights, tensors, seed, tensor, wanted, thorough)
+    cases = sample.cases if sample else cases_of_vectors(ctx, candidate, wanted)
     wanted = replace(wanted, candidate=candidate, device=device, thorough=thorough,
-                     cases=sample.cases if sample else None, jobs=1 if case else jobs)
+                     cases=cases, jobs=1 if case else jobs)
     with Progress(as_json) as tell:
         gated = session.run_gate(wanted, through=ladder, require_device=require_device,
                                  on_verdict=lambda verdict: tell(verdict.case))
@@ -67,7 +69,7 @@ def gate(
     else:
         for line in sample.lines() if sample else ():
             print(line)
-        _print_gate(gated, session.contracts_of())
+        print_gate(gated, session.contracts_of())
     from falsifiers.gate import exit_code
     raise typer.Exit(exit_code(gated.results))
 
@@ -113,6 +115,21 @@ def _sampled(ctx: typer.Context, weights: str | None, tensors: int, seed: int,
     return sample
 
 
+def cases_of_vectors(ctx: Any, candidate: str | None,
+                     wanted: Wanted) -> tuple[Case, ...] | None:
+    """Return the cases that a directory of vectors answers, when it is the candidate."""
+    from falsifiers.errors import SuiteError
+    from falsifiers.vectors.foreign import phase_of
+    phase = phase_of(candidate) if candidate else None
+    if phase is None:
+        return None
+    if wanted.phases != (phase,) or wanted.case is not None:
+        raise SuiteError(f"candidate {candidate} answers calls of {phase} alone: give --phase "
+                         f"{phase.removeprefix('p')} with it")
+    cases: tuple[Case, ...] = ctx.meta["vectors"](phase).cases
+    return cases
+
+
 def _print_json(objects: Sequence[dict[str, Any]], alone: bool) -> None:
     print(json.dumps(objects[0] if alone and len(objects) == 1 else objects, indent=2))
 
@@ -139,7 +156,8 @@ class Progress:
             sys.stderr.write("\r\x1b[K")
 
 
-def _print_gate(gated: Gated, contracts: dict[str, Contract]) -> None:
+def print_gate(gated: Gated, contracts: dict[str, Contract]) -> None:
+    """Print the gate's word on every phase, and what a reader needs on what failed."""
     from falsifiers.recording import explain
     failed = [v for v in gated.run.verdicts if v.outcome in ("failed", "error")]
     for verdict in failed[:10]:

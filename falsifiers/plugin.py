@@ -35,8 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the suite's options, in one group."""
     group = parser.getgroup("rowtwin", "batch-parity gate")
     group.addoption(CANDIDATE, metavar="SPEC", default=None,
-                    help="judge file:/abs/path.py or module:pkg.attr instead of the in-tree "
-                         "kernels (default: in-tree)")
+                    help="judge file:/abs/path.py, module:pkg.attr, cmd:PROGRAM or vectors:DIR "
+                         "instead of the in-tree kernels (default: in-tree)")
     group.addoption(DEVICE, metavar="TIER", default="auto", choices=tiers.DEVICES,
                     help=f"run one tier of {', '.join(tiers.DEVICES[1:])}, or what is here "
                          f"(default: auto)")

@@ -90,7 +90,7 @@ def test_module_and_attribute_are_found_by_name() -> None:
 
 
 @pytest.mark.parametrize(("spec", "sentence"), [
-    ("mine", r"unknown candidate 'mine': give file:/abs/path.py or module:pkg.attr"),
+    ("mine", r"unknown candidate 'mine': give file:/abs/path.py, module:pkg.attr"),
     ("gpu:mine", "unknown candidate"), ("file:/no/such.py", "cannot be read"),
     ("module:no_such_module.x", "there is no module 'no_such_module'"),
     ("module:json.no_such_part", "cannot be loaded")])

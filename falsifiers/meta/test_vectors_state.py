@@ -1,0 +1,66 @@
+"""Ops that keep state send it along and back, and what comes back is judged as any state is."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import rowtwin
+from contracts.schema import Case
+from falsifiers.errors import SuiteError
+from falsifiers.vectors import exchange
+from falsifiers.vectors.exchange import VectorSet
+from falsifiers.vectors.files import read, write
+from falsifiers.verdict import Finding
+
+
+def some(phase: str, wanted: Callable[[Case], bool]) -> VectorSet:
+    every = rowtwin.vectors_of(phase)
+    return replace(every, cases=tuple(filter(wanted, every.cases)))
+
+
+def answered(folder: Path, wanted: VectorSet) -> Path:
+    """Export calls, answer them rightly, and return the folder of the answers."""
+    exchange.export(folder, wanted)
+    shutil.copytree(folder / "expected", folder / "outputs", dirs_exist_ok=True)
+    assert {v.outcome for v in exchange.check(folder, wanted)} == {"passed"}
+    return folder / "outputs"
+
+
+def added_to(path: Path, name: str, at: tuple[int, ...]) -> None:
+    tensors, told = read(path, 1 << 22)
+    tensors[name][at] += 1
+    write(path, tensors, told)
+
+
+def first(folder: Path, wanted: VectorSet) -> Finding:
+    return next(v.finding for v in exchange.check(folder, wanted) if v.finding is not None)
+
+
+def test_state_that_an_answer_leaves_is_located(tmp_path: Path) -> None:
+    wanted = some("5", lambda case: case["op"] == "conv_step")
+    outputs = answered(tmp_path / "p5", wanted)
+    added_to(min(outputs.glob("conv_step-384x3-m5-*")), "states", (2, 7, 1))
+    found = first(outputs.parent, wanted)
+    assert (found.rule, found.where["m"], found.where["row"]) == ("twin", 5, 2)
+    assert found.where["element"] == "[7, 1]"
+    assert found.sentence.startswith("state[row 2, slot ")
+
+
+def test_cache_that_an_answer_leaves_is_held_to_what_it_was(tmp_path: Path) -> None:
+    wanted = some("6", lambda case: case.falsifier in ("pads_do_nothing", "heads_are_grouped"))
+    outputs = answered(tmp_path / "p6", wanted)
+    old = (1, 69, 0, 200)  # of a row that the slot held before
+    added_to(next(outputs.glob("attend-h2-g1-m2-t2-*")), "keys", old)
+    found = first(outputs.parent, wanted)
+    assert (found.rule, found.rung) == ("law", "frame")
+    assert found.sentence.startswith("keys[1, 69, 0, 200] is not what it should be")
+
+
+def test_phase_without_vectors_is_refused() -> None:
+    with pytest.raises(SuiteError, match="phase '8' has no vectors: choose one of 3, 5, 6"):
+        rowtwin.vectors_of("8")

@@ -1,0 +1,69 @@
+"""The commands `rowtwin vectors export` and `rowtwin vectors check`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from falsifiers.lazy import readable
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+vectors_app = typer.Typer(no_args_is_help=True,
+                          help="Judge a program in any language by files of calls.")
+app.add_typer(vectors_app, name="vectors")
+
+NOT_PROVEN = ("more than these calls ask, or that each call was made by itself: files cannot show "
+              "it, but cmd:PROGRAM runs each in a process of its own")
+"""What a pass of a directory does not say, beside the contract's."""
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
+
+
+@app.callback()
+def _root() -> None:
+    """Exchange calls as files."""
+
+
+@vectors_app.command(epilog="Example: rowtwin vectors export p3-vectors --phase 3")
+def export(
+    ctx: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty directory.")],
+    phase: Annotated[str, typer.Option(metavar="N", help="The phase whose calls to write.")],
+) -> None:
+    """Write a phase's calls: inputs, expected outputs and a manifest."""
+    from falsifiers import tiers
+    from falsifiers.vectors import exchange
+    tiers.one_thread()
+    made = exchange.export(folder, ctx.meta["vectors"](phase))
+    name = readable(str(folder))
+    print(f"{name}: {len(made.calls)} calls of {made.phase}; write the answer to "
+          f"{name}/inputs/NAME into {name}/outputs/NAME, then: rowtwin vectors check {name}")
+
+
+@vectors_app.command(epilog="Example: rowtwin vectors check p3-vectors")
+def check(
+    ctx: typer.Context,
+    folder: Annotated[Path, typer.Argument(
+        metavar="DIR", help="A directory of vectors whose outputs have been written.")],
+    as_json: AsJson = False,
+) -> None:
+    """Judge the outputs by the phase's own falsifiers: exit 0 PASS, 1 FAIL, 2 cannot tell."""
+    from falsifiers import gate, tiers
+    from falsifiers.cli import Progress, print_gate
+    from falsifiers.session import Gated, Run
+    from falsifiers.vectors import exchange, manifest
+    tiers.one_thread()
+    wanted = ctx.meta["vectors"](manifest.load(folder).phase)
+    with Progress(as_json) as tell:
+        verdicts = exchange.check(folder, wanted, tell)
+    result = gate.judge_phase(wanted.contract.phase, verdicts, wanted.cases)
+    if as_json:
+        print(json.dumps(result.model_dump() | {
+            "not_proven": f"{wanted.contract.not_proven.strip()} Nor: {NOT_PROVEN}.",
+            "verdicts": [verdict.model_dump() for verdict in verdicts]}, indent=2))
+    else:
+        print_gate(Gated([result], Run(verdicts)), {result.phase: wanted.contract})
+        print(f"    nor: {NOT_PROVEN}")
+    raise typer.Exit(gate.exit_code([result]))

@@ -1,0 +1,180 @@
+"""Directories of vectors: written by running a phase's falsifiers, and judged by the same.
+
+Export runs the falsifiers over a right candidate and keeps every call they make. Check runs them
+over a candidate that finds each call's answer in the directory. What a call is given is made anew
+both times and named by its content, so nothing in the directory but its outputs is believed.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from contracts.schema import Budget, Case, Contract
+from falsifiers import recording
+from falsifiers.candidates import Candidate
+from falsifiers.errors import SuiteError
+from falsifiers.judge import Judge
+from falsifiers.lazy import readable
+from falsifiers.mutants import Attack
+from falsifiers.subject import Subject
+from falsifiers.vectors import calls
+from falsifiers.vectors import manifest as forms
+from falsifiers.vectors.calls import OWN, Call, Kept, Offer, Recorder, answered, declared
+from falsifiers.vectors.files import UnreadableError, write
+from falsifiers.vectors.manifest import EXPECTED, INPUTS, NAME, OUTPUTS, Manifest
+from falsifiers.verdict import Verdict
+
+LARGEST = 1 << 28
+"""Bytes of an answer that is read only for what it declares."""
+
+
+@dataclass(frozen=True)
+class VectorSet:
+    """What a phase asks of programs in other languages; whoever wires the suite hands it over."""
+
+    contract: Contract
+    cases: tuple[Case, ...]
+    attacks: Mapping[str, Attack]
+    """The phase's falsifiers, by id."""
+    right: Callable[[Call], dict[str, Tensor]]
+    """Answers a call as the engine does."""
+    arithmetic: str
+    """The arithmetic of those answers."""
+    path: Any
+    """The phase's own path, in which a candidate's functions stand."""
+
+
+class Directory:
+    """An answerer that finds answers among the outputs of a directory of vectors."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.outputs = folder, folder / OUTPUTS
+        self.manifest = forms.load(folder)
+        self.names = {entry.name for entry in self.manifest.calls}
+        if self.outputs.is_symlink():
+            raise SuiteError(f"{self.outputs} is a symbolic link, which is not followed")
+        if not self.outputs.is_dir() or not any(self.outputs.iterdir()):
+            raise SuiteError(f"{self.outputs} is empty: nothing has answered these calls yet")
+
+    @cached_property
+    def arithmetic(self) -> str:
+        """The arithmetic that the first answer that was made and can be read declares."""
+        for entry in self.manifest.calls:
+            size = sum(4 * prod(max(0, n) for n in form.shape) for form in entry.outputs.values())
+            try:
+                told = declared(self.outputs / file_of(entry.name), min(size, LARGEST))
+            except UnreadableError:
+                continue
+            if told is not None:
+                return told
+        return OWN
+
+    def answer(self, call: Call) -> dict[str, Tensor]:
+        """Return what the directory holds for a call."""
+        if call.name not in self.names:
+            raise SuiteError(f"{self.folder} does not hold the call {call.name}; `rowtwin vectors "
+                             f"check` asks only for what a directory of this version holds")
+        return answered(call, self.outputs / file_of(call.name), self.arithmetic)
+
+
+def file_of(name: str) -> str:
+    """Return the file name of a call's tensors."""
+    return f"{name}.safetensors"
+
+
+def export(folder: Path, wanted: VectorSet) -> Manifest:
+    """Write every call of the cases and its expected outputs into a new or empty directory."""
+    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
+        raise SuiteError(f"{folder} is not empty, and nothing is overwritten")
+    kept = recorded(wanted)
+    try:
+        for part in (INPUTS, EXPECTED, OUTPUTS):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        for name, one in kept.items():
+            write(folder / INPUTS / file_of(name), one.call.inputs, one.call.metadata)
+            write(folder / EXPECTED / file_of(name), one.outputs,
+                  {calls.ARITHMETIC: wanted.arithmetic})
+        made = manifest_of(kept, wanted)
+        (folder / NAME).write_text(made.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise SuiteError(f"{folder} cannot be written: {error.strerror}") from None
+    return made
+
+
+def recorded(wanted: VectorSet) -> dict[str, Kept]:
+    """Run the cases over right answers, declared and as somebody's own; return every call."""
+    kept: dict[str, Kept] = {}
+    for arithmetic in (wanted.arithmetic, OWN):
+        recorder = Recorder(arithmetic, wanted.right)
+        recorder.kept = kept
+        for case in wanted.cases:
+            recorder.case = case.id
+            verdict = judged(case, Candidate("the engine", Offer(recorder)), wanted, "")
+            if verdict.outcome != "passed" and not (
+                    arithmetic == OWN and verdict.outcome == "declined"):
+                told = verdict.finding.sentence if verdict.finding else verdict.reason
+                raise SuiteError(f"{case.id} does not pass over the engine's answers: {told}")
+    return kept
+
+
+def manifest_of(kept: Mapping[str, Kept], wanted: VectorSet) -> Manifest:
+    """Return the manifest of calls that were kept."""
+    parity = wanted.contract.parity
+    entries = tuple(forms.CallEntry(
+        name=name, op=one.call.op, facts=dict(one.call.facts), cases=tuple(one.cases),
+        inputs={key: _form(x) for key, x in one.call.inputs.items()},
+        outputs={key: _form(x) for key, x in one.outputs.items()}) for name, one in kept.items())
+    return Manifest(phase=wanted.contract.phase, claim=wanted.contract.claim.strip(),
+                    arithmetic=wanted.arithmetic, calls=entries,
+                    rules=forms.Rules(twin=parity.twin, truth=_bounds(parity.truth),
+                                      own=None if parity.own is None else _bounds(parity.own)))
+
+
+def _form(x: Tensor) -> forms.TensorForm:
+    names = {"torch.uint8": "U8", "torch.int32": "I32", "torch.float32": "F32"}
+    return forms.TensorForm.model_validate({"dtype": names[str(x.dtype)], "shape": tuple(x.shape)})
+
+
+def _bounds(rule: Any) -> Any:
+    return forms.Bounds(cosine=rule.cosine, norm=rule.norm) if isinstance(rule, Budget) else rule
+
+
+def check(folder: Path, wanted: VectorSet,
+          tell: Callable[[str], None] = lambda case: None) -> list[Verdict]:
+    """Judge what a directory's outputs hold; one verdict a case."""
+    name = readable(str(folder))  # a verdict keeps no bytes that are not UTF-8
+    held = Candidate(f"vectors:{name}", Offer(Directory(folder)))
+    repro = f"rowtwin vectors check {shlex.quote(name)}"
+    verdicts = []
+    for case in wanted.cases:
+        verdicts.append(judged(case, held, wanted, repro))
+        tell(case.id)
+    return verdicts
+
+
+def judged(case: Case, candidate: Candidate, wanted: VectorSet, repro: str) -> Verdict:
+    """Run one case over a candidate and return the verdict."""
+    judge, started, error = Judge(case), time.perf_counter(), None
+    subject = Subject(candidate.name, models=_no_models, path=wanted.path, candidate=candidate)
+    before = candidate.target.asked
+    try:
+        wanted.attacks[case.falsifier](case=case, subject=subject, judge=judge)
+        if candidate.target.asked == before:
+            raise SuiteError("it asked for no call")
+    except Exception as ended:
+        error = ended
+    return recording.record(case, error, judge, subject=candidate.name, repro=repro,
+                            seconds=time.perf_counter() - started)
+
+
+def _no_models(name: str) -> Any:
+    raise SuiteError(f"vectors are about ops alone, but a case asks for the model {name!r}")

@@ -1,0 +1,73 @@
+"""Candidates that are no Python: `cmd:PROGRAM`, `vectors:DIR`, and why `server:URL` is neither.
+
+Nothing here imports torch before a candidate is loaded: pytest looks at one before it may.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+from falsifiers.errors import SuiteError
+from falsifiers.lazy import readable
+from falsifiers.vectors import manifest
+
+KINDS = ("cmd", "vectors", "server")
+
+
+def check(spec: str) -> None:
+    """Raise `SuiteError` when a candidate cannot be what it says, without running any of it."""
+    kind, _, rest = spec.partition(":")
+    if readable(spec) != spec:
+        raise SuiteError(f"candidate {spec}: a path that is not UTF-8 cannot be kept in a verdict")
+    if kind == "server":
+        raise SuiteError(f"candidate {spec}: a server is judged from outside, over its API: "
+                         f"rowtwin witness {shlex.quote(rest)}")
+    if kind == "vectors":
+        manifest.load(Path(rest).expanduser())
+    elif shutil.which(words(spec)[0]) is None:
+        raise SuiteError(f"candidate {spec}: there is no program {words(spec)[0]!r} to run")
+
+
+def phase_of(spec: str) -> str | None:
+    """Return the phase of `vectors:DIR`, or None for a candidate of another kind."""
+    kind, _, rest = spec.partition(":")
+    return manifest.load(Path(rest).expanduser()).phase if kind == "vectors" and rest else None
+
+
+def words(spec: str) -> list[str]:
+    """Return the program of `cmd:PROGRAM` and its arguments, split as a shell splits them."""
+    try:
+        found = shlex.split(spec.partition(":")[2])
+    except ValueError as error:
+        raise SuiteError(f"candidate {spec} cannot be split into words: {error}") from None
+    if not found or any("\0" in word for word in found):
+        raise SuiteError(f"candidate {spec} names no program")
+    return [os.path.expanduser(found[0]), *found[1:]]
+
+
+def absolute(spec: str) -> str:
+    """Return the spec with every word that is a path here made absolute."""
+    kind, _, rest = spec.partition(":")
+    if kind == "vectors":
+        return f"vectors:{os.path.abspath(os.path.expanduser(rest))}"
+    if kind != "cmd":
+        return spec
+    first, *others = words(spec)
+    if shutil.which(first) and os.sep in first:
+        first = os.path.abspath(first)
+    return "cmd:" + shlex.join([first, *(os.path.abspath(word) if os.path.exists(word) else word
+                                         for word in others)])
+
+
+def load(spec: str) -> Any:
+    """Return what offers a phase's functions in place of a module."""
+    from falsifiers.vectors.calls import Offer
+    if spec.startswith("cmd:"):
+        from falsifiers.vectors.program import Program
+        return Offer(Program(words(spec)))
+    from falsifiers.vectors.exchange import Directory
+    return Offer(Directory(Path(spec.partition(":")[2]).expanduser()))

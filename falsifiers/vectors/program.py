@@ -1,0 +1,96 @@
+"""A program as an answerer: `PROGRAM IN OUT` reads calls from one directory and answers in another.
+
+Every call runs it once, in a process group and directories of its own, under a time limit. One
+that crashes, hangs, or writes nothing or the wrong thing has broken the claim; it is never skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from falsifiers.sample import printable
+from falsifiers.vectors.calls import OWN, Call, answered, broken, declared
+from falsifiers.vectors.files import UnreadableError, write
+
+LIMIT = 60.0
+"""Seconds that a program may take for one call."""
+TOLD = 200
+"""Letters of a program's last words that are repeated."""
+PROBE = Call("gemv_rows", "probe", {"type": "Q4_K"},
+             {"weights": torch.zeros(1, 144, dtype=torch.uint8), "x": torch.zeros(1, 256)},
+             {"out": (1, 1)})
+"""A call whose answer is read only for the arithmetic it declares."""
+
+
+class Program:
+    """An answerer that runs a program for every call."""
+
+    def __init__(self, argv: Sequence[str], limit: float = LIMIT) -> None:
+        self.argv, self.limit = list(argv), limit
+        self.dead = ""
+        """Why the program is not run again: one that hung once would hang at every call."""
+
+    @cached_property
+    def arithmetic(self) -> str:
+        """The arithmetic that it declares with a first answer; `own` when there is none."""
+        with tempfile.TemporaryDirectory(prefix="rowtwin-") as folder:
+            try:
+                return declared(self._run(PROBE, Path(folder)), PROBE.answer_bytes) or OWN
+            except (UnreadableError, AssertionError):  # told by every case that asks for a call
+                return OWN
+
+    def answer(self, call: Call) -> dict[str, Tensor]:
+        """Run the program for one call and return what it wrote."""
+        arithmetic = self.arithmetic
+        with tempfile.TemporaryDirectory(prefix="rowtwin-") as folder:
+            return answered(call, self._run(call, Path(folder)), arithmetic)
+
+    def _run(self, call: Call, folder: Path) -> Path:
+        """Run the program for a call; return where its answer is due."""
+        asked, due, words = folder / "in", folder / "out", folder / "words"
+        for part in (asked, due):
+            part.mkdir()
+        write(asked / f"{call.name}.safetensors", call.inputs, call.metadata)
+        if self.dead:
+            broken("crash", self.dead)
+        with words.open("wb") as heard:
+            try:
+                process = subprocess.Popen(
+                    [*self.argv, str(asked), str(due)], stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL, stderr=heard, start_new_session=True, cwd=folder)
+            except OSError as error:
+                self.dead = f"{self.argv[0]} cannot be run: {error.strerror}"
+                broken("crash", self.dead)
+            try:
+                code = process.wait(self.limit)
+            except subprocess.TimeoutExpired:
+                self.dead = (f"{self.argv[0]} did not end within {self.limit:g} s of the call "
+                             f"{call.name} and was stopped; it is not run again")
+                broken("crash", self.dead)
+            finally:
+                if process.poll() is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+        if code:
+            ended = f"was killed by signal {-code}" if code < 0 else f"exited {code}"
+            broken("crash", f"{self.argv[0]} {ended} at the call {call.name}{_last(words)}")
+        return due / f"{call.name}.safetensors"
+
+
+def _last(words: Path) -> str:
+    """Return the last line that a program wrote to stderr, as it can be printed."""
+    with words.open("rb") as file:
+        file.seek(max(0, words.stat().st_size - 4096))
+        lines = file.read().decode("utf-8", "replace").strip().splitlines()
+    return f": {printable(lines[-1][:TOLD])}" if lines else ""

@@ -1,0 +1,87 @@
+"""The map of two traces: layers by steps, the first place where they part, and its values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from falsifiers.bisect_cli import place_lines
+from falsifiers.divergence import Values
+from falsifiers.trace_compare import Cell, Comparison, Difference
+from reports import pages
+
+LISTED = 60
+"""Cells whose differences are listed below the map."""
+WORDS = {"equal": ("·", "every tensor has the same bits"),
+         "within": ("≈", "within the bounds, but not the same bits"),
+         "differ": ("✕", "differs"), "none": ("", "nothing to compare")}
+
+
+@dataclass(frozen=True)
+class Square:
+    """One cell as it is drawn."""
+
+    word: str
+    mark: str
+    title: str
+    anchor: str
+    """Where its differences are listed, or empty."""
+    first: bool
+
+
+def page(found: Comparison) -> str:
+    """Return a comparison as a self-contained page; everything foreign in it is escaped."""
+    return pages.filled("trace.html", context(found))
+
+
+def context(found: Comparison) -> dict[str, Any]:
+    """Return what the template is filled with."""
+    steps = sorted({step for step, _ in found.cells})
+    first = _first(found)
+    order = {layer: number for number, layer in enumerate(found.layers)}
+    parted = sorted((cell for cell in found.cells.values() if cell.differences),
+                    key=lambda cell: (cell is not first, cell.step, order[cell.layer]))
+    listed = parted[:LISTED]
+    anchors = {(cell.step, cell.layer): f"s{cell.step}-{order[cell.layer]}" for cell in listed}
+    return {
+        "report": found.report, "bounds": found.bounds, "steps": steps, "words": WORDS,
+        "said": place_lines(found.report), "diverged": found.first is not None,
+        "left_out": found.steps_left_out, "not_listed": len(parted) - len(listed),
+        "totals": {word: sum(cell.word == word for cell in found.cells.values())
+                   for word in WORDS},
+        "rows": [(layer, [_square(found.cells.get((step, layer)), anchors, first)
+                          for step in steps]) for layer in found.layers],
+        "cells": [{"cell": cell, "anchor": anchors[cell.step, cell.layer], "first": cell is first,
+                   "more": cell.differ + cell.within - len(cell.differences),
+                   "differences": [_row(one) for one in cell.differences]} for cell in listed]}
+
+
+def _first(found: Comparison) -> Cell | None:
+    if found.first is None:
+        return None
+    return next(cell for cell in found.cells.values() if found.first in cell.differences)
+
+
+def _square(cell: Cell | None, anchors: dict[tuple[int, str], str], first: Cell | None) -> Square:
+    if cell is None:
+        return Square("none", "", WORDS["none"][1], "", first=False)
+    mark, told = WORDS[cell.word]
+    counts = f"{cell.compared} compared, {cell.differ} differ, {cell.within} within the bounds"
+    return Square(cell.word, f"{mark}{cell.differ or ''}", f"{told}: {counts}",
+                  anchors.get((cell.step, cell.layer), ""), first=cell is first)
+
+
+def _row(one: Difference) -> dict[str, Any]:
+    """Return a difference as a row of a table."""
+    return {"op": one.place.op, "name": one.place.name, "slot": one.place.slot, "row": one.row,
+            "within": one.within, "note": one.note, "values": one.values,
+            "cosine": "-" if one.cosine is None else f"{1 - one.cosine:.2e}",
+            "norm": "-" if one.norm is None else f"{one.norm:.2e}",
+            "around": [] if one.values is None else _around(one.values)}
+
+
+def _around(values: Values) -> list[tuple[int, str, str, bool]]:
+    """Return the values around the first that differs: flat index, got, wanted, whether alike."""
+    return [(values.first_shown + i, f"{got:.9g}", f"{want:.9g}", got == want)
+            for i, (got, want) in enumerate(zip(values.got_around, values.want_around,
+                                                strict=True))]
