@@ -30,6 +30,7 @@ ROOT = Path(__file__).parent
 DECODE = ("p1", "p3", "p4", "p5", "p6", "p8")
 SERVING = ("p0", "p2", "p7")
 COMMANDS = {
+    "doctor": ("reports.doctor_cli", "Say what can be proven on this machine, and how."),
     "gate": ("falsifiers.cli", "Judge phases: PASS, FAIL or UNMEASURABLE, with evidence."),
     "report": ("reports.cli", "Judge every phase and write a page to look at."),
     "mutants": ("falsifiers.cli", "Attack every mutant and print the kill matrix."),
@@ -248,6 +249,16 @@ def golden_makers() -> Makers:
                   provenance)
 
 
+def nvrtc_missing() -> str | None:
+    """Return why NVRTC cannot be used here, or None when it can."""
+    from engine.kernels import nvrtc
+    try:
+        nvrtc.library()
+    except (nvrtc.CudaError, OSError) as error:
+        return str(error)
+    return None
+
+
 def witness_page(witness: dict[str, Any]) -> str:
     """Return a witness as a page to look at."""
     return str(importlib.import_module("reports.witness_page").page(witness))
@@ -268,6 +279,7 @@ def root(ctx: typer.Context) -> None:
     ctx.meta["path_of"] = path_of
     ctx.meta["figures"] = measures
     ctx.meta["sample_weights"] = sample_weights
+    ctx.meta["nvrtc_missing"] = nvrtc_missing
     ctx.meta["witness_page"] = witness_page
 
 
