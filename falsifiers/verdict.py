@@ -14,7 +14,8 @@ Rung = Literal["shape", "dtype", "finite", "bits", "budget", "law", "frame", "cr
 class Record(BaseModel):
     """A frozen record that refuses unknown fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # a published schema explains each field in the words that stand below it here
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Finding(Record):
