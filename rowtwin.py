@@ -33,6 +33,7 @@ COMMANDS = {
     "doctor": ("reports.doctor_cli", "Say what can be proven on this machine, and how."),
     "gate": ("falsifiers.cli", "Judge phases: PASS, FAIL or UNMEASURABLE, with evidence."),
     "report": ("reports.cli", "Judge every phase and write a page to look at."),
+    "claims": ("reports.claims_cli", "Set what the contracts claim beside what is shown."),
     "mutants": ("falsifiers.cli", "Attack every mutant and print the kill matrix."),
     "weak": ("phases.cli", "Show what common styles of test let pass."),
     "bisect": ("falsifiers.bisect_cli", "Find the first op that parts a batch from its rows."),

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, model_validator
 
 Outcome = Literal["passed", "failed", "declined", "unmeasurable", "error"]
+RED: tuple[Outcome, ...] = ("failed", "error")
 Rule = Literal["twin", "truth", "law"]
 Rung = Literal["shape", "dtype", "finite", "bits", "budget", "law", "frame", "crash"]
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from contracts.schema import Contract
 from falsifiers.errors import SuiteError
 from falsifiers.gate import PhaseResult
-from falsifiers.verdict import Verdict
-from reports.evidence import RED
+from falsifiers.verdict import RED, Verdict
 from reports.markdown import code, plain
 from reports.record import Kept, digest_of
 from reports.views import MARKS

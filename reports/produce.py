@@ -16,7 +16,7 @@ from falsifiers import candidates, gate, mutants, recording, session, tiers
 from falsifiers.errors import SuiteError
 from falsifiers.session import ROOT, Gated, Wanted
 from falsifiers.verdict import Verdict
-from reports import environment, files, killing, speeds
+from reports import claims, environment, files, killing, speeds
 from reports.evidence import Evidence, Kills, OwnRun
 from reports.killing import BankOf
 from reports.progress import Stage
@@ -69,6 +69,7 @@ def produce(asked: Asked, bank_of: BankOf, open_model: OpenModel | None) -> int:
         subject=asked.candidate or "in-tree", trouble=gated.run.trouble, output=gated.run.output,
         environment=environment.describe(ROOT, chosen), seconds=time.perf_counter() - started,
         speeds=() if asked.candidate else speeds.kept(ROOT, contracts),
+        claims=_claims(phases, contracts, verdicts, asked), code=claims.code_of(ROOT),
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         not_run=environment.not_run({phase: contracts[phase] for phase in phases},
                                     {v.case for v in verdicts}, asked.device))
@@ -98,6 +99,12 @@ def set_aside(candidate: str | None, phases: Sequence[str],
         raise SuiteError(f"candidate {candidate} offers none of the functions that phases judge: "
                          f"engine, {', '.join(known)}")
     return aside
+
+
+def _claims(phases: Sequence[str], contracts: Mapping[str, Contract],
+            verdicts: Sequence[Verdict], asked: Asked) -> list[claims.Line]:
+    mine = {phase: contracts[phase] for phase in phases}
+    return claims.table(mine, claims.known(mine, verdicts, ROOT, tree=asked.candidate is None))
 
 
 def _opened(asked: Asked, open_model: OpenModel | None) -> Opened | None:

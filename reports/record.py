@@ -37,6 +37,8 @@ class RunRecord(Record):
     """The tiers that left a verdict."""
     gpu: str = ""
     """The devices of the cuda tier, or empty where it left no verdict."""
+    code: str = ""
+    """The sha256 of the sources that decide a verdict."""
     contracts: dict[str, str]
     """By phase that was judged, the sha256 of the contract that judged it."""
     model: str = ""
@@ -67,7 +69,7 @@ def record_of(evidence: Evidence) -> RunRecord:
         subject=_text(evidence.subject), command=_text(evidence.command), made=evidence.made,
         exit_code=evidence.exit_code, tiers=tuple(tier for tier in TIERS if tier in found),
         gpu=evidence.environment.get("GPU", "") if "cuda" in found else "", contracts=contracts,
-        model=_text(f"{own.name}, {own.facts.get('size', '?')}") if own else "",
+        code=evidence.code, model=_text(f"{own.name}, {own.facts.get('size', '?')}") if own else "",
         results=tuple(evidence.judged),
         environment={key: _text(value) for key, value in evidence.environment.items()})
 

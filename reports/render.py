@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from reports import headline, pages, plots, speeds, views
+from falsifiers.tiers import TIERS
+from reports import claims, headline, pages, plots, speeds, views
 from reports.evidence import Evidence
 from reports.grid import SYMBOLS
 from reports.plots import Plot
@@ -43,6 +44,7 @@ def context(evidence: Evidence) -> dict[str, Any]:
         "own_worst": views.worst_of(own.verdicts) if own else (),
         "own_attacks": views.attacks(own.falsifiers, own.cases, own.verdicts) if own else (),
         "plots": pictures(evidence, sections), "time_plot": plots.seconds(evidence.verdicts),
+        "claims": evidence.claims, "claimed": claims.sums(evidence.claims), "tiers": TIERS,
         "not_run": evidence.not_run, "environment": evidence.environment}
 
 

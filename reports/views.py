@@ -10,8 +10,8 @@ from typing import Any
 from contracts.schema import Budget, Case, Contract, Falsifier
 from falsifiers import gate
 from falsifiers.gate import PhaseResult
-from falsifiers.verdict import Verdict, Worst
-from reports.evidence import RED, Evidence
+from falsifiers.verdict import RED, Verdict, Worst
+from reports.evidence import Evidence
 from reports.grid import Cell, Grid, anchor_of, cell_of, grid_of
 from reports.kill_view import KillView, kill_view
 
