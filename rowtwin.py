@@ -202,8 +202,12 @@ def bisected(model: str, phase: str, candidate: str | None, against: str, device
     name = _decode_phase(phase)
     subject = assemble(name, None, candidate)
     if candidate is not None:
-        subject.candidate.must_offer(contract_of(name).ops)
         _need_ops(subject.candidate, candidate)
+        if subject.candidate.op("gemv_rows"):  # P3's op, which later paths call as `project`
+            offered = importlib.import_module("phases.offered")
+            subject = replace(subject, path=offered.with_product(subject.path, subject.candidate))
+        else:
+            subject.candidate.must_offer(contract_of(name).ops)
     own = candidate is not None and not subject.candidate.bitwise
     if against == "auto":
         against = "alone" if own else "oracle"
