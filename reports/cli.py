@@ -20,6 +20,8 @@ def report(
     ctx: typer.Context,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go.")]
         = Path("reports/out"),
+    phase: Annotated[list[str] | None, typer.Option(
+        metavar="N|engine", help="Judge this phase alone; may be repeated.")] = None,
     thorough: Annotated[bool, typer.Option(
         "--thorough", help="Run every case and try every mutant, not the quick ones.")] = False,
     device: Annotated[str, typer.Option(
@@ -34,9 +36,11 @@ def report(
     """Judge every phase and write a page to look at, or compare two such runs with `diff`."""
     if ctx.invoked_subcommand is not None:
         return
+    from falsifiers.session import phase_name
     from reports.produce import Asked, produce
     asked = Asked(out=out, thorough=thorough, device=device, candidate=candidate, model=model,
-                  minutes=minutes, command=shlex.join(["rowtwin", *sys.argv[1:]]))
+                  minutes=minutes, phases=tuple(map(phase_name, phase or ())),
+                  command=shlex.join(["rowtwin", *sys.argv[1:]]))
     raise typer.Exit(produce(asked, bank_of=ctx.obj, open_model=ctx.meta.get("open_model")))
 
 

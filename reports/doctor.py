@@ -17,7 +17,6 @@ from packaging.requirements import Requirement
 from contracts.schema import Contract
 from falsifiers import receipts, tiers
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 OPTIONAL = {"golden": "golden logits by transformers", "test": "the whole of `make test`",
             "lint": "`make lint`, and CUDA C++ read without a GPU"}
 """Extras of pyproject.toml, and what needs them."""
@@ -138,7 +137,7 @@ def _tools(nvrtc: Callable[[], str | None]) -> Iterator[Line]:
             ("nvcc", ("nvcc",), "builds a candidate in CUDA C++ (docs/examples/cuda_rows.py)"),
             ("C++ compiler", ("c++", "g++", "clang++"), "builds it beside nvcc"),
             ("ncu", ("ncu",), "counts on a GPU how often weights are read"),
-            ("browser", BROWSERS, "tests open the report in it")):
+            ("browser", tiers.BROWSERS, "tests open the report in it")):
         path = next(filter(None, map(shutil.which, names)), None)
         yield Line(what, path is not None, path or f"no {' or '.join(names)} on the PATH", so)
 

@@ -13,6 +13,9 @@ from falsifiers.matrix import Matrix
 from falsifiers.verdict import Verdict
 from reports.claims import Line
 
+NOT_ASKED = "it was not asked for"
+"""Why a phase was set aside when others were named."""
+
 
 @dataclass(frozen=True)
 class NotRun:

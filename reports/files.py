@@ -12,10 +12,9 @@ from reports.evidence import Evidence
 from reports.junit import junit
 from reports.markdown import brief
 from reports.record import record_of
-from reports.render import page
+from reports.render import BESIDE, page
 
-NAMES = ("index.html", "verdicts.jsonl", "junit.xml", "report.md", "mutants.json", "run.json",
-         *schemas.RECORDS)
+NAMES = ("index.html", *BESIDE)
 
 
 def prepare(folder: Path) -> Path:

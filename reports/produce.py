@@ -17,7 +17,7 @@ from falsifiers.errors import SuiteError
 from falsifiers.session import ROOT, Gated, Wanted
 from falsifiers.verdict import Verdict
 from reports import claims, environment, files, killing, speeds
-from reports.evidence import Evidence, Kills, OwnRun
+from reports.evidence import NOT_ASKED, Evidence, Kills, OwnRun
 from reports.killing import BankOf
 from reports.progress import Stage
 
@@ -41,6 +41,8 @@ class Asked:
     model: str | None = None
     minutes: float = 10
     command: str = "rowtwin report"
+    phases: tuple[str, ...] = ()
+    """The phases to judge; none for all that are built."""
 
 
 def produce(asked: Asked, bank_of: BankOf, open_model: OpenModel | None) -> int:
@@ -49,8 +51,7 @@ def produce(asked: Asked, bank_of: BankOf, open_model: OpenModel | None) -> int:
         raise SuiteError(f"--minutes {asked.minutes:g} is refused: give a number above 0")
     chosen, contracts = tiers.choose(asked.device), session.contracts_of()
     tiers.fix_triton_mode(chosen)
-    built = tuple(p for p in ("engine", *gate.PHASES) if session.built(contracts.get(p), ROOT))
-    aside = set_aside(asked.candidate, built, contracts)
+    built, aside = _built(asked, contracts)
     opened = _opened(asked, open_model)
     folder = files.prepare(asked.out)  # only now: a mistake leaves an older report alone
     started = time.perf_counter()
@@ -77,6 +78,17 @@ def produce(asked: Asked, bank_of: BankOf, open_model: OpenModel | None) -> int:
     for line in files.summary(folder, evidence):
         print(line)
     return evidence.exit_code
+
+
+def _built(asked: Asked, contracts: Mapping[str, Contract]) -> tuple[tuple[str, ...],
+                                                                  dict[str, str]]:
+    """Return the phases that are built, and those of them that are not judged, with the reason."""
+    built = tuple(p for p in ("engine", *gate.PHASES) if session.built(contracts.get(p), ROOT))
+    if absent := [phase for phase in asked.phases if phase not in built]:
+        raise SuiteError(f"phase {absent[0]} is not built")
+    named = tuple(phase for phase in built if not asked.phases or phase in asked.phases)
+    others = {phase: NOT_ASKED for phase in built if phase not in named}
+    return built, {**others, **set_aside(asked.candidate, named, contracts)}
 
 
 def set_aside(candidate: str | None, phases: Sequence[str],

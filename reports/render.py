@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from falsifiers.tiers import TIERS
-from reports import claims, headline, pages, plots, speeds, views
+from reports import claims, headline, pages, plots, schemas, speeds, views
 from reports.evidence import Evidence
 from reports.grid import SYMBOLS
 from reports.plots import Plot
 from reports.views import Section
 
+BESIDE = ("report.md", "verdicts.jsonl", "junit.xml", "run.json", "mutants.json",
+          *schemas.RECORDS)
+"""The files that lie beside the page."""
 TAIL = 60
 """Lines of pytest's output that are shown when the run itself went wrong."""
 
@@ -45,7 +48,7 @@ def context(evidence: Evidence) -> dict[str, Any]:
         "own_attacks": views.attacks(own.falsifiers, own.cases, own.verdicts) if own else (),
         "plots": pictures(evidence, sections), "time_plot": plots.seconds(evidence.verdicts),
         "claims": evidence.claims, "claimed": claims.sums(evidence.claims), "tiers": TIERS,
-        "not_run": evidence.not_run, "environment": evidence.environment}
+        "beside": BESIDE, "not_run": evidence.not_run, "environment": evidence.environment}
 
 
 def pictures(evidence: Evidence, sections: list[Section]) -> dict[str, Plot]:
