@@ -66,7 +66,8 @@ def produce(asked: Asked, bank_of: BankOf, open_model: OpenModel | None) -> int:
     verdicts = [*gated.run.verdicts, *lost(expected, gated.run.verdicts, contracts, asked)]
     evidence = Evidence(
         results=gated.results, contracts=contracts, verdicts=verdicts, kills=kills, own=own,
-        command=asked.command, aside=aside, devices=environment.measured_on(phases, ROOT),
+        command=asked.command, aside=aside, devices={} if asked.candidate else
+        environment.measured_on(phases, ROOT),  # a candidate borrows nobody's receipts
         subject=asked.candidate or "in-tree", trouble=gated.run.trouble, output=gated.run.output,
         environment=environment.describe(ROOT, chosen), seconds=time.perf_counter() - started,
         speeds=() if asked.candidate else speeds.kept(ROOT, contracts),
@@ -144,8 +145,10 @@ def _gate(wanted: Wanted, total: int) -> Gated:
 def _kills(bank_of: BankOf, phases: Sequence[str], chosen: tiers.Tiers, few: bool) -> Kills:
     if chosen.absent or not phases:  # what was asked for cannot be had: nothing can be killed
         return Kills(mutants.close([], [], []))
+    here = tiers.choose("auto")  # a mutant that another tier shows has not survived this one
+    tried = chosen if "cuda" in (*here.run, *chosen.run) else here
     with Stage("mutants") as tell:
-        return killing.measure(bank_of, phases, chosen, min(WORKERS, os.cpu_count() or 1),
+        return killing.measure(bank_of, phases, tried, min(WORKERS, os.cpu_count() or 1),
                                lambda row: tell(killing.name_of(row)), tell.of, few)
 
 

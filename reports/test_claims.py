@@ -107,8 +107,8 @@ def test_digest_of_the_code_sees_a_source_and_no_receipt(tmp_path: Path) -> None
 def test_page_tells_every_claim() -> None:
     lines = claims.table(CONTRACTS, {CASES[0].id: Proof("passed", True, "this run")})
     text = page(made_up.evidence(claims=lines))
-    assert "<b>cpu</b> 1 of 7 are shown." in " ".join(text.split())
-    assert "not shown 2, 3" in text
+    assert "<b>cpu</b> 1 of 7 shown." in " ".join(text.split())
+    assert "not shown: 2, 3" in text
 
 
 Told = Callable[..., tuple[int, str, str]]
