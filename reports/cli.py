@@ -24,6 +24,9 @@ def report(
         metavar="N|engine", help="Judge this phase alone; may be repeated.")] = None,
     thorough: Annotated[bool, typer.Option(
         "--thorough", help="Run every case and try every mutant, not the quick ones.")] = False,
+    mutants: Annotated[bool, typer.Option(
+        "--mutants/--no-mutants", help="Show too that the suite can fail, by its own mutants."
+    )] = True,
     device: Annotated[str, typer.Option(
         metavar="auto|cpu|interpret|cuda", help="Tier to run.")] = "auto",
     candidate: Annotated[str | None, typer.Option(
@@ -39,7 +42,7 @@ def report(
     from falsifiers.session import phase_name
     from reports.produce import Asked, produce
     asked = Asked(out=out, thorough=thorough, device=device, candidate=candidate, model=model,
-                  minutes=minutes, phases=tuple(map(phase_name, phase or ())),
+                  minutes=minutes, phases=tuple(map(phase_name, phase or ())), mutants=mutants,
                   command=shlex.join(["rowtwin", *sys.argv[1:]]))
     raise typer.Exit(produce(asked, bank_of=ctx.obj, open_model=ctx.meta.get("open_model")))
 

@@ -43,6 +43,8 @@ class Asked:
     command: str = "rowtwin report"
     phases: tuple[str, ...] = ()
     """The phases to judge; none for all that are built."""
+    mutants: bool = True
+    """Whether to try the suite's own mutants."""
 
 
 def produce(asked: Asked, bank_of: BankOf, open_model: OpenModel | None) -> int:
@@ -62,7 +64,7 @@ def produce(asked: Asked, bank_of: BankOf, open_model: OpenModel | None) -> int:
     expected = expected_cases(wanted, contracts)
     with one_thread():
         gated = _gate(wanted, len(expected))
-        kills = _kills(bank_of, phases, chosen, few=not asked.thorough)
+        kills = _kills(bank_of, phases if asked.mutants else (), chosen, few=not asked.thorough)
     verdicts = [*gated.run.verdicts, *lost(expected, gated.run.verdicts, contracts, asked)]
     evidence = Evidence(
         results=gated.results, contracts=contracts, verdicts=verdicts, kills=kills, own=own,
