@@ -31,8 +31,10 @@ ROOT = Path(__file__).parent
 DECODE = ("p1", "p3", "p4", "p5", "p6", "p8")
 SERVING = ("p0", "p2", "p7")
 COMMANDS = {
+    "doctor": ("reports.doctor_cli", "Say what can be proven on this machine, and how."),
     "gate": ("falsifiers.cli", "Judge phases: PASS, FAIL or UNMEASURABLE, with evidence."),
     "report": ("reports.cli", "Judge every phase and write a page to look at."),
+    "claims": ("reports.claims_cli", "Set what the contracts claim beside what is shown."),
     "mutants": ("falsifiers.mutants_cli", "Attack every mutant and print the kill matrix."),
     "weak": ("phases.cli", "Show what common styles of test let pass."),
     "bisect": ("falsifiers.bisect_cli", "Find the first op that parts a batch from its rows."),
@@ -203,8 +205,12 @@ def bisected(model: str, phase: str, candidate: str | None, against: str, device
     name = _decode_phase(phase)
     subject = assemble(name, None, candidate)
     if candidate is not None:
-        subject.candidate.must_offer(contract_of(name).ops)
         _need_ops(subject.candidate, candidate)
+        if subject.candidate.op("gemv_rows"):  # P3's op, which later paths call as `project`
+            offered = importlib.import_module("phases.offered")
+            subject = replace(subject, path=offered.with_product(subject.path, subject.candidate))
+        else:
+            subject.candidate.must_offer(contract_of(name).ops)
     own = candidate is not None and not subject.candidate.bitwise
     if against == "auto":
         against = "alone" if own else "oracle"
@@ -256,6 +262,16 @@ def golden_makers() -> Makers:
                   provenance)
 
 
+def nvrtc_missing() -> str | None:
+    """Return why NVRTC cannot be used here, or None when it can."""
+    from engine.kernels import nvrtc
+    try:
+        nvrtc.library()
+    except (nvrtc.CudaError, OSError) as error:
+        return str(error)
+    return None
+
+
 def page(of: str, given: Any) -> str:
     """Return a witness (`witness_page`), or how traces agree (`trace_map`), to be looked at."""
     return str(importlib.import_module(f"reports.{of}").page(given))
@@ -276,6 +292,7 @@ def root(ctx: typer.Context) -> None:
     ctx.meta["path_of"] = path_of
     ctx.meta["figures"] = measures
     ctx.meta["sample_weights"] = sample_weights
+    ctx.meta["nvrtc_missing"] = nvrtc_missing
     ctx.meta["trace_map"] = partial(page, "trace_map")
     ctx.meta["vectors"] = vectors_of
     ctx.meta["witness_page"] = partial(page, "witness_page")

@@ -11,10 +11,15 @@ import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+if TYPE_CHECKING:
+    from yaml import SafeLoader
+else:  # by libyaml where it was built in: every process of a run loads every contract
+    SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 HERE = Path(__file__).parent
 FIELD = re.compile(r"\{(\w+)\}")
@@ -200,7 +205,7 @@ def _once(what: str, ids: list[str], key: str) -> None:
             raise _InconsistentError(f"{what} {one!r} stands twice", key, number)
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(SafeLoader):
     """A safe YAML loader that refuses a key that stands twice."""
 
 

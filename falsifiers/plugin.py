@@ -53,7 +53,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register markers, fix Triton's mode before anything imports it, load the contracts."""
     for marker in MARKERS:
         config.addinivalue_line("markers", f"{marker}: tests of {marker}, set from their folder")
-    config.addinivalue_line("markers", "tier(name): a test beside the cases that runs in one tier")
+    for line in ("tier(name): a test beside the cases that runs in one tier",
+                 "browser: a test that opens a page; left out, and told, where there is none",
+                 "long: a test that --thorough alone runs; left out, and told, without it"):
+        config.addinivalue_line("markers", line)
     try:
         chosen = tiers.choose(config.getoption(DEVICE))
         tiers.fix_triton_mode(chosen)
@@ -81,9 +84,20 @@ def _load_hypothesis_profile() -> None:
     settings.load_profile("gate")
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    """Return one line with the tiers that run and the versions that matter."""
-    return f"rowtwin: {tiers.described(config.stash[_tiers])}"
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Return a line with the tiers that run and the versions that matter, and one a kind left out.
+
+    It is told here, since under xdist only workers know how many tests that are.
+    """
+    away = [f"tests marked {name} are left out: {why}" for name, why in left_out(config).items()]
+    return [f"rowtwin: {line}" for line in (tiers.described(config.stash[_tiers]), *away)]
+
+
+def left_out(config: pytest.Config) -> dict[str, str]:
+    """Return the marks of tests beside the cases that do not run here, each with the reason."""
+    missing = {"browser": tiers.browser_missing(),
+               "long": None if config.getoption(THOROUGH) else f"{THOROUGH} runs them"}
+    return {name: why for name, why in missing.items() if why}
 
 
 class FalsifierFile(pytest.Module):
@@ -161,7 +175,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marker = marker_of(item.path, config.rootpath)
         if marker:
             item.add_marker(marker)
-    away = [item for item in items if _is_away(item, config.stash[_tiers])]
+    marks = left_out(config)
+    away = [item for item in items if _is_away(item, config.stash[_tiers])
+            or any(item.get_closest_marker(mark) for mark in marks)]
     if away:
         config.hook.pytest_deselected(items=away)
         items[:] = [item for item in items if item not in away]

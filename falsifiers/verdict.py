@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, model_validator
 
 Outcome = Literal["passed", "failed", "declined", "unmeasurable", "error"]
+RED: tuple[Outcome, ...] = ("failed", "error")
 Rule = Literal["twin", "truth", "law"]
 Rung = Literal["shape", "dtype", "finite", "bits", "budget", "law", "frame", "crash"]
 
@@ -14,7 +15,8 @@ Rung = Literal["shape", "dtype", "finite", "bits", "budget", "law", "frame", "cr
 class Record(BaseModel):
     """A frozen record that refuses unknown fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # a published schema explains each field in the words that stand below it here
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Finding(Record):

@@ -1,4 +1,4 @@
-"""The command `rowtwin report`."""
+"""The commands `rowtwin report` and `rowtwin report diff`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,23 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
+report_app = typer.Typer(add_completion=False)
+app.add_typer(report_app, name="report")
 
 
-@app.command(epilog="Example: rowtwin report --model my-model.gguf --minutes 5")
+@report_app.callback(invoke_without_command=True,
+                     epilog="Example: rowtwin report --model my-model.gguf --minutes 5")
 def report(
     ctx: typer.Context,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go.")]
         = Path("reports/out"),
+    phase: Annotated[list[str] | None, typer.Option(
+        metavar="N|engine", help="Judge this phase alone; may be repeated.")] = None,
     thorough: Annotated[bool, typer.Option(
         "--thorough", help="Run every case and try every mutant, not the quick ones.")] = False,
+    mutants: Annotated[bool, typer.Option(
+        "--mutants/--no-mutants", help="Show too that the suite can fail, by its own mutants."
+    )] = True,
     device: Annotated[str, typer.Option(
         metavar="auto|cpu|interpret|cuda", help="Tier to run.")] = "auto",
     candidate: Annotated[str | None, typer.Option(
@@ -28,8 +36,34 @@ def report(
     minutes: Annotated[float, typer.Option(
         metavar="N", help="The most time to spend on FILE.")] = 10,
 ) -> None:
-    """Judge every phase and write a page to look at."""
+    """Judge every phase and write a page to look at, or compare two such runs with `diff`."""
+    if ctx.invoked_subcommand is not None:
+        return
+    from falsifiers.session import phase_name
     from reports.produce import Asked, produce
     asked = Asked(out=out, thorough=thorough, device=device, candidate=candidate, model=model,
-                  minutes=minutes, command=shlex.join(["rowtwin", *sys.argv[1:]]))
+                  minutes=minutes, phases=tuple(map(phase_name, phase or ())), mutants=mutants,
+                  command=shlex.join(["rowtwin", *sys.argv[1:]]))
     raise typer.Exit(produce(asked, bank_of=ctx.obj, open_model=ctx.meta.get("open_model")))
+
+
+@report_app.command(epilog="Example: rowtwin report diff base/ reports/out > comment.md")
+def diff(
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="The folder of the older report.")],
+    now: Annotated[Path, typer.Argument(metavar="NEW", help="The folder of the newer one.")],
+    across_contracts: Annotated[bool, typer.Option(
+        "--across-contracts", help="Compare runs that different contracts judged.")] = False,
+    across_devices: Annotated[bool, typer.Option(
+        "--across-devices", help="Compare runs on different tiers or GPUs.")] = False,
+) -> None:
+    """Say in Markdown what is newly broken, newly proven and no longer run since the base.
+
+    Exits 1 when anything is newly broken, 2 when less is proven or run than was, else 0.
+    """
+    from falsifiers.session import contracts_of
+    from reports import record
+    from reports.diff import compare, told
+    found = compare(record.read(base), record.read(now), across_contracts=across_contracts,
+                    across_devices=across_devices)
+    print(told(found, contracts_of()), end="")
+    raise typer.Exit(found.exit_code)

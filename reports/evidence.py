@@ -11,8 +11,10 @@ from falsifiers.figures import Products, Steps
 from falsifiers.gate import PhaseResult
 from falsifiers.matrix import Matrix
 from falsifiers.verdict import Verdict
+from reports.claims import Line
 
-RED = ("failed", "error")
+NOT_ASKED = "it was not asked for"
+"""Why a phase was set aside when others were named."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,10 @@ class Evidence:
     """By phase, the devices that its receipts were measured on, and when."""
     speeds: Sequence[Kept] = ()
     """Times of the tree's own kernels; a candidate has none."""
+    claims: Sequence[Line] = ()
+    """What the contracts claim, against what this run and the receipts show."""
+    code: str = ""
+    """The digest of the sources that decide a verdict."""
 
     @property
     def judged(self) -> list[PhaseResult]:

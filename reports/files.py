@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from falsifiers.errors import SuiteError
-from reports import headline, views
+from reports import headline, schemas, views
 from reports.evidence import Evidence
 from reports.junit import junit
 from reports.markdown import brief
-from reports.render import page
+from reports.record import record_of
+from reports.render import BESIDE, page
 
-NAMES = ("index.html", "verdicts.jsonl", "junit.xml", "report.md", "mutants.json")
+NAMES = ("index.html", *BESIDE)
 
 
 def prepare(folder: Path) -> Path:
@@ -39,6 +40,8 @@ def write(folder: Path, evidence: Evidence) -> None:
     texts = {
         "verdicts.jsonl": "".join(f"{line}\n" for line in lines), "junit.xml": junit(evidence),
         "report.md": brief(evidence), "index.html": page(evidence),
+        "run.json": record_of(evidence).model_dump_json(indent=2) + "\n",
+        **{name: schemas.text_of(name) for name in schemas.RECORDS},
         "mutants.json": json.dumps(evidence.kills.matrix.model_dump(), indent=2) + "\n"}
     for name in NAMES:
         (folder / name).write_text(texts[name], encoding="utf-8", errors="backslashreplace")

@@ -22,7 +22,7 @@ class Cell:
     """One case as a small mark: its symbol and words say what its colour says."""
 
     kind: str
-    """The CSS class: an outcome, or `budget` for a pass that was not bitwise."""
+    """The CSS classes: an outcome, or `budget` for a pass that was not bitwise; the rung broken."""
     symbol: str
     word: str
     """The rung of a failure, or what the symbol means."""
@@ -30,6 +30,11 @@ class Cell:
     """The case's tier and name."""
     anchor: str = ""
     """Where the failure is told, or empty."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether its word is a rung."""
+        return self.kind.startswith("failed")
 
     @property
     def label(self) -> str:
@@ -65,9 +70,9 @@ def cell_of(case: Case, verdict: Verdict) -> Cell:
     if kind == "passed" and any(worst.rung == "budget" for worst in verdict.worst):
         kind = "budget"
     symbol, word = SYMBOLS[kind]
-    if verdict.finding:
-        word = verdict.finding.rung
     red = kind in ("failed", "error")
+    if verdict.finding:
+        word, kind = verdict.finding.rung, f"{kind} rung-{verdict.finding.rung}"
     return Cell(kind, symbol, word, f"{case.tier}-{case.name}", anchor_of(case.id) if red else "")
 
 

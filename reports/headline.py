@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reports.evidence import Evidence
+from reports.evidence import NOT_ASKED, Evidence
 from reports.views import MARKS
 
 WORDS = {0: "PASS", 1: "FAIL", 2: "UNMEASURABLE"}
@@ -29,7 +29,8 @@ def answer(evidence: Evidence) -> str:
         if not unsure:
             return "Cannot tell: nothing is proven, since nothing was judged."
         return f"Cannot tell: {listed(unsure)} {'is' if len(unsure) == 1 else 'are'} not proven."
-    told = "as far as it is built" if not evidence.aside else "where the candidate has a part"
+    told = "in what was asked for" if NOT_ASKED in evidence.aside.values() else \
+        "where the candidate has a part" if evidence.aside else "as far as it is built"
     green = [name(r.phase) for r in evidence.judged]
     return f"Yes, {told}: {listed(green)} {'passes' if len(green) == 1 else 'pass'}."
 

@@ -38,8 +38,16 @@ class KillView:
     """The kill matrix of one phase."""
 
     lines: tuple[Line, ...]
+    """Those that were tried, the ones that did not die first."""
     killers: tuple[str, ...]
-    """The falsifiers that some mutant names, those with the most kills first."""
+    """The falsifiers that some mutant tried names, those with the most kills first."""
+    away: tuple[str, ...]
+    """Names of those that were not tried here."""
+
+    @property
+    def header(self) -> float:
+        """How high the turned names stand, in the page's unit."""
+        return 1.0 + 0.47 * max(map(len, self.killers), default=0)
 
     def count(self, fate: str) -> int:
         """Return how many had this fate."""
@@ -54,10 +62,13 @@ class KillView:
 def kill_view(kills: Kills, phase: str) -> KillView:
     """Return the part of the kill matrix that is about one phase."""
     rows = [row for row in kills.matrix.mutants if row.phase == phase]
-    named = dict.fromkeys(name for row in rows for name in row.expected)
-    order = sorted(named, key=lambda name: -sum(name in row.killed_by for row in rows))
-    return KillView(tuple(Line(row, fate(kills, row), kills.sources.get(name_of(row), ""))
-                          for row in rows), tuple(order))
+    told = [Line(row, fate(kills, row), kills.sources.get(name_of(row), "")) for row in rows]
+    lines = sorted((line for line in told if line.fate != "not run"),
+                   key=lambda line: line.fate == "died")
+    named = dict.fromkeys(name for line in lines for name in line.row.expected)
+    order = sorted(named, key=lambda name: -sum(name in line.row.killed_by for line in lines))
+    return KillView(tuple(lines), tuple(order),
+                    tuple(line.row.name for line in told if line.fate == "not run"))
 
 
 def fate(kills: Kills, row: Row) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from contracts.schema import Budget, Case, Contract, Falsifier, Parity, Row
+from contracts.schema import Budget, Case, Contract, Falsifier, Parity, Row, Tier
 from falsifiers import gate, matrix
 from falsifiers.verdict import Finding, Verdict, Worst
 from reports.evidence import Evidence, Kills, NotRun, OwnRun
@@ -17,11 +17,12 @@ BUDGET = Budget(cosine=0.999, norm=1e-3, near_tie=0.05, reason="a made-up reason
                 measured="a made-up floor")
 
 
-def contract(phase: str = "p1", text: str = TAME, truth: Any = "bitwise") -> Contract:
+def contract(phase: str = "p1", text: str = TAME, truth: Any = "bitwise",
+             tier: Tier = "cpu") -> Contract:
     """Return a contract of two falsifiers, one with a table of cases and one with a single case."""
     attacks = tuple(Falsifier(id=name, attacks=f"{text} attacks", if_fails=f"{text}: look here ...")
                     for name in ("rows_hold", "slots_hold"))
-    cases = (Row(falsifier="rows_hold", id="{model}-m{m}",
+    cases = (Row(falsifier="rows_hold", id="{model}-m{m}", tier=(tier,),
                  given={"model": ["nano", "tiny"], "m": [1, 2, 3]}),
              Row(falsifier="slots_hold", id="all"))
     return Contract(phase=phase, package=f"phases.{phase}_made_up", title=f"{text}, the title",

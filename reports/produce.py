@@ -16,8 +16,8 @@ from falsifiers import candidates, gate, mutants, recording, session, tiers
 from falsifiers.errors import SuiteError
 from falsifiers.session import ROOT, Gated, Wanted
 from falsifiers.verdict import Verdict
-from reports import environment, files, killing, speeds
-from reports.evidence import Evidence, Kills, OwnRun
+from reports import claims, environment, files, killing, speeds
+from reports.evidence import NOT_ASKED, Evidence, Kills, OwnRun
 from reports.killing import BankOf
 from reports.progress import Stage
 
@@ -41,6 +41,10 @@ class Asked:
     model: str | None = None
     minutes: float = 10
     command: str = "rowtwin report"
+    phases: tuple[str, ...] = ()
+    """The phases to judge; none for all that are built."""
+    mutants: bool = True
+    """Whether to try the suite's own mutants."""
 
 
 def produce(asked: Asked, bank_of: BankOf, open_model: OpenModel | None) -> int:
@@ -49,8 +53,7 @@ def produce(asked: Asked, bank_of: BankOf, open_model: OpenModel | None) -> int:
         raise SuiteError(f"--minutes {asked.minutes:g} is refused: give a number above 0")
     chosen, contracts = tiers.choose(asked.device), session.contracts_of()
     tiers.fix_triton_mode(chosen)
-    built = tuple(p for p in ("engine", *gate.PHASES) if session.built(contracts.get(p), ROOT))
-    aside = set_aside(asked.candidate, built, contracts)
+    built, aside = _built(asked, contracts)
     opened = _opened(asked, open_model)
     folder = files.prepare(asked.out)  # only now: a mistake leaves an older report alone
     started = time.perf_counter()
@@ -61,14 +64,16 @@ def produce(asked: Asked, bank_of: BankOf, open_model: OpenModel | None) -> int:
     expected = expected_cases(wanted, contracts)
     with one_thread():
         gated = _gate(wanted, len(expected))
-        kills = _kills(bank_of, phases, chosen, few=not asked.thorough)
+        kills = _kills(bank_of, phases if asked.mutants else (), chosen, few=not asked.thorough)
     verdicts = [*gated.run.verdicts, *lost(expected, gated.run.verdicts, contracts, asked)]
     evidence = Evidence(
         results=gated.results, contracts=contracts, verdicts=verdicts, kills=kills, own=own,
-        command=asked.command, aside=aside, devices=environment.measured_on(phases, ROOT),
+        command=asked.command, aside=aside, devices={} if asked.candidate else
+        environment.measured_on(phases, ROOT),  # a candidate borrows nobody's receipts
         subject=asked.candidate or "in-tree", trouble=gated.run.trouble, output=gated.run.output,
         environment=environment.describe(ROOT, chosen), seconds=time.perf_counter() - started,
         speeds=() if asked.candidate else speeds.kept(ROOT, contracts),
+        claims=_claims(phases, contracts, verdicts, asked), code=claims.code_of(ROOT),
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         not_run=environment.not_run({phase: contracts[phase] for phase in phases},
                                     {v.case for v in verdicts}, asked.device))
@@ -76,6 +81,17 @@ def produce(asked: Asked, bank_of: BankOf, open_model: OpenModel | None) -> int:
     for line in files.summary(folder, evidence):
         print(line)
     return evidence.exit_code
+
+
+def _built(asked: Asked, contracts: Mapping[str, Contract]) -> tuple[tuple[str, ...],
+                                                                  dict[str, str]]:
+    """Return the phases that are built, and those of them that are not judged, with the reason."""
+    built = tuple(p for p in ("engine", *gate.PHASES) if session.built(contracts.get(p), ROOT))
+    if absent := [phase for phase in asked.phases if phase not in built]:
+        raise SuiteError(f"phase {absent[0]} is not built")
+    named = tuple(phase for phase in built if not asked.phases or phase in asked.phases)
+    others = {phase: NOT_ASKED for phase in built if phase not in named}
+    return built, {**others, **set_aside(asked.candidate, named, contracts)}
 
 
 def set_aside(candidate: str | None, phases: Sequence[str],
@@ -98,6 +114,12 @@ def set_aside(candidate: str | None, phases: Sequence[str],
         raise SuiteError(f"candidate {candidate} offers none of the functions that phases judge: "
                          f"engine, {', '.join(known)}")
     return aside
+
+
+def _claims(phases: Sequence[str], contracts: Mapping[str, Contract],
+            verdicts: Sequence[Verdict], asked: Asked) -> list[claims.Line]:
+    mine = {phase: contracts[phase] for phase in phases}
+    return claims.table(mine, claims.known(mine, verdicts, ROOT, tree=asked.candidate is None))
 
 
 def _opened(asked: Asked, open_model: OpenModel | None) -> Opened | None:
@@ -125,8 +147,10 @@ def _gate(wanted: Wanted, total: int) -> Gated:
 def _kills(bank_of: BankOf, phases: Sequence[str], chosen: tiers.Tiers, few: bool) -> Kills:
     if chosen.absent or not phases:  # what was asked for cannot be had: nothing can be killed
         return Kills(mutants.close([], [], []))
+    here = tiers.choose("auto")  # a mutant that another tier shows has not survived this one
+    tried = chosen if "cuda" in (*here.run, *chosen.run) else here
     with Stage("mutants") as tell:
-        return killing.measure(bank_of, phases, chosen, min(WORKERS, os.cpu_count() or 1),
+        return killing.measure(bank_of, phases, tried, min(WORKERS, os.cpu_count() or 1),
                                lambda row: tell(killing.name_of(row)), tell.of, few)
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from reports import headline, pages, plots, speeds, views
+from falsifiers.tiers import TIERS
+from reports import claims, headline, pages, plots, schemas, speeds, views
 from reports.evidence import Evidence
 from reports.grid import SYMBOLS
 from reports.plots import Plot
 from reports.views import Section
 
+BESIDE = ("report.md", "verdicts.jsonl", "junit.xml", "run.json", "mutants.json",
+          *schemas.RECORDS)
+"""The files that lie beside the page."""
 TAIL = 60
 """Lines of pytest's output that are shown when the run itself went wrong."""
 
@@ -43,7 +47,8 @@ def context(evidence: Evidence) -> dict[str, Any]:
         "own_worst": views.worst_of(own.verdicts) if own else (),
         "own_attacks": views.attacks(own.falsifiers, own.cases, own.verdicts) if own else (),
         "plots": pictures(evidence, sections), "time_plot": plots.seconds(evidence.verdicts),
-        "not_run": evidence.not_run, "environment": evidence.environment}
+        "claims": evidence.claims, "claimed": claims.sums(evidence.claims), "tiers": TIERS,
+        "beside": BESIDE, "not_run": evidence.not_run, "environment": evidence.environment}
 
 
 def pictures(evidence: Evidence, sections: list[Section]) -> dict[str, Plot]:

@@ -55,6 +55,27 @@ def test_report_writes_its_files_and_exits_as_the_gate_does(
     assert err == ""  # no progress for somebody who is no terminal
 
 
+def test_mutants_are_not_tried_when_they_are_not_wanted(tree: dict[str, Any],
+                                                        tmp_path: Path) -> None:
+    assert produce.produce(Asked(tmp_path, device="cpu", mutants=False), bank_of, None) == 0
+    assert json.loads((tmp_path / "mutants.json").read_text())["mutants"] == []
+    assert "none tried" in (tmp_path / "index.html").read_text()
+
+
+def test_phases_that_were_not_named_are_set_aside(tree: dict[str, Any], tmp_path: Path,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {"p1": made_up.contract(), "p3": made_up.contract("p3")}
+    monkeypatch.setattr(session, "contracts_of", lambda: both)
+    asked = Asked(tmp_path, device="cpu", mutants=False, phases=("p1",))
+    assert produce.produce(asked, bank_of, None) == 0
+    assert tree["wanted"].phases == ("p1",)
+    text = (tmp_path / "index.html").read_text()
+    assert "Yes, in what was asked for: P1 passes." in text
+    assert "it was not asked for" in text
+    with pytest.raises(SuiteError, match="phase p4 is not built"):
+        produce.produce(Asked(tmp_path, phases=("p4",)), bank_of, None)
+
+
 def test_case_that_left_no_verdict_is_told_as_an_error_with_its_repro(
         tree: dict[str, Any], tmp_path: Path) -> None:
     gone = tree["verdicts"].pop()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from contracts.schema import Parity
 from reports import headline, made_up, views
 from reports.evidence import Evidence
 from reports.kill_view import kill_view
@@ -48,14 +49,32 @@ def test_engagement_isgathered_over_the_cases(values: tuple[Any, ...], told: str
 
 def test_mutants_have_the_fate_that_the_matrix_says() -> None:
     kills = made_up.kills(survivors=("p1/copied",), untold={"p1/rolled": "it fails without it"})
-    fates = {line.row.name: line.fate for line in kill_view(kills, "p1").lines}
-    assert fates == {"rolled": "cannot tell", "copied": "survived", "shown_on_gpu": "not run"}
-    assert kill_view(kills, "p2").lines == ()
+    view = kill_view(kills, "p1")
+    assert {line.row.name: line.fate for line in view.lines} == {"rolled": "cannot tell",
+                                                                 "copied": "survived"}
+    assert view.away == ("shown_on_gpu",)
+    assert (kill_view(kills, "p2").lines, kill_view(kills, "p2").away) == ((), ())
 
 
 def test_matrix_with_a_survivor_is_never_folded_away() -> None:
     assert kill_view(made_up.kills(survivors=("p1/copied",)), "p1").open
     assert kill_view(made_up.kills(), "p1").killers == ("rows_hold", "slots_hold")
+
+
+def test_budget_of_an_own_arithmetic_is_told_when_a_case_was_held_to_it() -> None:
+    own = made_up.contract().model_copy(update={"parity": Parity(
+        twin="bitwise", truth="bitwise", own=made_up.BUDGET)})
+    within = worst(0, rung="budget", cosine=0.9995)
+    for verdicts, budget in (([worst(0)], None), ([within], made_up.BUDGET)):
+        (section,) = views.sections(made_up.evidence(verdicts=verdicts, contracts={"p1": own}))
+        assert section.budget == budget
+
+
+def test_cells_are_coloured_by_the_rung_that_broke() -> None:
+    (section,) = views.sections(made_up.evidence(("failed",) + ("passed",) * 6))
+    assert section.rungs == ("bits",)
+    cell, _ = section.attacks[0].listing[0]
+    assert (cell.kind, cell.word, cell.failed) == ("failed rung-bits", "bits", True)
 
 
 @pytest.mark.parametrize(("evidence", "word", "start"), [

@@ -10,8 +10,8 @@ from typing import Any
 from contracts.schema import Budget, Case, Contract, Falsifier
 from falsifiers import gate
 from falsifiers.gate import PhaseResult
-from falsifiers.verdict import Verdict, Worst
-from reports.evidence import RED, Evidence
+from falsifiers.verdict import RED, Verdict, Worst
+from reports.evidence import Evidence
 from reports.grid import Cell, Grid, anchor_of, cell_of, grid_of
 from reports.kill_view import KillView, kill_view
 
@@ -106,6 +106,9 @@ class Section:
     near_ties: tuple[tuple[str, int], ...]
     kills: KillView
     budget: Budget | None
+    """The budget that some comparison of this run was held to, or would be."""
+    rungs: tuple[str, ...]
+    """The rungs at which cases failed."""
 
 
 def counts_of(result: PhaseResult) -> str:
@@ -149,9 +152,12 @@ def sections(evidence: Evidence) -> list[Section]:
 def _section(evidence: Evidence, rung: Rung, contract: Contract) -> Section:
     mine = [v for v in evidence.verdicts if v.phase == rung.phase]
     truth = contract.parity.truth
+    if any(worst.rung == "budget" for v in mine for worst in v.worst):
+        truth = contract.parity.own or truth  # of a candidate in an arithmetic of its own
     return Section(rung, attacks(contract.falsifiers, contract.expand(), mine), worst_of(mine),
                    engagement_of(mine), near_ties_of(mine), kill_view(evidence.kills, rung.phase),
-                   truth if isinstance(truth, Budget) else None)
+                   truth if isinstance(truth, Budget) else None,
+                   tuple(dict.fromkeys(v.finding.rung for v in mine if v.finding)))
 
 
 def attacks(falsifiers: Sequence[Falsifier], cases: Iterable[Case],
@@ -208,11 +214,14 @@ def engagement_of(verdicts: Sequence[Verdict]) -> tuple[tuple[str, str, str], ..
 
 def gathered(values: Sequence[Any]) -> str:
     """Return numbers as their range, and other values by name, in a few words."""
+    values = [", ".join(f"{key}: {one:,}" if isinstance(one, int) else f"{key}: {one}"
+                        for key, one in v.items()) if isinstance(v, dict) else v for v in values]
     if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
         low, high = min(values), max(values)
         return f"{low:,}" if low == high else f"{low:,} to {high:,}"
     seen = list(dict.fromkeys(str(v) for v in values))
-    return ", ".join(seen[:6]) + (f" and {len(seen) - 6} more" if len(seen) > 6 else "")
+    between = "; " if any(", " in text for text in seen) else ", "
+    return between.join(seen[:6]) + (f" and {len(seen) - 6} more" if len(seen) > 6 else "")
 
 
 def near_ties_of(verdicts: Sequence[Verdict]) -> tuple[tuple[str, int], ...]:

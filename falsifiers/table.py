@@ -1,0 +1,43 @@
+"""Tables on stdout: drawn for a person at a terminal, bare columns for a pipe or a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+COLOURS = {"PASS": "green", "yes": "green", "fresh": "green", "FAIL": "red", "SURVIVED": "red",
+           "no": "yellow", "stale": "yellow", "UNMEASURABLE": "yellow", "BLOCKED": "yellow"}
+"""By a cell's first word; a colour only repeats what the word says."""
+
+
+def show(head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+    """Print a table; when nobody is at a terminal, without colour, frame, or line breaks."""
+    if sys.stdout.isatty():
+        _drawn(head, rows, title)
+        return
+    if title:
+        print(title)
+    for line in plain([head, *rows]):
+        print(line)
+
+
+def plain(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines with their columns in line, two spaces apart."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows]
+
+
+def _drawn(head: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+    table = Table(title=title or None, title_justify="left", title_style="bold", box=SIMPLE_HEAD,
+                  pad_edge=False, header_style="dim")
+    for name in head:
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*(Text(cell, style=COLOURS.get(cell.split(",")[0].split(" ")[0], ""))
+                        for cell in row))
+    Console(highlight=False).print(table)

@@ -1,0 +1,220 @@
+"""Everything the contracts claim, against what has been shown of this very code."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from contracts.schema import Case, Contract, Tier
+from falsifiers import receipts
+from falsifiers.tiers import TIERS
+from falsifiers.verdict import RED, Verdict
+
+CODE = ("contracts", "engine", "falsifiers", "phases")
+"""The packages that decide a verdict."""
+MODES = ("op", "kernel", "arithmetic", "endpoint", "path")
+WIDTHS = ("m", "c", "width")
+"""What a case calls the rows it works at once."""
+TYPES = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is known of one case, and of which code."""
+
+    outcome: str
+    fresh: bool
+    """Whether it is about this very code."""
+    by: str
+    """Who says so: `this run`, or a receipt's device and day."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is claimed of one device, and what was shown of it."""
+
+    device: Tier
+    widths: tuple[int, ...]
+    """Every m that the cases name, or none where they name none."""
+    cases: int
+    shown: int
+    """Cases that passed on this very code."""
+    red: int
+    """Cases that failed on it, or ended in an error."""
+    stale: int
+    """Cases of which only an older code was shown."""
+    unseen: tuple[int, ...]
+    """Every m that no case shown names."""
+    by: tuple[str, ...]
+
+    @property
+    def word(self) -> str:
+        """What can be said of it in a word."""
+        if self.red:
+            return "broken"
+        if self.shown == self.cases:
+            return "shown"
+        return "in part" if self.shown else "stale" if self.stale else "not shown"
+
+    @property
+    def told(self) -> str:
+        """Everything in a few words, `in part, 3 of 8, m 1-3; not m 16`."""
+        words = f"{self.word}, {self.count} of {self.cases}"
+        rest = f"{'; not ' if self.seen else ', '}m {self.missing}" if self.unseen else ""
+        return words + (f", m {self.seen}" if self.seen else "") + rest
+
+    @property
+    def count(self) -> int:
+        """How many cases the word is about."""
+        return self.red or self.shown or self.stale
+
+    @property
+    def seen(self) -> str:
+        """Every m that a case shown names, in words."""
+        return spans(set(self.widths) - set(self.unseen))
+
+    @property
+    def missing(self) -> str:
+        """Every m that none names, in words."""
+        return spans(self.unseen)
+
+    @property
+    def css(self) -> str:
+        """The class that colours it."""
+        return {"broken": "failed", "shown": "passed", "in part": "budget"}.get(self.word, "away")
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a phase claims of one mode and one type of weights, by device."""
+
+    phase: str
+    mode: str
+    """Its op, kernel or arithmetic, or empty where cases name none."""
+    type: str
+    """Of the weights; a test model's name where it mixes types, or empty."""
+    claims: Mapping[Tier, Claim]
+    """None of a device of which nothing is claimed."""
+
+
+def known(contracts: Mapping[str, Contract], verdicts: Iterable[Verdict], root: Path,
+          fresh: bool = True, by: str = "this run", tree: bool = True) -> dict[str, Proof]:
+    """Return what is known by case: these verdicts, and with `tree` the receipts beside them."""
+    proofs: dict[str, Proof] = {}
+    for contract in contracts.values() if tree else ():
+        found = receipts.load_receipts(contract.phase, root)
+        now = receipts.digest_of(contract, root) if found else ""
+        for receipt in found:
+            told = f"{receipt.device}, {receipt.measured}"
+            for verdict in receipt.verdicts:
+                _learn(proofs, verdict, Proof(verdict.outcome, receipt.digest == now, told))
+    for verdict in verdicts:
+        _learn(proofs, verdict, Proof(verdict.outcome, fresh, by))
+    return proofs
+
+
+def _learn(proofs: dict[str, Proof], verdict: Verdict, proof: Proof) -> None:
+    """Keep what says most of a case: red on this code, passed on it, then what is of older code."""
+    old = proofs.get(verdict.case)
+    if old is None or _weight(proof) > _weight(old):
+        proofs[verdict.case] = proof
+
+
+def _weight(proof: Proof) -> int:
+    if proof.outcome not in (*RED, "passed"):
+        return 0
+    return 2 * proof.fresh + (proof.outcome in RED) + 1 if proof.fresh else \
+        1 + (proof.outcome == "passed")
+
+
+def table(contracts: Mapping[str, Contract], proofs: Mapping[str, Proof]) -> list[Line]:
+    """Return every claim of the contracts, in their order."""
+    groups: dict[tuple[str, str, str], dict[Tier, list[Case]]] = {}
+    for contract in contracts.values():
+        for case in contract.expand():
+            groups.setdefault((case.phase, mode_of(case), type_of(case)), {}).setdefault(
+                case.tier, []).append(case)
+    return [Line(*key, {tier: _claim(tier, cases, proofs) for tier, cases in found.items()})
+            for key, found in groups.items()]
+
+
+def _claim(device: Tier, cases: Iterable[Case], proofs: Mapping[str, Proof]) -> Claim:
+    counts, widths, seen, by = Counter[str](), set[int](), set[int](), dict[str, None]()
+    for case in cases:
+        mine = set(widths_of(case))
+        widths |= mine
+        counts["all"] += 1
+        proof = proofs.get(case.id)
+        if proof is None:
+            continue
+        by[proof.by if proof.fresh else f"{proof.by}, of older code"] = None
+        if not proof.fresh:
+            counts["stale"] += proof.outcome == "passed"
+        elif proof.outcome == "passed":
+            counts["shown"] += 1
+            seen |= mine
+        else:
+            counts["red"] += proof.outcome in RED
+    return Claim(device, tuple(sorted(widths)), counts["all"], counts["shown"], counts["red"],
+                 counts["stale"], tuple(sorted(widths - seen)), tuple(by))
+
+
+def mode_of(case: Case) -> str:
+    """Return how a case runs: its op, kernel, arithmetic, endpoint or path, if it names one."""
+    return " ".join(str(case.given[key]) for key in MODES if key in case.given)
+
+
+def type_of(case: Case) -> str:
+    """Return the type of a case's weights, or the model that brings them, or nothing."""
+    kind = case.given.get("kind")
+    return str(kind) if kind in TYPES else str(case.given.get("model", ""))
+
+
+def widths_of(case: Case) -> Iterator[int]:
+    """Yield the numbers of rows that a case names."""
+    for key in WIDTHS:
+        value = case.given.get(key)
+        yield from (n for n in (value if isinstance(value, list) else [value])
+                    if isinstance(n, int) and not isinstance(n, bool))
+
+
+def spans(numbers: Iterable[int]) -> str:
+    """Return numbers with their runs drawn together, `1-17, 24, 25`."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run))
+                     for run in runs)
+
+
+def code_of(root: Path) -> str:
+    """Return the digest of every source that decides a verdict."""
+    total = hashlib.sha256()
+    for path in sorted(path for package in CODE for path in (root / package).rglob("*")
+                       if path.suffix in (".py", ".yaml", ".cu", ".cuh")):
+        total.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
+    return total.hexdigest()
+
+
+HEAD = ("phase", "mode", "weights", *TIERS)
+
+
+def row(line: Line) -> tuple[str, ...]:
+    """Return a line in the words of a table with `HEAD` above."""
+    return (line.phase, line.mode or "-", line.type or "-",
+            *(line.claims[tier].told if tier in line.claims else "-" for tier in TIERS))
+
+
+def sums(lines: Iterable[Line]) -> dict[Tier, tuple[int, int, int]]:
+    """Return by device how many cases are claimed, shown and broken."""
+    totals: dict[Tier, tuple[int, int, int]] = {}
+    for claim in (claim for line in lines for claim in line.claims.values()):
+        cases, shown, red = totals.get(claim.device, (0, 0, 0))
+        totals[claim.device] = (cases + claim.cases, shown + claim.shown, red + claim.red)
+    return {tier: totals[tier] for tier in TIERS if tier in totals}

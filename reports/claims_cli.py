@@ -1,0 +1,81 @@
+"""The command `rowtwin claims`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from falsifiers.verdict import Verdict
+
+app = typer.Typer(add_completion=False)
+
+
+@app.callback()
+def _root() -> None:
+    """Look at what is claimed."""
+
+
+@app.command(epilog="Example: rowtwin claims --report reports/out --open")
+def claims(
+    report: Annotated[Path | None, typer.Option(
+        metavar="DIR", help="A report of this tree, for what cpu and interpret show (default: "
+                            "receipts alone, which are of cuda).")] = None,
+    phase: Annotated[str | None, typer.Option(
+        metavar="N|engine", help="One phase (default: all).")] = None,
+    only_open: Annotated[bool, typer.Option(
+        "--open", help="Leave out what is shown in full.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+) -> None:
+    """Set everything that the contracts claim beside what is shown of this very code.
+
+    Exits 0 when all of it is shown, 1 when some is broken, else 2.
+    """
+    from dataclasses import asdict
+
+    from falsifiers.session import ROOT, contracts_of, phase_name
+    from falsifiers.table import show
+    from reports import claims as known
+    contracts = contracts_of()
+    if phase is not None:
+        contracts = {name: c for name, c in contracts.items() if name == phase_name(phase)}
+    verdicts, fresh, told = _judged(report)
+    proofs = known.known(contracts, verdicts, ROOT, fresh=fresh, by=told)
+    lines = known.table(contracts, proofs)
+    sums = known.sums(lines)
+    code = 1 if any(red for _, _, red in sums.values()) else \
+        0 if all(shown == cases for cases, shown, _ in sums.values()) else 2
+    if only_open:
+        lines = [line for line in lines
+                 if any(claim.word != "shown" for claim in line.claims.values())]
+    if as_json:
+        print(json.dumps([asdict(line) for line in lines], indent=2))
+        raise typer.Exit(code)
+    show(known.HEAD, [known.row(line) for line in lines])
+    print()
+    for tier, (cases, shown, red) in sums.items():
+        broken = f", {red:,} broken" if red else ""
+        print(f"{tier}: {shown:,} of {cases:,} cases are shown{broken}")
+    if report is None:
+        print("cpu and interpret are shown by a report: rowtwin report --thorough, "
+              "then --report reports/out")
+    raise typer.Exit(code)
+
+
+def _judged(report: Path | None) -> tuple[list[Verdict], bool, str]:
+    """Return a report's verdicts, whether they are of this code, and whose they are."""
+    from falsifiers.errors import SuiteError
+    from falsifiers.session import ROOT
+    from reports import record
+    from reports.claims import code_of
+    if report is None:
+        return [], True, ""
+    kept = record.read(report)
+    if kept.run.subject != "in-tree":
+        raise SuiteError(f"{report}: is about {kept.run.subject}, which is not what the contracts "
+                         f"claim of this tree")
+    return (list(kept.verdicts.values()), kept.run.code == code_of(ROOT),
+            f"report of {kept.run.made}")

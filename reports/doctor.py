@@ -1,0 +1,191 @@
+"""What this machine can prove and what it cannot, and which command would; it judges nothing."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from contracts.schema import Contract
+from falsifiers import receipts, tiers
+
+OPTIONAL = {"golden": "golden logits by transformers", "test": "the whole of `make test`",
+            "lint": "`make lint`, and CUDA C++ read without a GPU"}
+"""Extras of pyproject.toml, and what needs them."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One thing that was looked for."""
+
+    what: str
+    there: bool
+    found: str
+    """What is here, or why it is not."""
+    so: str = ""
+    """What needs it, or the command that uses it."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All that was looked for."""
+
+    packages: tuple[Line, ...]
+    machine: tuple[Line, ...]
+    tools: tuple[Line, ...]
+    provable: tuple[Line, ...]
+    phases: tuple[tuple[str, ...], ...]
+    """Phase, quick cases by tier, and what receipts show."""
+    broken: tuple[str, ...]
+    """What the suite cannot run without, and how to get it."""
+
+
+def examine(root: Path, contracts: Mapping[str, Contract],
+            nvrtc: Callable[[], str | None]) -> Findings:
+    """Look at packages, devices and compilers, and say what follows; nothing is judged.
+
+    `nvrtc` returns why NVRTC cannot be used, or None.
+    """
+    packages, broken = packages_of(root)
+    torch = _importable("torch")
+    machine = tuple(_machine(torch))
+    tools = {line.what: line for line in _tools(nvrtc if torch is None else lambda: torch)}
+    proofs = {phase: receipts.device_proof(contract, root)
+              for phase, contract in contracts.items()
+              if any(case.tier == "cuda" for case in contract.expand())}
+    if torch is not None and not broken:
+        broken = (f"torch is installed but cannot be used: {torch}",)
+    return Findings(packages, machine, tuple(tools.values()),
+                    tuple(_provable(tools, torch, proofs)), tuple(_phases(contracts, proofs)),
+                    broken)
+
+
+def packages_of(root: Path) -> tuple[tuple[Line, ...], tuple[str, ...]]:
+    """Return every package that pyproject.toml asks for, and a sentence for each that is amiss.
+
+    Only those that the suite cannot run without are told as amiss.
+    """
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines, broken = [_python(project["requires-python"])], []
+    if not lines[0].there:
+        broken.append(f"{lines[0].found} is here, but {lines[0].so}")
+    groups = {"": project["dependencies"], **project["optional-dependencies"]}
+    for extra, wanted in groups.items():
+        for requirement in map(Requirement, wanted):
+            if requirement.marker is not None and not requirement.marker.evaluate():
+                continue
+            line = _package(requirement, extra)
+            lines.append(line)
+            if not line.there and not extra:
+                broken.append(f"{requirement} is needed, but {line.found}: pip install -e . "
+                              f"-c constraints.txt")
+    return tuple(lines), tuple(broken)
+
+
+def _python(wanted: str) -> Line:
+    found = ".".join(map(str, sys.version_info[:3]))
+    fits = Requirement(f"python{wanted}").specifier.contains(found, prereleases=True)
+    return Line("python", fits, f"python {found}", f"python {wanted} is needed")
+
+
+def _package(requirement: Requirement, extra: str) -> Line:
+    version = tiers.version_of(requirement.name)
+    fits = version is not None and requirement.specifier.contains(version, prereleases=True)
+    so = f"{requirement.specifier} is needed" if not extra else \
+        f"{requirement.specifier or 'any'}, for {OPTIONAL.get(extra, extra)}"
+    return Line(requirement.name, fits, version or "not installed", so)
+
+
+def _importable(name: str) -> str | None:
+    """Return why a package cannot be imported, or None; a broken build raises what it likes."""
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    return None
+
+
+def _machine(torch_broken: str | None) -> Iterator[Line]:
+    yield Line("processor", True, f"{os.cpu_count()} threads", "rowtwin gate --device cpu")
+    why = tiers.cuda_missing() or torch_broken
+    if why is None:
+        import torch
+        for number in range(torch.cuda.device_count()):
+            about = torch.cuda.get_device_properties(number)
+            yield Line(f"GPU {number}", True, f"{about.name}, sm_{about.major}{about.minor}, "
+                       f"{about.total_memory / 2**30:.0f} GiB", "rowtwin gate --device cuda")
+        why = None if torch.cuda.device_count() else "torch finds no usable CUDA device"
+    if why is not None:
+        yield Line("GPU", False, why, "device proof comes from receipts alone")
+
+
+def _tools(nvrtc: Callable[[], str | None]) -> Iterator[Line]:
+    version = tiers.version_of("triton")
+    yield Line("Triton", version is not None, version or "not installed",
+               "its interpreter runs kernels here; its compiler needs a GPU to run what it makes")
+    why = nvrtc()
+    yield Line("NVRTC", why is None, why or "loaded", "compiles CUDA C++ for sm_90 without a GPU")
+    for what, names, so in (
+            ("nvcc", ("nvcc",), "builds a candidate in CUDA C++ (docs/examples/cuda_rows.py)"),
+            ("C++ compiler", ("c++", "g++", "clang++"), "builds it beside nvcc"),
+            ("ncu", ("ncu",), "counts on a GPU how often weights are read"),
+            ("browser", tiers.BROWSERS, "tests open the report in it")):
+        path = next(filter(None, map(shutil.which, names)), None)
+        yield Line(what, path is not None, path or f"no {' or '.join(names)} on the PATH", so)
+
+
+def _phases(contracts: Mapping[str, Contract],
+            proofs: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    for phase, contract in contracts.items():
+        counts = Counter(case.tier for case in contract.expand() if case.quick)
+        yield (phase, *(str(counts[tier] or "-") for tier in tiers.TIERS),
+               proofs.get(phase, "no device case"))
+
+
+def _provable(tools: Mapping[str, Line], torch: str | None,
+              proofs: Mapping[str, str]) -> Iterator[Line]:
+    """Yield every kind of proof, whether it can be had here, and the command for it."""
+    gpu = torch or tiers.cuda_missing()
+    yield _proof("each row's bits on the CPU", torch, "rowtwin gate --device cpu")
+    yield _proof("the Triton kernels' text, op by op, under the interpreter",
+                 torch or tiers.interpret_missing(), "rowtwin gate --device interpret")
+    yield _proof("that the suite catches wrong versions", torch, "rowtwin mutants")
+    yield _proof("the kernels' machine code", gpu, "rowtwin gate --device cuda")
+    yield _proof("the same, kept for machines without a GPU", gpu, "rowtwin receipt")
+    old = [phase for phase, proof in proofs.items() if proof != "fresh"]
+    yield _proof("that a device has shown this very code to pass",
+                 f"no fresh receipt of {', '.join(old)}" if old else None,
+                 "rowtwin gate --require-device")
+    yield _proof("how often a device reads weights", gpu or _missing(tools["ncu"]),
+                 "rowtwin gate --phase 3 --device cuda")
+    yield _proof("times beside the memory floor", gpu, "rowtwin bench gemv")
+    yield _proof("a candidate in CUDA C++", gpu or _missing(tools["nvcc"])
+                 or _missing(tools["C++ compiler"]),
+                 "rowtwin gate --phase 3 --device cuda --candidate file:docs/examples/cuda_rows.py")
+    yield _proof("that kernels compile for sm_90 without contraction or spills",
+                 torch or _missing(tools["Triton"]) or _missing(tools["NVRTC"]),
+                 "pytest engine phases -k compile")
+    yield _proof("that the oracle is Qwen3.5, by transformers",
+                 torch or _installed("transformers"), "rowtwin golden check")
+    yield _proof("that the report shows in a browser", _missing(tools["browser"]),
+                 "pytest reports/test_browser.py")
+
+
+def _installed(package: str) -> str | None:
+    return None if tiers.version_of(package) else f"{package} is not installed"
+
+
+def _missing(line: Line) -> str | None:
+    return None if line.there else line.found
+
+
+def _proof(what: str, missing: str | None, command: str) -> Line:
+    return Line(what, missing is None, missing or "", command)

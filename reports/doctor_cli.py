@@ -1,0 +1,76 @@
+"""The command `rowtwin doctor`."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from reports.doctor import Findings, Line
+
+TOLD = ("python", "torch", "triton", "numpy", "transformers")
+"""Packages that are told by version; of the others only those that are amiss."""
+
+app = typer.Typer(add_completion=False)
+
+
+@app.callback()
+def _root() -> None:
+    """Look at this machine."""
+
+
+@app.command(epilog="Example: rowtwin doctor --json")
+def doctor(
+    ctx: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+) -> None:
+    """Say what can and cannot be proven on this machine, and by which command.
+
+    Nothing is judged. Exits 0 when the suite can run here, 2 when something it needs is missing.
+    """
+    from dataclasses import asdict
+
+    from falsifiers.session import ROOT, contracts_of
+    from reports.doctor import examine
+    found = examine(ROOT, contracts_of(), ctx.meta["nvrtc_missing"])
+    if as_json:
+        print(json.dumps(asdict(found), indent=2))
+    else:
+        tell(found)
+    raise typer.Exit(2 if found.broken else 0)
+
+
+def tell(found: Findings) -> None:
+    """Print what was found, what can be proven first."""
+    from falsifiers import tiers
+    from falsifiers.table import show
+    show(("what", "here", "command", "why not"), [
+        (line.what, _word(line), line.so, line.found) for line in found.provable],
+        "What can be proven here")
+    print()
+    show(("phase", *tiers.TIERS, "device proof"), found.phases, "Quick cases by tier")
+    print()
+    _lines("Machine", found.machine, "used by")
+    _lines("Compilers and tools", found.tools, "what for")
+    _lines("Packages", [line for line in found.packages if line.what in TOLD or not line.there],
+           "needed")
+    for sentence in found.broken:
+        print(sentence)
+    away = sum(not line.there for line in found.provable)
+    print(f"{len(found.provable) - away} of {len(found.provable)} kinds of proof can be had here; "
+          + ("start with: rowtwin gate" if not found.broken else "mend the above first"))
+
+
+def _lines(title: str, lines: Iterable[Line], so: str) -> None:
+    from falsifiers.table import show
+    show(("what", "here", "found", so), [
+        (line.what, _word(line), line.found, line.so) for line in lines], title)
+    print()
+
+
+def _word(line: Line) -> str:
+    return "yes" if line.there else "no"

@@ -1,0 +1,45 @@
+"""The published schemas of a report's files; `python -m reports.schemas` writes them anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from falsifiers.matrix import Matrix
+from falsifiers.verdict import Verdict
+from reports.record import RunRecord
+
+FOLDER = Path(__file__).parent / "schema"
+RECORDS: dict[str, type[BaseModel]] = {
+    "verdict.schema.json": Verdict, "run.schema.json": RunRecord, "mutants.schema.json": Matrix}
+"""By file: one line of verdicts.jsonl, run.json, mutants.json."""
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+RULES: tuple[dict[str, Any], ...] = (
+    {"if": {"properties": {"outcome": {"const": "failed"}}},
+     "then": {"properties": {"finding": {"type": "object"}}},
+     "else": {"properties": {"finding": {"type": "null"}}}},
+    {"if": {"properties": {"outcome": {"const": "passed"}}},
+     "then": {"properties": {"compared": {"minimum": 1}}}},
+    {"if": {"properties": {"outcome": {"enum": ["declined", "unmeasurable", "error"]}}},
+     "then": {"properties": {"reason": {"type": "string", "minLength": 1}}}})
+"""What a verdict cannot say of itself, as the record's own check has it."""
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    """Return the JSON schema of a report's file."""
+    record = RECORDS[name]
+    made = {"$schema": DRAFT, **record.model_json_schema(mode="serialization")}
+    return {**made, "allOf": list(RULES)} if record is Verdict else made
+
+
+def text_of(name: str) -> str:
+    """Return a schema as its file holds it."""
+    return json.dumps(schema_of(name), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    for name in RECORDS:
+        (FOLDER / name).write_text(text_of(name), encoding="utf-8")

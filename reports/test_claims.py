@@ -1,0 +1,155 @@
+"""Claims against tests: nothing is said to be shown that was not, on this very code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rowtwin
+from contracts.schema import Case
+from falsifiers import receipts, session
+from falsifiers.receipts import Receipt
+from reports import claims, files, made_up
+from reports.claims import Claim, Proof
+from reports.render import page
+
+CONTRACTS = {"p1": made_up.contract()}
+CASES = list(CONTRACTS["p1"].expand())
+
+
+def claim(outcomes: dict[int, tuple[str, bool]]) -> Claim:
+    """Return the claim of `nano` at m 1, 2 and 3, when its cases ended so, on this code or not."""
+    proofs = {CASES[n].id: Proof(outcome, fresh, "a run") for n, (outcome, fresh) in
+              outcomes.items()}
+    line = claims.table(CONTRACTS, proofs)[0]
+    assert (line.phase, line.mode, line.type) == ("p1", "", "nano")
+    return line.claims["cpu"]
+
+
+@pytest.mark.parametrize(("outcomes", "told"), [
+    ({}, "not shown, 0 of 3, m 1-3"),
+    ({0: ("passed", True), 1: ("passed", True), 2: ("passed", True)}, "shown, 3 of 3, m 1-3"),
+    ({0: ("passed", True)}, "in part, 1 of 3, m 1; not m 2, 3"),
+    ({0: ("passed", False), 1: ("failed", False)}, "stale, 1 of 3, m 1-3"),
+    ({0: ("passed", True), 1: ("failed", True), 2: ("error", True)},
+     "broken, 2 of 3, m 1; not m 2, 3"),
+    ({0: ("declined", True), 1: ("unmeasurable", True)}, "not shown, 0 of 3, m 1-3")])
+def test_claim_is_told_by_what_was_shown(outcomes: dict[int, tuple[str, bool]], told: str) -> None:
+    assert claim(outcomes).told == told
+
+
+def test_older_code_is_named_beside_what_it_showed() -> None:
+    assert claim({0: ("passed", False)}).by == ("a run, of older code",)
+
+
+def receipt(tmp_path: Path, outcome: str, digest: str) -> None:
+    folder = tmp_path / receipts.FOLDER / "a-device"
+    folder.mkdir(parents=True)
+    (folder / "p1.json").write_text(Receipt(
+        phase="p1", device="A device", measured="2026-01-30", versions={}, digest=digest,
+        verdicts=(made_up.verdict(CASES[0], outcome),)).model_dump_json())
+
+
+@pytest.mark.parametrize(("here", "kept", "digest", "told"), [
+    ("passed", "failed", "now", ("failed", True)), ("failed", "passed", "now", ("failed", True)),
+    ("passed", "failed", "old", ("passed", True)), ("failed", "passed", "old", ("failed", True)),
+    ("declined", "passed", "now", ("passed", True)),
+    ("unmeasurable", "passed", "old", ("passed", False))])
+def test_red_on_this_code_outweighs_every_pass_and_every_older_word(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, kept: str, digest: str,
+        told: tuple[str, bool]) -> None:
+    monkeypatch.setattr(receipts, "digest_of", lambda contract, root: "now")
+    receipt(tmp_path, kept, digest)
+    proof = claims.known(CONTRACTS, [made_up.verdict(CASES[0], here)], tmp_path)[CASES[0].id]
+    assert (proof.outcome, proof.fresh) == told
+
+
+def test_candidate_borrows_no_receipt(tmp_path: Path) -> None:
+    receipt(tmp_path, "passed", "now")
+    assert claims.known(CONTRACTS, [], tmp_path, tree=False) == {}
+
+
+@pytest.mark.parametrize(("given", "widths", "kind", "mode"), [
+    ({"m": [1, 16], "kind": "Q4_K", "arithmetic": "ordered"}, [1, 16], "Q4_K", "ordered"),
+    ({"c": 4, "kind": "eos", "model": "nano"}, [4], "nano", ""),
+    ({"m": True, "width": 8, "kernel": "fast", "op": "conv_step"}, [8], "", "conv_step fast"),
+    ({}, [], "", "")])
+def test_case_says_what_it_claims(given: dict[str, Any], widths: list[int], kind: str,
+                                  mode: str) -> None:
+    case = Case(phase="p1", falsifier="f", tier="cpu", name="n", given=given, quick=True,
+                must_claim=True)
+    assert (list(claims.widths_of(case)), claims.type_of(case), claims.mode_of(case)) == (
+        widths, kind, mode)
+
+
+@pytest.mark.parametrize(("numbers", "told"), [
+    ([], ""), ([3], "3"), ([2, 1], "1, 2"), ([1, 2, 3, 5, 5, 8, 9], "1-3, 5, 8, 9")])
+def test_runs_are_drawn_together(numbers: list[int], told: str) -> None:
+    assert claims.spans(numbers) == told
+
+
+def test_digest_of_the_code_sees_a_source_and_no_receipt(tmp_path: Path) -> None:
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "a.py").write_text("x = 1\n")
+    before = claims.code_of(tmp_path)
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports" / "a.py").write_text("")
+    assert claims.code_of(tmp_path) == before
+    (tmp_path / "engine" / "b.cu").write_text("")
+    assert claims.code_of(tmp_path) != before
+
+
+def test_page_tells_every_claim() -> None:
+    lines = claims.table(CONTRACTS, {CASES[0].id: Proof("passed", True, "this run")})
+    text = page(made_up.evidence(claims=lines))
+    assert "<b>cpu</b> 1 of 7 shown." in " ".join(text.split())
+    assert "not shown: 2, 3" in text
+
+
+Told = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
+    monkeypatch.setattr(session, "contracts_of", lambda: CONTRACTS)
+    monkeypatch.setattr(claims, "code_of", lambda root: "code")
+    monkeypatch.setattr(files, "page", lambda evidence: "")
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rowtwin", "claims", *words])
+        with pytest.raises(SystemExit) as end:
+            rowtwin.main()
+        return (int(end.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+@pytest.mark.parametrize(("evidence", "code", "words"), [
+    (made_up.evidence(code="code", subject="in-tree"), 0, "shown, 3 of 3, m 1-3"),
+    (made_up.evidence(code="other", subject="in-tree"), 2, "stale, 3 of 3, m 1-3"),
+    (made_up.evidence(made_up.MIXED, code="code", subject="in-tree"), 1, "broken, 3 of 3, m 1-3")])
+def test_command_takes_a_report_at_its_word_about_its_own_code(
+        told: Told, tmp_path: Path, evidence: Any, code: int, words: str) -> None:
+    files.write(tmp_path, evidence)
+    got, out, _ = told("--report", str(tmp_path))
+    assert got == code
+    assert words in out
+
+
+def test_command_says_how_to_show_more(told: Told) -> None:
+    code, out, _ = told()
+    assert (code, "cpu: 0 of 7 cases are shown" in out) == (2, True)
+    assert "rowtwin report --thorough" in out
+    assert len(json.loads(told("--json", "--open")[1])) == 3
+
+
+def test_report_of_a_candidate_is_refused(told: Told, tmp_path: Path) -> None:
+    files.write(tmp_path, made_up.evidence(subject="file:mine.py"))
+    code, out, err = told("--report", str(tmp_path))
+    assert (code, out) == (2, "")
+    assert err.startswith(f"rowtwin: {tmp_path}: is about file:mine.py, which is not")

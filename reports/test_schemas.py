@@ -1,0 +1,87 @@
+"""A report's files hold to the schemas that are published beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xmlschema
+from jsonschema import Draft202012Validator
+
+from falsifiers.verdict import Verdict
+from reports import files, made_up, schemas
+from reports.evidence import Evidence
+
+PAGES = {"green": made_up.evidence(), "red": made_up.red(), "hostile": made_up.red(made_up.HOSTILE),
+         "empty": made_up.empty()}
+
+
+@pytest.fixture(autouse=True)
+def _no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw no page: it takes longer than all else, and has no schema."""
+    monkeypatch.setattr(files, "page", lambda evidence: "")
+
+
+@pytest.fixture(params=PAGES)
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    evidence: Evidence = PAGES[request.param]
+    files.write(tmp_path, evidence)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", schemas.RECORDS)
+def test_published_schema_is_the_record_s(name: str) -> None:
+    held = json.loads((schemas.FOLDER / name).read_text())
+    assert held == schemas.schema_of(name), "python -m reports.schemas writes them anew"
+    Draft202012Validator.check_schema(held)
+
+
+def strict(text: str) -> Any:
+    """Parse JSON as the standard has it, in which there is no NaN."""
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_every_file_validates_against_the_schema_beside_it(folder: Path) -> None:
+    held = {name: strict((folder / name).read_text()) for name in schemas.RECORDS}
+    for line in (folder / "verdicts.jsonl").read_text().splitlines():
+        Draft202012Validator(held["verdict.schema.json"]).validate(strict(line))
+    for name in ("run", "mutants"):
+        Draft202012Validator(held[f"{name}.schema.json"]).validate(
+            strict((folder / f"{name}.json").read_text()))
+    xmlschema.XMLSchema(schemas.FOLDER / "junit.xsd").validate(folder / "junit.xml")
+
+
+def line(outcome: str = "passed") -> dict[str, Any]:
+    case = next(made_up.contract().expand())
+    told: dict[str, Any] = json.loads(made_up.verdict(case, outcome).model_dump_json())
+    return told
+
+
+@pytest.mark.parametrize(("outcome", "change"), [
+    ("passed", {"compared": 0}), ("passed", {"finding": {}}), ("passed", {"outcome": "skipped"}),
+    ("failed", {"finding": None}), ("failed", {"outcome": "passed"}), ("error", {"reason": None}),
+    ("declined", {"reason": ""}), ("passed", {"unknown": 1}), ("passed", {"tier": "tpu"}),
+    ("passed", {"seconds": "1"})])
+def test_schema_refuses_what_the_record_refuses(outcome: str, change: dict[str, Any]) -> None:
+    schema = Draft202012Validator(schemas.schema_of("verdict.schema.json"))
+    assert schema.is_valid(line(outcome))
+    assert not schema.is_valid({**line(outcome), **change})
+    with pytest.raises(ValueError, match="validation error"):
+        Verdict.model_validate_json(json.dumps({**line(outcome), **change}), strict=True)
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    ('failures="1"', 'failures="many"'), ("failure", "fault"), ('name="p1"', 'name="p9"'),
+    (' message="', ' sentence="')])
+def test_junit_schema_can_fail(tmp_path: Path, old: str, new: str) -> None:
+    files.write(tmp_path, made_up.evidence(("failed",) + ("passed",) * 6))
+    text = (tmp_path / "junit.xml").read_text()
+    assert old in text
+    schema = xmlschema.XMLSchema(schemas.FOLDER / "junit.xsd")
+    assert schema.is_valid(text)
+    assert not schema.is_valid(text.replace(old, new))
