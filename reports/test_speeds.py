@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 from contracts.schema import load_all
 from falsifiers.figures import load_products, load_steps
 from falsifiers.meta.made_up_figures import products, step, steps
-from falsifiers.receipts import FOLDER, digest_of
+from falsifiers.receipts import FOLDER, digest_of, load_receipts
 from falsifiers.session import ROOT
+from falsifiers.witness.cli import verdict
 from reports import made_up, peer, speed_plots, speeds
 from reports.evidence import Evidence, Kept
 from reports.outline import Outline
@@ -110,3 +112,39 @@ def test_readme_quotes_the_products_that_are_kept() -> None:
     assert [row for row in text.splitlines() if row.partition(" | ")[0][2:] in README] == due
     assert f"at the {kept.bandwidth_tb_s:.2f} TB/s" in text
     assert f"({kept.quantize_m8_us:.1f} us" in text
+
+
+def test_readme_quotes_the_steps_that_are_kept() -> None:
+    kept = load_steps(ROOT)[0]
+    steps = {(f.m, f.context): f for f in kept.figures}
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for m, other in peer.MILLISECONDS.items():
+        near, far = steps[m, 128], steps[m, 4096]
+        assert (f"| {m} | {near.floor:.2f} | {near.milliseconds:.2f} | {other} | {far.floor:.2f} | "
+                f"{far.milliseconds:.2f} |") in text.splitlines()
+    prompt = kept.prefill[0]
+    assert f"({prompt.tokens / prompt.seconds:,.0f} tokens/s)" in text
+
+
+def test_readme_counts_the_device_cases_that_are_kept() -> None:
+    kept = {phase: load_receipts(phase, ROOT)[0]
+            for phase in ("engine", "p3", "p4", "p5", "p6", "p8")}
+    passed = {phase: sum(v.outcome == "passed" for v in one.verdicts)
+              for phase, one in kept.items()}
+    told = ", ".join(f"{phase if phase == 'engine' else phase.upper()} {count}"
+                     for phase, count in passed.items())
+    dead = sum(len(one.mutants) for one in kept.values())
+    assert all(row.killed_by for one in kept.values() for row in one.mutants)
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"{sum(passed.values())} device cases ({told})" in text
+    assert f"the {dead} mutants that only a device can show died" in text
+
+
+def test_the_witness_that_is_kept_is_admitted_and_quoted() -> None:
+    path = ROOT / FOLDER / "nvidia-h200/witness-p8.json"
+    assert verdict(path, "4b-shape")[0] == "ADMISSIBLE"
+    bands = json.loads(path.read_text())["bands"]
+    rates = [f"{band['decode_tok_s']:.0f}" for band in bands]
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert [band["m_formed"] for band in bands] == [1, 4, 8, 16]
+    assert f"at {', '.join(rates[:-1])} and {rates[-1]} tokens/s a request" in text
