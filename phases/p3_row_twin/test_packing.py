@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from math import ceil
 
 import pytest
 import torch
 
 from engine.blocks import TYPES
-from phases.p3_row_twin.kernel_exact_mma import plan_for, slices_of
+from phases.p3_row_twin.kernel_exact_mma import plan_for, shares, slices_of
 from phases.p3_row_twin.packing import CODE, pack, tile_bytes, unpack
 
 
@@ -49,3 +50,21 @@ def test_a_plan_fits_a_multiprocessor(tiles: int, groups: int, m: int) -> None:
     assert plan.shared <= 232_448
     assert plan.teams * plan.warps * 32 <= 1024
     assert re.fullmatch(r"(-D[A-Z_]+=\d+ ?)+", " ".join(plan.options(["Q4_K", "Q6_K"])))
+
+
+@pytest.mark.parametrize("teams", [1, 2])
+@pytest.mark.parametrize("tiles", [(1,), (512, 256, 4), (576, 64), (4, 4, 4), (15520,), (1, 900)])
+def test_parts_of_a_launch_share_its_blocks_by_what_they_have_to_do(
+        tiles: tuple[int, ...], teams: int) -> None:
+    room = 132
+    blocks = shares(tiles, (2880,) * len(tiles), teams, room)
+    rounds = [ceil(t / (b * teams)) for t, b in zip(tiles, blocks, strict=True)]
+    assert min(blocks) >= 1
+    assert sum(blocks) <= room
+    assert all(b <= ceil(t / teams) for t, b in zip(tiles, blocks, strict=True))
+    assert max(rounds) <= ceil(sum(tiles) / (room * teams)) + 1
+
+
+def test_costly_tiles_get_more_blocks() -> None:
+    cheap, costly = shares((300, 300), (1000, 3000), 1, 100)
+    assert costly > 2 * cheap
