@@ -206,11 +206,8 @@ def bisected(model: str, phase: str, candidate: str | None, against: str, device
     subject = assemble(name, None, candidate)
     if candidate is not None:
         _need_ops(subject.candidate, candidate)
-        if subject.candidate.op("gemv_rows"):  # P3's op, which later paths call as `project`
-            offered = importlib.import_module("phases.offered")
-            subject = replace(subject, path=offered.with_product(subject.path, subject.candidate))
-        else:
-            subject.candidate.must_offer(contract_of(name).ops)
+        into = importlib.import_module("phases.offered").into
+        subject = replace(subject, path=into(subject, contract_of(name).ops))
     own = candidate is not None and not subject.candidate.bitwise
     if against == "auto":
         against = "alone" if own else "oracle"
@@ -264,12 +261,7 @@ def golden_makers() -> Makers:
 
 def nvrtc_missing() -> str | None:
     """Return why NVRTC cannot be used here, or None when it can."""
-    from engine.kernels import nvrtc
-    try:
-        nvrtc.library()
-    except (nvrtc.CudaError, OSError) as error:
-        return str(error)
-    return None
+    return cast("str | None", importlib.import_module("engine.toolchain").nvrtc_missing())
 
 
 def page(of: str, given: Any) -> str:
@@ -285,17 +277,11 @@ app = typer.Typer(cls=group_of(COMMANDS), add_completion=False, no_args_is_help=
 def root(ctx: typer.Context) -> None:
     """Does row i of a batch get exactly what it would have got alone?"""
     ctx.obj = bank
-    ctx.meta["open_model"] = open_model
-    ctx.meta["assemble"] = assemble
-    ctx.meta["bisected"] = bisected
-    ctx.meta["golden"] = golden_makers
-    ctx.meta["path_of"] = path_of
-    ctx.meta["figures"] = measures
-    ctx.meta["sample_weights"] = sample_weights
-    ctx.meta["nvrtc_missing"] = nvrtc_missing
-    ctx.meta["trace_map"] = partial(page, "trace_map")
-    ctx.meta["vectors"] = vectors_of
-    ctx.meta["witness_page"] = partial(page, "witness_page")
+    ctx.meta.update(
+        open_model=open_model, assemble=assemble, bisected=bisected, golden=golden_makers,
+        path_of=path_of, figures=measures, sample_weights=sample_weights, vectors=vectors_of,
+        nvrtc_missing=nvrtc_missing, trace_map=partial(page, "trace_map"),
+        witness_page=partial(page, "witness_page"))
 
 
 def _mistakes() -> tuple[type[Exception], ...]:

@@ -138,10 +138,11 @@ def _print_matrix(matrix: Matrix) -> None:
 
 
 def _row_line(row: Row, matrix: Matrix) -> str:
+    from falsifiers.table import tinted
     name = f"{row.phase}/{row.name}"
     word = "not run" if name in matrix.not_run else \
         "SURVIVED" if name in matrix.survivors else f"died at {row.rung}"
     by = ", ".join(f"{'' if killer in row.killed_by else 'not '}by {killer}"
                    for killer in row.expected)
     receipt = " (from a receipt)" if row.from_receipt else ""
-    return f"{name:<40} {word:<15} {by}{receipt}\n    {row.fault}"
+    return f"{name:<40} {tinted(f'{word:<15}')} {by}{receipt}\n    {row.fault}"

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
+ANSI = {"green": 32, "red": 31, "yellow": 33}
 COLOURS = {"PASS": "green", "yes": "green", "fresh": "green", "FAIL": "red", "SURVIVED": "red",
            "no": "yellow", "stale": "yellow", "UNMEASURABLE": "yellow", "BLOCKED": "yellow"}
 """By a cell's first word; a colour only repeats what the word says."""
+
+
+def tinted(text: str) -> str:
+    """Return text in the colour of its first word, where a person will see it; else as it is."""
+    colour = ANSI.get(COLOURS.get(text.strip().split(" ")[0], ""))
+    if colour is None or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    return f"\x1b[{colour}m{text}\x1b[0m"
 
 
 def show(head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +10,23 @@ from torch import Tensor
 
 from engine.path import Path
 from falsifiers.errors import SuiteError
+from falsifiers.subject import Subject
 from phases.p3_row_twin.increment import WIDEST
 
 ALONE = ("p1", "p3")
 """Phases whose step projects one row at a time, so that no product meets a batch."""
+
+
+def into(subject: Subject, ops: Sequence[str]) -> Path:
+    """Return a subject's path with its candidate's product in it, where it offers one.
+
+    Its other ops stand there already; raises `SuiteError` when it has none of `ops`.
+    """
+    path: Path = subject.path
+    if subject.candidate.op("gemv_rows"):  # P3's op, which later paths call as `project`
+        return with_product(path, subject.candidate)
+    subject.candidate.must_offer(ops)
+    return path
 
 
 def with_product(path: Path, candidate: Any) -> Path:

@@ -44,6 +44,8 @@ class Claim:
     """Cases that passed on this very code."""
     red: int
     """Cases that failed on it, or ended in an error."""
+    declined: int
+    """Cases that a candidate declined."""
     stale: int
     """Cases of which only an older code was shown."""
     unseen: tuple[int, ...]
@@ -57,6 +59,8 @@ class Claim:
             return "broken"
         if self.shown == self.cases:
             return "shown"
+        if self.declined == self.cases:
+            return "declined"
         return "in part" if self.shown else "stale" if self.stale else "not shown"
 
     @property
@@ -69,7 +73,7 @@ class Claim:
     @property
     def count(self) -> int:
         """How many cases the word is about."""
-        return self.red or self.shown or self.stale
+        return self.red or self.shown or self.stale or self.declined * (self.word == "declined")
 
     @property
     def seen(self) -> str:
@@ -158,8 +162,9 @@ def _claim(device: Tier, cases: Iterable[Case], proofs: Mapping[str, Proof]) -> 
             seen |= mine
         else:
             counts["red"] += proof.outcome in RED
+            counts["declined"] += proof.outcome == "declined"
     return Claim(device, tuple(sorted(widths)), counts["all"], counts["shown"], counts["red"],
-                 counts["stale"], tuple(sorted(widths - seen)), tuple(by))
+                 counts["declined"], counts["stale"], tuple(sorted(widths - seen)), tuple(by))
 
 
 def mode_of(case: Case) -> str:

@@ -38,7 +38,8 @@ def claim(outcomes: dict[int, tuple[str, bool]]) -> Claim:
     ({0: ("passed", False), 1: ("failed", False)}, "stale, 1 of 3, m 1-3"),
     ({0: ("passed", True), 1: ("failed", True), 2: ("error", True)},
      "broken, 2 of 3, m 1; not m 2, 3"),
-    ({0: ("declined", True), 1: ("unmeasurable", True)}, "not shown, 0 of 3, m 1-3")])
+    ({0: ("declined", True), 1: ("unmeasurable", True)}, "not shown, 0 of 3, m 1-3"),
+    (dict.fromkeys(range(3), ("declined", True)), "declined, 3 of 3, m 1-3")])
 def test_claim_is_told_by_what_was_shown(outcomes: dict[int, tuple[str, bool]], told: str) -> None:
     assert claim(outcomes).told == told
 

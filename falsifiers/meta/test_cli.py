@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import typer
 
 import rowtwin
 from contracts.schema import ContractError
@@ -20,6 +23,7 @@ from falsifiers.gate import judge_phase
 from falsifiers.lazy import READER_GONE
 from falsifiers.meta.lies import FINDING, verdict
 from falsifiers.session import Gated, Run, Wanted
+from falsifiers.table import show, tinted
 
 LOADED = """\
 import sys
@@ -163,3 +167,42 @@ def test_bad_usage_names_what_is_bad(main: Main, argv: list[str], sentence: str)
 
 def test_unknown_command_is_bad_usage(main: Main) -> None:
     assert main("gat")[0] == 2
+
+
+def commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every command that can be run, by what is typed for it."""
+    inside = getattr(command, "commands", {})
+    if not inside or getattr(command, "invoke_without_command", False):
+        yield name, command
+    for word, one in inside.items():
+        yield from commands(f"{name} {word}", one)
+
+
+@pytest.mark.parametrize("name", rowtwin.COMMANDS)
+def test_every_command_has_an_example_with_options_that_it_knows(name: str) -> None:
+    app = importlib.import_module(rowtwin.COMMANDS[name][0]).app
+    for typed, command in commands(name, typer.main.get_group(app).commands[name]):
+        example = (command.epilog or "").removeprefix("Example: ").split("; ")[0]
+        assert example.startswith(f"rowtwin {typed.removesuffix(' take')}"), typed
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert set(re.findall(r"(?<= )--[a-z-]+", example)) <= known
+
+
+@pytest.mark.parametrize(("terminal", "no_color", "told"), [
+    (False, "", "FAIL  "), (True, "", "\x1b[31mFAIL  \x1b[0m"), (True, "1", "FAIL  ")])
+def test_colour_is_for_a_terminal_alone(monkeypatch: pytest.MonkeyPatch, terminal: bool,
+                                        no_color: str, told: str) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    assert tinted("FAIL  ") == told
+    assert tinted("other") == "other"
+
+
+def test_table_is_plain_columns_in_a_pipe_and_drawn_at_a_terminal(
+        capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [("p1", "PASS"), ("p10", "[bold]x")]
+    show(("phase", "word"), rows, "Title")
+    assert capsys.readouterr().out == "Title\nphase  word\np1     PASS\np10    [bold]x\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    show(("phase", "word"), rows, "Title")
+    assert "[bold]x" in capsys.readouterr().out  # a cell is never markup

@@ -1,0 +1,14 @@
+"""Whether what compiles CUDA C++ without a GPU is here."""
+
+from __future__ import annotations
+
+from engine.kernels import nvrtc
+
+
+def nvrtc_missing() -> str | None:
+    """Return why NVRTC cannot be used here, or None when it can."""
+    try:
+        nvrtc.library()
+    except (nvrtc.CudaError, OSError) as error:
+        return str(error)
+    return None
