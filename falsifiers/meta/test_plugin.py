@@ -44,6 +44,23 @@ def test_outcome_follows_from_what_a_case_did(pytester: Pytester, does: str, out
     assert ("NOT PROVEN" in out) == (code == 6)
 
 
+@pytest.mark.parametrize(("missing", "options", "ran", "told"), [
+    ("no browser here", (), 1, ("tests marked browser are left out: no browser here",
+                                "tests marked long are left out: --thorough runs them")),
+    (None, ("--thorough",), 3, ())])
+def test_tests_that_cannot_run_here_are_left_out_and_told(
+        pytester: Pytester, monkeypatch: pytest.MonkeyPatch, missing: str | None,
+        options: tuple[str, ...], ran: int, told: tuple[str, ...]) -> None:
+    monkeypatch.setattr("falsifiers.tiers.browser_missing", lambda: missing)
+    marks = "".join(f"@pytest.mark.{mark}\ndef test_{mark}():\n    pass\n\n"
+                    for mark in ("browser", "long"))
+    pytester.makepyfile(test_marks=f"import pytest\n\n{marks}def test_plain():\n    pass\n")
+    _, out, _ = run(pytester, "test_marks.py", *options, p1=[row("a")])
+    assert f"{ran} passed" in out
+    assert [line.removeprefix("rowtwin: ") for line in out.splitlines()
+            if "are left out" in line] == list(told)
+
+
 @pytest.mark.parametrize("does", ["decline", "cannot"])
 def test_case_that_need_not_be_claimed_may_be_declined(pytester: Pytester, does: str) -> None:
     code, out, _ = run(pytester, p1=[row("good"), row("odd", does, must_claim=False)])
