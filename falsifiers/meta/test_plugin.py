@@ -222,7 +222,7 @@ def test_unknown_candidate_names_the_known_ones(pytester: Pytester) -> None:
     checkout(pytester.path, p1=[row("a")])
     result = pytester.runpytest_inprocess("--candidate", "mine.py")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "give file:/abs/path.py or module:pkg.attr" in result.stderr.str()
+    assert "give file:/abs/path.py, module:pkg.attr" in result.stderr.str()
 
 
 def test_test_of_another_tier_is_left_out(pytester: Pytester) -> None:
