@@ -14,7 +14,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 
 from falsifiers.errors import SuiteError
-from falsifiers.operators import Change
+from falsifiers.operators import FUNCTIONS, Change
 
 
 def plant(change: Change, root: Path) -> None:
@@ -22,6 +22,8 @@ def plant(change: Change, root: Path) -> None:
     file = root / change.path
     tree = change.tree(file.read_text(encoding="utf-8"))
     if _is_value(tree, change.owner):
+        if change.owner in _read_at_load(tree):
+            raise SuiteError(f"{change.id}: it was read when the module was loaded")
         _set_value(tree, change.owner, file)
         return
     new = {(code.co_qualname, code.co_firstlineno): code
@@ -40,6 +42,18 @@ def plant(change: Change, root: Path) -> None:
 def _is_value(tree: ast.Module, owner: str) -> bool:
     return any(isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
                and node.targets[0].id == owner for node in tree.body)
+
+
+def _read_at_load(node: ast.AST) -> set[str]:
+    """Return the names that a module reads outside of functions' bodies, as a default say."""
+    if isinstance(node, ast.Name):
+        return {node.id} if isinstance(node.ctx, ast.Load) else set()
+    if isinstance(node, (*FUNCTIONS, ast.Lambda)):
+        inside: list[ast.AST] = [*node.args.defaults, *filter(None, node.args.kw_defaults),
+                                 *getattr(node, "decorator_list", [])]
+    else:
+        inside = list(ast.iter_child_nodes(node))
+    return set().union(*map(_read_at_load, inside))
 
 
 def _set_value(tree: ast.Module, owner: str, file: Path) -> None:

@@ -31,10 +31,17 @@ class Part:
 
     files: tuple[str, ...]
     tests: tuple[str, ...]
+    by_name: bool = False
+    """Whether it takes so long that it is tried only when it is named."""
 
     def changes(self, root: Path = ROOT) -> list[Change]:
         """Return every mutant of the part, in order."""
         return [change for file in self.files for change in changes(file, root)]
+
+
+def _ops(phase: str, *files: str) -> Part:
+    return Part(tuple(f"phases/{phase}/{file}.py" for file in files),
+                (f"phases/{phase}/test_falsifier.py",), by_name=True)
 
 
 _P0, _P7, _META = "phases/p0_scheduler", "phases/p7_prefix_reuse", "falsifiers/meta"
@@ -46,10 +53,21 @@ PARTS = {
     "judge": Part(("falsifiers/judge.py", "falsifiers/nearties.py"),
                   (f"{_META}/test_judge.py", f"{_META}/test_nearties.py")),
     "prefixes": Part((f"{_P7}/radix.py", f"{_P7}/store.py"),
-                     (f"{_P7}/test_store.py", f"{_P7}/test_falsifier.py")),
+                     (f"{_P7}/test_store.py", *(
+                         f"{_P7}/test_falsifier.py::test_{name}" for name in (
+                             "store_equals_dull_store", "nothing_kept_is_shared_with_a_slot",
+                             "failures_cost_time_alone", "budget_is_kept")))),
     "scheduler": Part((f"{_P0}/scheduler.py", f"{_P0}/desk.py", f"{_P0}/job.py"),
-                      (f"{_P0}/test_scheduler.py", f"{_P0}/test_falsifier.py")),
+                          (f"{_P0}/test_scheduler.py", f"{_P0}/test_falsifier.py")),
+    "ops": Part(("engine/ops.py", "engine/rope.py"),
+                ("engine/test_ops.py", "engine/test_rope.py", "engine/test_falsifier.py"),
+                by_name=True),
+    "p1": _ops("p1_looped_step", "reference", "increment"),
+    "p4": _ops("p4_batched_matmul", "reference", "increment"),
+    "p5": _ops("p5_batched_gdn", "reference", "increment"),
+    "p6": _ops("p6_batched_attention", "reference", "increment"),
 }
+"""The suite's own logic, then ops and increments before the quick cases of their phase."""
 
 
 class Triaged(BaseModel):

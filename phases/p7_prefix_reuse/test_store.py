@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine import testmodels
 from engine.errors import InputError
 from engine.path import reference
 from phases.p2_engine_serve.increment import Limits, Request, Row
 from phases.p7_prefix_reuse.increment import BUDGET, PrefixEngine, stack
-from phases.p7_prefix_reuse.radix import Tree
+from phases.p7_prefix_reuse.radix import Node, Tokens, Tree
 from phases.p7_prefix_reuse.reuse import Reuse
 from phases.p7_prefix_reuse.store import Store
 
@@ -36,6 +40,40 @@ def test_tree_meets_in_the_middle_of_a_run() -> None:
     assert tree.meet((1, 2)) == (2, "a")
     assert tree.meet((7,)) == (0, "a")
     assert list(tree.along((1, 2, 3))) == []
+
+
+RUNS = st.lists(st.integers(0, 1), max_size=5).map(tuple)
+
+
+@given(st.lists(st.tuples(st.booleans(), RUNS), max_size=12), RUNS)
+def test_tree_answers_as_a_table_does(history: list[tuple[bool, Tokens]], asked: Tokens) -> None:
+    tree: Tree[str] = Tree()
+    held: dict[Tokens, Node[str]] = {}
+    for puts, tokens in history:
+        if puts:
+            held[tokens] = tree.put(tokens, f"held for {tokens}")
+        elif tokens in held:
+            tree.drop(held.pop(tokens))
+        assert [node.tokens for node in held.values()] == list(held)
+        assert all(node.held is not None or len(node.children) > 1 for node in below(tree.root))
+        assert tree.empty == (not held)
+    starts = [asked[:end] for end in range(len(asked) + 1)]
+    assert list(tree.along(asked)) == [f"held for {start}" for start in starts if start in held]
+    depth, found = tree.meet(asked)
+    assert depth == max((shared(asked, tokens) for tokens in held), default=0)
+    sharing = {f"held for {tokens}" for tokens in held if shared(asked, tokens) == depth}
+    assert found in (sharing or {None})
+
+
+def shared(a: Tokens, b: Tokens) -> int:
+    return max(n for n in range(min(len(a), len(b)) + 1) if a[:n] == b[:n])
+
+
+def below(node: Node[str]) -> Iterator[Node[str]]:
+    for first, child in node.children.items():
+        assert (child.parent, child.label[0]) == (node, first)
+        yield child
+        yield from below(child)
 
 
 @pytest.mark.parametrize(("budget", "block", "value"), [(-1, 64, "-1"), (1, 0, "0")])
