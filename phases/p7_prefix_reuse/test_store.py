@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from phases.p2_engine_serve.increment import Limits, Request, Row
 from phases.p7_prefix_reuse.increment import BUDGET, PrefixEngine, stack
 from phases.p7_prefix_reuse.radix import Node, Tokens, Tree
 from phases.p7_prefix_reuse.reuse import Reuse
-from phases.p7_prefix_reuse.store import Store
+from phases.p7_prefix_reuse.store import Meter, Store, recurrent_of
 
 
 def test_tree_parts_runs_and_joins_them_again() -> None:
@@ -80,6 +81,62 @@ def below(node: Node[str]) -> Iterator[Node[str]]:
 def test_store_refuses_numbers_that_cannot_work(budget: int, block: int, value: str) -> None:
     with pytest.raises(InputError, match=value):
         Store(budget, block)
+
+
+def test_meter_tells_what_is_held_and_was_done() -> None:
+    pool = testmodels.load("nano").new_pool(2, 16)
+    slot, other = pool.slot(0), pool.slot(1)
+    size = sum(x.nbytes for x in slot.named(4).values())
+    store = Store(2 * size, block=2)
+    assert store.meter == Meter(2 * size, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    assert store.restore("m", (1, 2, 3, 4, 5), slot) == 0
+    assert store.keep("m", (1, 2, 3, 4), slot)
+    assert store.restore("m", (1, 2, 3, 4, 5), other) == 4
+    assert store.restore("m", (1, 2, 3, 4), other) == 0
+    assert store.keep("m", (1, 2, 3, 4), slot)
+    assert store.keep("m", (5, 6, 7, 8), slot)
+    assert store.meter == Meter(2 * size, 2 * size, blocks=4, checkpoints=2, hits=1, misses=2,
+                                reused=4, kept=2, evictions=0, refused=0, failed=0)
+    assert store.keep("m", (9, 9, 9, 9), slot)
+    assert list(store.contents()) == [("m", (5, 6, 7, 8)), ("m", (9, 9, 9, 9))]
+    assert store.meter == Meter(2 * size, 2 * size, blocks=4, checkpoints=2, hits=1, misses=2,
+                                reused=4, kept=3, evictions=1, refused=0, failed=0)
+    store.clear()
+    assert store.meter == Meter(2 * size, 0, blocks=0, checkpoints=0, hits=1, misses=2, reused=4,
+                                kept=3, evictions=3, refused=0, failed=0)
+
+
+def test_store_takes_what_just_fits_and_refuses_a_byte_more() -> None:
+    slot = testmodels.load("nano").new_pool(1, 16).slot(0)
+    size = sum(x.nbytes for x in slot.named(4).values())
+    for budget, kept in ((size, True), (size - 1, False)):
+        store = Store(budget, block=1)
+        assert store.keep("m", (1, 2, 3, 4), slot) is kept
+        assert (store.meter.kept, store.meter.refused) == (kept, not kept)
+    with pytest.raises(InputError, match="before the first token"):
+        store.keep("m", (), slot)
+
+
+def test_copy_that_fails_is_counted_and_leaves_nothing_behind(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("no room")
+
+    slot = testmodels.load("nano").new_pool(1, 16).slot(0)
+    store = Store(1 << 30, block=1)
+    assert store.keep("m", (1, 2), slot)
+    before = store.meter
+    with monkeypatch.context() as broken:
+        broken.setattr(Store, "_copy_out", fail)
+        assert store.keep("m", (1, 2, 3), slot) is False  # it shares two blocks
+    assert store.meter == replace(before, failed=1)
+    for view in slot.named(2).values():
+        view.fill_(7.0)
+    with monkeypatch.context() as broken:
+        broken.setattr(Store, "_copy_in", fail)
+        assert store.restore("m", (1, 2, 3), slot) == 0
+    assert store.meter == replace(before, failed=2, bytes=0, blocks=0, checkpoints=0, evictions=1)
+    assert not any(view.any() for view in recurrent_of(slot).values())
 
 
 @pytest.mark.parametrize("stride", [0, -64, 63, 100])
