@@ -104,6 +104,7 @@ def test_meter_tells_what_is_held_and_was_done() -> None:
     store.clear()
     assert store.meter == Meter(2 * size, 0, blocks=0, checkpoints=0, hits=1, misses=2, reused=4,
                                 kept=3, evictions=3, refused=0, failed=0)
+    assert not store._trees, "an empty tree is left behind for every model there was"
 
 
 def test_store_takes_what_just_fits_and_refuses_a_byte_more() -> None:
@@ -118,7 +119,7 @@ def test_store_takes_what_just_fits_and_refuses_a_byte_more() -> None:
 
 
 def test_copy_that_fails_is_counted_and_leaves_nothing_behind(
-        monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def fail(*_: object) -> None:
         raise MemoryError("no room")
 
@@ -137,6 +138,8 @@ def test_copy_that_fails_is_counted_and_leaves_nothing_behind(
         assert store.restore("m", (1, 2, 3), slot) == 0
     assert store.meter == replace(before, failed=2, bytes=0, blocks=0, checkpoints=0, evictions=1)
     assert not any(view.any() for view in recurrent_of(slot).values())
+    assert caplog.messages == ["a checkpoint of 3 tokens was not kept: MemoryError: no room",
+                               "a checkpoint of 2 tokens was not restored: MemoryError: no room"]
 
 
 @pytest.mark.parametrize("stride", [0, -64, 63, 100])
