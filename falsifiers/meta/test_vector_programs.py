@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -164,6 +165,38 @@ def test_program_that_hangs_is_stopped_with_its_children_and_not_run_again(
     assert not _runs(child)
     assert broken(candidate, "products_are_true").sentence == found.sentence
     assert not (tmp_path / "child").exists()
+
+
+def test_program_that_ends_leaves_no_children_running(tmp_path: Path) -> None:
+    candidate = offered(tmp_path, f"sleep 600 & echo $! > {tmp_path}/child\nexit 3")
+    assert " exited 3 at the call " in broken(candidate, "rows_equal_alone").sentence
+    child = int((tmp_path / "child").read_text())
+    for _ in range(100):
+        if not _runs(child):
+            break
+        time.sleep(0.05)
+    assert not _runs(child)
+
+
+@pytest.mark.parametrize("error", [RecursionError, PermissionError])
+def test_folder_that_cannot_be_removed_is_no_verdict(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    whole = tempfile.TemporaryDirectory.cleanup
+
+    def cleanup(folder: tempfile.TemporaryDirectory[str]) -> None:
+        whole(folder)
+        raise error
+
+    monkeypatch.setattr(tempfile.TemporaryDirectory, "cleanup", cleanup)
+    assert " exited 3 at the call " in broken(offered(tmp_path, "exit 3"),
+                                              "rows_equal_alone").sentence
+
+
+@pytest.mark.parametrize("does", ["rm -f words; mkfifo words", "rm -rf *"])
+def test_program_that_spoils_its_folder_is_a_verdict_on_its_end(tmp_path: Path, does: str) -> None:
+    script = f'cd "$2/.."; {does}\nexit 1'
+    found = broken(offered(tmp_path, script), "rows_equal_alone")
+    assert " exited 1 at the call " in found.sentence
 
 
 def _runs(pid: int) -> bool:
