@@ -88,10 +88,14 @@ def run(app: typer.Typer, mistakes: Callable[[], tuple[type[Exception], ...]]) -
         _drop_output()
         sys.exit(READER_GONE)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno == errno.ENOSPC and error.filename is None:
+            _drop_output()
+            told = f"the output cannot be written: {error.strerror}"
+        elif isinstance(error.filename, str):  # too long a name, no rights, a disk that fails
+            told = f"{readable(error.filename)} cannot be used: {error.strerror}"
+        else:
             raise
-        _drop_output()
-        print(f"rowtwin: the output cannot be written: {error.strerror}", file=sys.stderr)
+        print(f"rowtwin: {told}", file=sys.stderr)
         sys.exit(2)
     except Exception as error:
         if not isinstance(error, mistakes()):
