@@ -133,6 +133,11 @@ def test_user_s_mistake_is_one_sentence(main: Main, gated: list[Any], mistake: E
     assert main("gate", "--phase", "1") == (2, "", "rowtwin: it is broken\n")
 
 
+def test_foreign_words_do_not_act_on_a_terminal(main: Main, gated: list[Any]) -> None:
+    gated.append(SuiteError("a\x1b[2J\u202eb\udcff"))
+    assert main("gate", "--phase", "1") == (2, "", "rowtwin: a\\x1b[2J\\u202eb\\xff\n")
+
+
 @pytest.mark.parametrize("argv", [
     ["vectors", "check"], ["vectors", "export", "--phase", "3"], ["trace", "nano", "--out"],
     ["bisect", "--trace", "x", "--trace"], ["gate", "--phase", "3", "--candidate"]])
