@@ -270,6 +270,8 @@ def test_directory_tells_which_phase_it_answers(tmp_path: Path) -> None:
     for phases in (("p4",), ("engine", "p3")):
         with pytest.raises(SuiteError, match=r"answers calls of p3 alone: give --phase 3 with it"):
             cases_of_vectors(context, f"vectors:{tmp_path}", Wanted(phases))
-    assert cases_of_vectors(context, f"vectors:{tmp_path}", Wanted(("p3",))) == \
-        rowtwin.vectors_of("3").cases
+    cases = cases_of_vectors(context, f"vectors:{tmp_path}", Wanted(("p3",)))
+    assert cases is not None
+    assert [one.id for one in cases] == [one.id for one in rowtwin.vectors_of("3").cases]
+    assert {one.repro for one in cases} == {"rowtwin gate --phase 3"}
     assert cases_of_vectors(context, None, Wanted(("p3",))) is None
