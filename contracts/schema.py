@@ -205,11 +205,11 @@ def _once(what: str, ids: list[str], key: str) -> None:
             raise _InconsistentError(f"{what} {one!r} stands twice", key, number)
 
 
-class _Loader(SafeLoader):
+class OnceLoader(SafeLoader):
     """A safe YAML loader that refuses a key that stands twice."""
 
 
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+def _mapping(loader: OnceLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
         key = loader.construct_object(key_node)
@@ -220,7 +220,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     return loader.construct_mapping(node, deep=True)
 
 
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+OnceLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 
 
 def _line_of(node: yaml.Node | None, path: tuple[int | str, ...]) -> int:
@@ -246,8 +246,8 @@ def load_contract(path: Path) -> Contract:
     """Load one contract file; raise `ContractError` naming file and line when it is broken."""
     try:
         text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=_Loader)
-        data = yaml.load(text, Loader=_Loader)
+        node = yaml.compose(text, Loader=OnceLoader)
+        data = yaml.load(text, Loader=OnceLoader)
     except OSError as error:
         raise ContractError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

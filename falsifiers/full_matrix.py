@@ -9,7 +9,11 @@ from pathlib import Path
 from falsifiers.errors import Declined, SuiteError, Unmeasurable
 from falsifiers.judge import Judge
 from falsifiers.mutants import Bank, attack
+from falsifiers.vectors.files import UnreadableError, content
 from falsifiers.verdict import Record
+
+LARGEST = 1 << 26
+"""Bytes that a kept matrix may have."""
 
 
 class Tried(Record):
@@ -100,8 +104,8 @@ def full(bank: Bank, tell: Callable[[str], None] = lambda what: None) -> Full:
 def read(path: Path) -> Full:
     """Read a matrix that was printed as JSON; raise `SuiteError` when a file holds none."""
     try:
-        return Full.model_validate_json(path.read_bytes())
-    except (OSError, ValueError) as error:
+        return Full.model_validate_json(content(path, LARGEST))
+    except (UnreadableError, ValueError) as error:
         raise SuiteError(f"{path}: holds no matrix of `rowtwin mutants --full --json`: "
                          f"{str(error).splitlines()[0]}") from None
 

@@ -75,6 +75,13 @@ def readable(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
+def told(text: str) -> str:
+    r"""Return a message as a terminal may have it: what it would act on stands as `\x1b`."""
+    return "".join(letter if letter.isprintable() or letter == "\n"
+                   else letter.encode("unicode_escape").decode("ascii")
+                   for letter in readable(text))
+
+
 def run(app: typer.Typer, mistakes: Callable[[], tuple[type[Exception], ...]]) -> None:
     """Run a command line; a user's mistake ends in one sentence and exit code 2."""
     try:
@@ -88,13 +95,17 @@ def run(app: typer.Typer, mistakes: Callable[[], tuple[type[Exception], ...]]) -
         _drop_output()
         sys.exit(READER_GONE)
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno == errno.ENOSPC and error.filename is None:
+            _drop_output()
+            why = f"the output cannot be written: {error.strerror}"
+        elif isinstance(error.filename, str):  # too long a name, no rights, a disk that fails
+            why = f"{error.filename} cannot be used: {error.strerror}"
+        else:
             raise
-        _drop_output()
-        print(f"rowtwin: the output cannot be written: {error.strerror}", file=sys.stderr)
+        print(f"rowtwin: {told(why)}", file=sys.stderr)
         sys.exit(2)
     except Exception as error:
         if not isinstance(error, mistakes()):
             raise
-        print(f"rowtwin: {readable(str(error))}", file=sys.stderr)
+        print(f"rowtwin: {told(str(error))}", file=sys.stderr)
         sys.exit(2)

@@ -46,8 +46,11 @@ def trace(
 ) -> None:
     """Write every op's inputs and outputs, step by step, as docs/traces.md describes."""
     from falsifiers.bisect_cli import planned
+    from falsifiers.errors import SuiteError
     from falsifiers.lanes import Alone, Batched
     from falsifiers.trace_files import record
+    if alone and candidate is not None:
+        raise SuiteError("--alone runs forward_single, in which --candidate has no part: give one")
     setup, run = planned(ctx, model, (phase, candidate, "oracle", device), m, steps, prompt, seed)
     lane = Alone(setup, None, run) if alone else Batched(setup, setup.path(), run, m)
     engine = f"rowtwin, {'forward_single' if alone else setup.name}"

@@ -193,7 +193,8 @@ def _held(number: int, step: TraceStep, key: Key, got: Tensor, want: Tensor,
     within = bounds is not None and cosine is not None and norm is not None \
         and cosine >= bounds.cosine and norm <= bounds.norm  # NaN is not within
     if bounds is not None and same:
-        got, want = got.float(), want.float()
+        kind_of = torch.promote_types(got.dtype, want.dtype)  # never narrower: 1e300 is no infinity
+        got, want = got.to(kind_of), want.to(kind_of)
     values, note = compared(got, want)
     return Difference(place, row, values, note, cosine, norm, within)
 

@@ -57,6 +57,9 @@ class Head(Line):
     model: Word = "not named"
 
 
+Type = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8"]
+
+
 class RowLine(Line):
     """What a step gave one slot."""
 
@@ -86,9 +89,9 @@ class TensorLine(Line):
     """`output`, or `input 0` and so on."""
     tensor: str
     """Its key in the step's file."""
-    dtype: str
-    shape: tuple[int, ...] = Field(min_length=1)
-    """The first entry counts tokens of the row."""
+    dtype: Type
+    shape: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
+    """The first entry counts tokens of the row; what holds no values would agree with anything."""
 
     @property
     def id(self) -> str:
@@ -98,7 +101,7 @@ class TensorLine(Line):
     @property
     def bytes(self) -> int:
         """How many bytes its values take."""
-        return SIZES.get(self.dtype, 8) * prod(max(0, n) for n in self.shape)
+        return SIZES[self.dtype] * prod(self.shape)
 
 
 @dataclass
@@ -147,17 +150,20 @@ def load(folder: Path) -> TraceDir:
         raise SuiteError(f"{folder} is not a directory of a trace")
     path = folder / INDEX
     try:
-        lines = content(path, LARGEST).decode("utf-8").splitlines()
+        whole = content(path, LARGEST).decode("utf-8").removesuffix("\n")
     except UnreadableError as error:
         raise SuiteError(str(error)) from None
     except UnicodeDecodeError:
         raise SuiteError(f"{path} is not UTF-8 text") from None
     head, steps = None, list[TraceStep]()
-    for number, text in enumerate(lines, 1):
+    for number, text in enumerate(whole.split("\n") if whole else (), 1):
         line = _line(path, number, text, first=head is None)
         if isinstance(line, Head):
             head = line
         elif isinstance(line, StepLine):
+            slots = [row.slot for row in line.rows]
+            if len(set(slots)) < len(slots):
+                raise SuiteError(f"{path}:{number}: a slot has two rows in step {line.step}")
             if steps and line.step <= steps[-1].line.step:
                 raise SuiteError(f"{path}:{number}: step {line.step} comes after step "
                                  f"{steps[-1].line.step}")
@@ -176,7 +182,7 @@ def load(folder: Path) -> TraceDir:
 
 def _line(path: Path, number: int, text: str, first: bool) -> Head | StepLine | TensorLine:
     try:
-        data = json.loads(text)
+        data = json.loads(text, object_pairs_hook=_object)
         form = Head if first else StepLine if isinstance(data, dict) and "rows" in data \
             else TensorLine
         return form.model_validate(data)
@@ -188,21 +194,32 @@ def _line(path: Path, number: int, text: str, first: bool) -> Head | StepLine | 
         raise SuiteError(f"{path}:{number}: is not JSON: {str(error).splitlines()[0]}") from None
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; of a key that stands twice nobody can say what is meant."""
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("a key stands twice in one object")
+    return found
+
+
 def record(folder: Path, lane: Batched | Alone, steps: Sequence[Step],
            told: dict[str, str]) -> int:
-    """Run the steps on a lane, writing each as it ends; return how many bytes were written."""
+    """Run the steps on a lane, writing each as it ends; return how many bytes were written.
+
+    The index gets its name last, so that a run that was broken off is no shorter trace.
+    """
     if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
         raise SuiteError(f"{folder} is not empty, and nothing is overwritten")
-    size = 0
+    size, part = 0, folder / f"{INDEX}.part"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / INDEX).open("w", encoding="utf-8") as index:
+        with part.open("w", encoding="utf-8") as index:
             index.write(json.dumps({"format": "rowtwin-trace", "version": 1, **told}) + "\n")
             for number, step in enumerate(steps):
                 lines, tensors = _ran(lane, number, step)
                 write(folder / lines[0]["file"], tensors, {})
                 index.writelines(json.dumps(line) + "\n" for line in lines)
                 size += sum(x.nbytes for x in tensors.values())
+        part.replace(folder / INDEX)
     except OSError as error:
         raise SuiteError(f"{folder} cannot be written: {error.strerror}") from None
     return size

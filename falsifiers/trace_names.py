@@ -10,8 +10,10 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from contracts.schema import OnceLoader
 from falsifiers.errors import SuiteError
 from falsifiers.sample import printable
+from falsifiers.trace_files import Word
 from falsifiers.vectors.files import UnreadableError, content
 
 LARGEST = 1 << 20
@@ -23,9 +25,9 @@ class NamesFile(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    ops: dict[str, str | None] = {}
+    ops: dict[str, Word | None] = {}
     """Ops by their id; `{layer}` stands for a number, and null leaves an op out."""
-    tensors: dict[str, str | None] = {}
+    tensors: dict[str, Word | None] = {}
     """Names of tensors; null leaves them out."""
 
 
@@ -68,7 +70,8 @@ def _rules(given: dict[str, str | None]) -> tuple[tuple[re.Pattern[str], str | N
 def load(path: Path) -> Names:
     """Read a file of names; raise `SuiteError` naming it when it is none."""
     try:
-        given = NamesFile.model_validate(yaml.safe_load(content(path, LARGEST)) or {})
+        read = yaml.load(content(path, LARGEST), Loader=OnceLoader)
+        given = NamesFile.model_validate(read or {})
         return Names(_rules(given.ops), _rules(given.tensors))
     except UnreadableError as error:
         raise SuiteError(str(error)) from None

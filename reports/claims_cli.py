@@ -68,6 +68,7 @@ def claims(
 def _judged(report: Path | None) -> tuple[list[Verdict], bool, str]:
     """Return a report's verdicts, whether they are of this code, and whose they are."""
     from falsifiers.errors import SuiteError
+    from falsifiers.sample import printable
     from falsifiers.session import ROOT
     from reports import record
     from reports.claims import code_of
@@ -75,7 +76,7 @@ def _judged(report: Path | None) -> tuple[list[Verdict], bool, str]:
         return [], True, ""
     kept = record.read(report)
     if kept.run.subject != "in-tree":
-        raise SuiteError(f"{report}: is about {kept.run.subject}, which is not what the contracts "
-                         f"claim of this tree")
+        raise SuiteError(f"{report}: is about {printable(kept.run.subject)}, which is not what "
+                         f"the contracts claim of this tree")
     return (list(kept.verdicts.values()), kept.run.code == code_of(ROOT),
             f"report of {kept.run.made}")

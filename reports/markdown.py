@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from falsifiers.lazy import told
 from reports import headline, views
 from reports.evidence import Evidence
 from reports.views import FailureGroup
@@ -64,15 +65,15 @@ def _power(evidence: Evidence) -> Iterator[str]:
 
 
 def plain(text: str) -> str:
-    """Return a text on one line, with nothing in it that Markdown or HTML would act on."""
-    text = " ".join(text.split())
+    """Return a text on one line, with nothing that Markdown, HTML or a terminal would act on."""
+    text = told(" ".join(text.split()))
     return re.sub(r"[\\`*<>|#&@~]|\b_|_\b|(?<=\])[(\[:]|!(?=\[)",
                   lambda found: f"&#{ord(found[0])};", text)
 
 
 def code(text: str) -> str:
     """Return a text as a code span on one line, however many backticks it holds."""
-    text = " ".join(text.split())
+    text = told(" ".join(text.split()))
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     pad = " " if "`" in text else ""
     return f"{fence}{pad}{text}{pad}{fence}"

@@ -16,6 +16,7 @@ from falsifiers.errors import SuiteError
 from falsifiers.gate import PhaseResult
 from falsifiers.matrix import Matrix
 from falsifiers.tiers import TIERS
+from falsifiers.vectors.files import UnreadableError, content
 from falsifiers.verdict import Record, Verdict
 from reports.evidence import Evidence
 
@@ -107,9 +108,9 @@ def _bytes(path: Path) -> bytes:
         if not path.is_file():
             raise SuiteError(f"{path.parent}: is no report, since it has no {path.name}: make one "
                              f"with rowtwin report --out {path.parent}")
-        if path.stat().st_size > LARGEST:
-            raise SuiteError(f"{path}: has more than {LARGEST >> 20} MiB, so it is not read")
-        return path.read_bytes()
+        return content(path, LARGEST)
+    except UnreadableError as error:
+        raise SuiteError(str(error)) from None
     except OSError as error:
         raise SuiteError(f"{path}: cannot be read: {error.strerror}") from None
 

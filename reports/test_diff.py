@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from falsifiers import gate, matrix, session
 from falsifiers.errors import SuiteError
 from falsifiers.gate import PhaseResult
-from reports import files, made_up, record
+from reports import files, made_up, markdown, record
 from reports.cli import app
 from reports.diff import Difference, compare, told
 from reports.evidence import Evidence, Kills
@@ -152,6 +152,17 @@ def apart(tmp_path: Path) -> tuple[Kept, Kept]:
         contracts={"p1": other}, verdicts=[made_up.verdict(case) for case in other.expand()]))
 
 
+def test_text_lets_no_word_act_on_a_terminal() -> None:
+    for shown in (markdown.plain, markdown.code):
+        assert "a\\x1b[2J \\u202eb" in shown("a\x1b[2J\n\u202eb").replace("&#92;", "\\")
+
+
+def test_report_behind_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "run.json").symlink_to("/proc/kmsg")  # says that it is empty, and never ends
+    with pytest.raises(SuiteError, match=r"run\.json is a symbolic link"):
+        record.read(tmp_path)
+
+
 def test_other_contracts_and_devices_are_refused_unless_told(apart: tuple[Kept, Kept]) -> None:
     with pytest.raises(SuiteError, match="judged by different contracts of p1; --across-contracts"):
         compare(*apart)
@@ -207,7 +218,7 @@ def test_file_that_is_missing_or_too_large_is_refused(tmp_path: Path,
         record.read(tmp_path / "none")
     kept(tmp_path / "run", made_up.evidence())
     monkeypatch.setattr(record, "LARGEST", 10)
-    with pytest.raises(SuiteError, match="has more than 0 MiB"):
+    with pytest.raises(SuiteError, match="bytes, but at most 10 can be meant"):
         record.read(tmp_path / "run")
 
 

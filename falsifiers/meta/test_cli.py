@@ -133,6 +133,30 @@ def test_user_s_mistake_is_one_sentence(main: Main, gated: list[Any], mistake: E
     assert main("gate", "--phase", "1") == (2, "", "rowtwin: it is broken\n")
 
 
+def test_foreign_words_do_not_act_on_a_terminal(main: Main, gated: list[Any]) -> None:
+    gated.append(SuiteError("a\x1b[2J\u202eb\udcff"))
+    assert main("gate", "--phase", "1") == (2, "", "rowtwin: a\\x1b[2J\\u202eb\\xff\n")
+
+
+@pytest.mark.parametrize("argv", [
+    ["vectors", "check"], ["vectors", "export", "--phase", "3"], ["trace", "nano", "--out"],
+    ["bisect", "--trace", "x", "--trace"], ["gate", "--phase", "3", "--candidate"]])
+def test_path_that_cannot_be_looked_at_is_one_sentence(main: Main, argv: list[str]) -> None:
+    long = "a" * 300
+    code, out, err = main(*argv, f"vectors:{long}" if argv[0] == "gate" else long)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("rowtwin: ")
+
+
+@pytest.mark.parametrize("error", [
+    PermissionError(13, "Permission denied", "/no/rights"), OSError(5, "I/O error", "/bad/disk"),
+    OSError(28, "No space left on device", "/full/disk")])
+def test_error_about_a_file_is_one_sentence(main: Main, gated: list[Any], error: OSError) -> None:
+    gated.append(error)
+    assert main("gate", "--phase", "1") == (
+        2, "", f"rowtwin: {error.filename} cannot be used: {error.strerror}\n")
+
+
 def test_interrupt_ends_quietly(main: Main, gated: list[Any]) -> None:
     gated.append(KeyboardInterrupt())
     code, _, err = main("gate", "--phase", "1")

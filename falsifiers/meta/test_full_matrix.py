@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,9 @@ def test_matrix_is_read_back_and_its_selection_printed(tmp_path: Path) -> None:
     shown = CliRunner().invoke(rowtwin.app, ["mutants", "--smallest", str(path)])
     assert shown.exit_code == 0
     assert "2 of 3 quick cases keep the kill score, 2 pairs" in shown.stdout
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SuiteError, match=r"pipe is not a plain file"):
+        read(tmp_path / "pipe")
     path.write_text(json.dumps({"phase": "p1"}))
     with pytest.raises(SuiteError, match="holds no matrix"):
         read(path)

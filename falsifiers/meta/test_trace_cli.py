@@ -57,6 +57,15 @@ def test_commands_write_traces_and_tell_where_they_part(tmp_path: Path, rows: Ru
     assert "is not empty, and nothing is overwritten" in err
 
 
+def test_candidate_that_would_not_be_run_is_refused(tmp_path: Path, rows: Run) -> None:
+    code, out, err = rows("trace", "nano", "--out", str(tmp_path / "out"), "--alone",
+                          "--candidate", "file:mine.py", *SMALL)
+    assert (code, out) == (2, "")
+    assert err == ("rowtwin: --alone runs forward_single, in which --candidate has no part: give "
+                   "one\n")
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(("argv", "sentence"), [
     ([], "name a MODEL to run, or give --trace A --trace B"),
     (["nano", "--trace", "a"], "name a MODEL to run, or give --trace A --trace B"),

@@ -18,7 +18,7 @@ from engine.path import Rows
 from falsifiers import trace_compare, trace_files, trace_names
 from falsifiers.bisect import Bisection
 from falsifiers.errors import SuiteError
-from falsifiers.lanes import Alone, Batched, Setup, plan
+from falsifiers.lanes import Alone, Batched, Setup, Step, plan
 from falsifiers.trace_compare import Bounds, Comparison
 from falsifiers.trace_names import Names
 from falsifiers.traces import Trace
@@ -198,6 +198,13 @@ def _linked(folder: Path) -> None:
     (rewritten(lambda lines: lines[2].update(slot=9)), r"jsonl:3: slot 9 has no row in step 0"),
     (rewritten(lambda lines: lines[1].update(file="../../etc/passwd")), r"jsonl:2: file: "),
     (rewritten(lambda lines: lines[2].update(shape=[1 << 40, 1 << 40])), "but the index says F32"),
+    (rewritten(lambda lines: lines[2].update(shape=[0, 4])), r"jsonl:3: shape.0: "),
+    (rewritten(lambda lines: lines[2].update(dtype="BOOL")), r"jsonl:3: dtype: .*'F64'"),
+    (rewritten(lambda lines: lines[2].update(dtype="\x1b[2J")), r"jsonl:3: dtype: [ -~]*$"),
+    (rewritten(lambda lines: lines[1]["rows"].append(lines[1]["rows"][0])),
+     r"jsonl:2: a slot has two rows in step 0"),
+    (lambda folder: (folder / "index.jsonl").write_text('{"format": "x", "format": "y"}'),
+     r"jsonl:1: is not JSON: a key stands twice"),
     (rewritten(lambda lines: lines[2].update(op="a\x1b[31m")), r"jsonl:3: op: "),
     (rewritten(lambda lines: lines[2].update(name="a\ud800")), r"jsonl:3: name: "),
     (rewritten(lambda lines: lines[2].update(dtype="F16")), "but the index says F16"),
@@ -222,7 +229,9 @@ def test_trace_that_is_none_is_refused_in_one_sentence(
     ("ops: [a]", "ops: Input should be a valid dictionary"), ("more: {}", "more: Extra inputs"),
     ("ops: {a: {b: c}}", "ops.a: Input should be a valid string"), ("ops: {", "is not YAML"),
     ("ops: {'{layer}.{layer}': a}", "may stand once"), ("ops: {a: '{layer}'}", "may stand once"),
-    ("- a", "the whole: "), ("!!python/object:os.system {}", "is not YAML")])
+    ("ops: {a: b, a: c}", "key 'a' stands twice"), ("ops: {a: ''}", "ops.a: "),
+    ('ops: {a: "\\e[2J"}', "ops.a: "), ("- a", "the whole: "),
+    ("!!python/object:os.system {}", "is not YAML")])
 def test_names_that_are_none_are_refused_in_one_sentence(tmp_path: Path, text: str,
                                                          sentence: str) -> None:
     path = tmp_path / "names.yaml"
@@ -230,6 +239,44 @@ def test_names_that_are_none_are_refused_in_one_sentence(tmp_path: Path, text: s
     with pytest.raises(SuiteError, match=re.escape(sentence)) as refused:
         trace_names.load(path)
     assert "\n" not in str(refused.value)
+
+
+def test_line_separators_in_words_of_an_engine_end_no_line(tmp_path: Path, alone: Path) -> None:
+    named = shutil.copytree(alone, tmp_path / "named")
+    path = named / "index.jsonl"
+    path.write_text(path.read_text().replace('"engine"', '"note": "a\u2028b\x85c", "engine"', 1))
+    assert held(named, alone).first is None
+
+
+def test_run_that_is_broken_off_leaves_no_shorter_trace(tmp_path: Path) -> None:
+    one, later = setup("p1"), iter([True, False])
+
+    class Breaks(Alone):
+        def join(self, step: Step) -> None:
+            if not next(later):
+                raise SuiteError("the step failed")
+            super().join(step)
+
+    with pytest.raises(SuiteError, match="the step failed"):
+        trace_files.record(tmp_path / "cut", Breaks(one, None, STEPS), STEPS, {"engine": "cut"})
+    with pytest.raises(SuiteError, match=r"index\.jsonl is missing"):
+        trace_files.load(tmp_path / "cut")
+
+
+def test_bounds_narrow_no_values(tmp_path: Path) -> None:
+    for name, value in (("a", 1e300), ("b", 1e301)):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "s", {"0": torch.full((1, 2), value, dtype=torch.float64)}, {})
+        (tmp_path / name / "index.jsonl").write_text("\n".join(map(json.dumps, (
+            {"format": "rowtwin-trace", "version": 1},
+            {"step": 0, "file": "s", "rows": [{"slot": 0, "position": 0, "tokens": [1]}]},
+            {"slot": 0, "layer": None, "op": "x", "name": "output", "tensor": "0", "dtype": "F64",
+             "shape": [1, 2]}))))
+    first = held(tmp_path / "a", tmp_path / "b", bounds=Bounds(0.99, 0.1)).first
+    assert first is not None
+    assert first.note == ""
+    assert first.values is not None
+    assert first.values.got == "0x7e37e43c8800759c"
 
 
 def test_map_marks_the_first_place_once_and_escapes_what_is_foreign(tmp_path: Path,

@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -166,6 +167,38 @@ def test_program_that_hangs_is_stopped_with_its_children_and_not_run_again(
     assert not (tmp_path / "child").exists()
 
 
+def test_program_that_ends_leaves_no_children_running(tmp_path: Path) -> None:
+    candidate = offered(tmp_path, f"sleep 600 & echo $! > {tmp_path}/child\nexit 3")
+    assert " exited 3 at the call " in broken(candidate, "rows_equal_alone").sentence
+    child = int((tmp_path / "child").read_text())
+    for _ in range(100):
+        if not _runs(child):
+            break
+        time.sleep(0.05)
+    assert not _runs(child)
+
+
+@pytest.mark.parametrize("error", [RecursionError, PermissionError])
+def test_folder_that_cannot_be_removed_is_no_verdict(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
+    whole = tempfile.TemporaryDirectory.cleanup
+
+    def cleanup(folder: tempfile.TemporaryDirectory[str]) -> None:
+        whole(folder)
+        raise error
+
+    monkeypatch.setattr(tempfile.TemporaryDirectory, "cleanup", cleanup)
+    assert " exited 3 at the call " in broken(offered(tmp_path, "exit 3"),
+                                              "rows_equal_alone").sentence
+
+
+@pytest.mark.parametrize("does", ["rm -f words; mkfifo words", "rm -rf *"])
+def test_program_that_spoils_its_folder_is_a_verdict_on_its_end(tmp_path: Path, does: str) -> None:
+    script = f'cd "$2/.."; {does}\nexit 1'
+    found = broken(offered(tmp_path, script), "rows_equal_alone")
+    assert " exited 1 at the call " in found.sentence
+
+
 def _runs(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
@@ -237,6 +270,8 @@ def test_directory_tells_which_phase_it_answers(tmp_path: Path) -> None:
     for phases in (("p4",), ("engine", "p3")):
         with pytest.raises(SuiteError, match=r"answers calls of p3 alone: give --phase 3 with it"):
             cases_of_vectors(context, f"vectors:{tmp_path}", Wanted(phases))
-    assert cases_of_vectors(context, f"vectors:{tmp_path}", Wanted(("p3",))) == \
-        rowtwin.vectors_of("3").cases
+    cases = cases_of_vectors(context, f"vectors:{tmp_path}", Wanted(("p3",)))
+    assert cases is not None
+    assert [one.id for one in cases] == [one.id for one in rowtwin.vectors_of("3").cases]
+    assert {one.repro for one in cases} == {"rowtwin gate --phase 3"}
     assert cases_of_vectors(context, None, Wanted(("p3",))) is None

@@ -11,9 +11,10 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -43,27 +44,27 @@ class Program:
     @cached_property
     def arithmetic(self) -> str:
         """The arithmetic that it declares with a first answer; `own` when there is none."""
-        with tempfile.TemporaryDirectory(prefix="rowtwin-") as folder:
+        with _scratch() as folder:
             try:
-                return declared(self._run(PROBE, Path(folder)), PROBE.answer_bytes) or OWN
+                return declared(self._run(PROBE, folder), PROBE.answer_bytes) or OWN
             except (UnreadableError, AssertionError):  # told by every case that asks for a call
                 return OWN
 
     def answer(self, call: Call) -> dict[str, Tensor]:
         """Run the program for one call and return what it wrote."""
         arithmetic = self.arithmetic
-        with tempfile.TemporaryDirectory(prefix="rowtwin-") as folder:
-            return answered(call, self._run(call, Path(folder)), arithmetic)
+        with _scratch() as folder:
+            return answered(call, self._run(call, folder), arithmetic)
 
     def _run(self, call: Call, folder: Path) -> Path:
         """Run the program for a call; return where its answer is due."""
-        asked, due, words = folder / "in", folder / "out", folder / "words"
+        asked, due = folder / "in", folder / "out"
         for part in (asked, due):
             part.mkdir()
         write(asked / f"{call.name}.safetensors", call.inputs, call.metadata)
         if self.dead:
             broken("crash", self.dead)
-        with words.open("wb") as heard:
+        with tempfile.TemporaryFile() as heard:  # without a name that the program could reach
             try:
                 process = subprocess.Popen(
                     [*self.argv, str(asked), str(due)], stdin=subprocess.DEVNULL,
@@ -77,20 +78,29 @@ class Program:
                 self.dead = (f"{self.argv[0]} did not end within {self.limit:g} s of the call "
                              f"{call.name} and was stopped; it is not run again")
                 broken("crash", self.dead)
-            finally:
-                if process.poll() is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-        if code:
-            ended = f"was killed by signal {-code}" if code < 0 else f"exited {code}"
-            broken("crash", f"{self.argv[0]} {ended} at the call {call.name}{_last(words)}")
+            finally:  # also what it left behind when it ended, which could still write
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            if code:
+                ended = f"was killed by signal {-code}" if code < 0 else f"exited {code}"
+                broken("crash", f"{self.argv[0]} {ended} at the call {call.name}{_last(heard)}")
         return due / f"{call.name}.safetensors"
 
 
-def _last(words: Path) -> str:
+@contextlib.contextmanager
+def _scratch() -> Iterator[Path]:
+    """Yield a new folder; what of it cannot be removed afterwards is no verdict on a call."""
+    folder = tempfile.TemporaryDirectory(prefix="rowtwin-", ignore_cleanup_errors=True)
+    try:
+        yield Path(folder.name)
+    finally:
+        with contextlib.suppress(OSError, RecursionError):  # such as a thousand folders deep
+            folder.cleanup()
+
+
+def _last(heard: IO[bytes]) -> str:
     """Return the last line that a program wrote to stderr, as it can be printed."""
-    with words.open("rb") as file:
-        file.seek(max(0, words.stat().st_size - 4096))
-        lines = file.read().decode("utf-8", "replace").strip().splitlines()
+    heard.seek(max(0, heard.seek(0, os.SEEK_END) - 4096))
+    lines = heard.read(4096).decode("utf-8", "replace").strip().splitlines()
     return f": {printable(lines[-1][:TOLD])}" if lines else ""

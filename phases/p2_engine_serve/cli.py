@@ -32,7 +32,8 @@ def serve(
         context: Annotated[int, typer.Option(
             min=1, help="Tokens of one request, prompt and reply.")] = 4096,
         chunk: Annotated[int, typer.Option(min=1, help="Prompt tokens of a request a step.")] = 64,
-        memory: Annotated[float, typer.Option(min=0, help="GiB of state at most.")] = 16.0,
+        memory: Annotated[float, typer.Option(
+            min=0, max=1 << 20, help="GiB of state at most.")] = 16.0,
         prefix_cache_mb: Annotated[int, typer.Option(
             min=0, help="MiB of states kept of earlier prompts, beside those of the slots.")] = 256,
         api_key: Annotated[str | None, typer.Option(

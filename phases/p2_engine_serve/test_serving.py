@@ -67,7 +67,8 @@ def test_mistakes_end_in_one_sentence() -> None:
         for arguments, told in ((["nothing.gguf", "--port", "0"], "nothing.gguf"),
                                 ([model, "--api-key", ""], "--api-key"),
                                 ([model, "--port", port], "cannot listen"),
-                                ([model, "--port", "0", "--memory", "0.001"], "budget")):
+                                ([model, "--port", "0", "--memory", "0.001"], "budget"),
+                                ([model, "--port", "0", "--memory", "inf"], "1048576")):
             asked = run(*arguments)
             assert asked.returncode == 2, asked.stderr
             assert told in asked.stderr
