@@ -49,13 +49,19 @@ def gate(
         "--require-device", help="Pass only what a device has shown to pass.")] = False,
     jobs: Annotated[int, typer.Option(
         metavar="N", help="Worker processes; one is enough for --case.")] = 2,
+    bisect: Annotated[bool, typer.Option(
+        "--bisect", help="With --case: exit as `git bisect run` wants, 0 good, 1 bad, 125 when "
+                         "a commit cannot be judged.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Judge phases: PASS, FAIL or UNMEASURABLE, with evidence."""
     from dataclasses import replace
 
     from falsifiers import session
+    from falsifiers.errors import SuiteError
     wanted, ladder = _wanted(phase, through, case, jobs)
+    if bisect and case is None:
+        raise SuiteError("--bisect is about one case: give --case ID with it")
     sample = _sampled(ctx, weights, tensors, seed, tensor, wanted, thorough)
     cases = sample.cases if sample else cases_of_vectors(ctx, candidate, wanted)
     wanted = replace(wanted, candidate=candidate, device=device, thorough=thorough,

@@ -10,6 +10,7 @@ import errno
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -17,6 +18,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 READER_GONE = 141  # as a shell tells a death by SIGPIPE
+BISECT, SKIP, STOP = "--bisect", 125, 130
+"""The option that asks for the exit codes of `git bisect run`: skip a commit, end the search."""
 Table = dict[str, tuple[str, str]]
 """By a command's name: its module, and its help in a sentence."""
 
@@ -83,7 +86,13 @@ def told(text: str) -> str:
 
 
 def run(app: typer.Typer, mistakes: Callable[[], tuple[type[Exception], ...]]) -> None:
-    """Run a command line; a user's mistake ends in one sentence and exit code 2."""
+    """Run a command line; a user's mistake ends in one sentence and exit code 2.
+
+    With `--bisect` a commit is called good or bad by a verdict alone: a mistake, a module that
+    does not import or a case that nobody knows would be taken for bad, and are skipped.
+    """
+    if BISECT in sys.argv[1:]:
+        sys.exit(_bisected(app, mistakes))
     try:
         if sys.stdout is None:
             raise SystemExit("rowtwin: standard output is closed")
@@ -109,3 +118,31 @@ def run(app: typer.Typer, mistakes: Callable[[], tuple[type[Exception], ...]]) -
             raise
         print(f"rowtwin: {told(str(error))}", file=sys.stderr)
         sys.exit(2)
+
+
+def _bisected(app: typer.Typer, mistakes: Callable[[], tuple[type[Exception], ...]]) -> int:
+    """Run a command line and return what `git bisect run` should make of it."""
+    try:
+        code = typer.main.get_command(app).main(prog_name="rowtwin", standalone_mode=False)
+        print(end="", flush=True)
+    except typer.Abort:  # somebody pressed Ctrl-C, which says nothing of a commit
+        return STOP
+    except Exception as error:
+        _tell(error, mistakes)
+        return SKIP
+    return code if code in (0, 1) or code >= STOP else SKIP
+
+
+def _tell(error: Exception, mistakes: Callable[[], tuple[type[Exception], ...]]) -> None:
+    """Say a mistake in a sentence, and where anything else came from."""
+    show = getattr(error, "show", None)  # typer's own complaint about the arguments
+    try:
+        known = isinstance(error, mistakes())
+    except Exception:  # what a mistake is cannot be imported either
+        known = False
+    if show is not None:
+        show()
+    elif known:
+        print(f"rowtwin: {readable(str(error))}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
