@@ -196,35 +196,31 @@ def open_model(file: str, candidate: str | None = None) -> Opened:
         matrices=list(model.weights.matrices()))
 
 
-def bisected(model: str, phase: str, candidate: str | None, against: str, device: str) -> Setup:
-    """Return what `rowtwin bisect` compares: a phase's path, or a candidate in it, and its peer."""
-    from engine import testmodels
-    from engine.model import Model
-    from engine.path import Rows
-    from falsifiers.lanes import Setup
+def bisected(model: str, phase: str, candidate: str | None, against: str, device: str,
+             layers: Sequence[int] | None = None, mutant: str | None = None) -> Setup:
+    """Return what `rowtwin bisect` compares: a phase's path, or a candidate in it, and its peer.
+
+    `layers` are those of the model that are kept; a mutant stands in for the path of its phase.
+    """
+    from falsifiers.mutants import named
     name = _decode_phase(phase)
     subject = assemble(name, None, candidate)
     if candidate is not None:
         _need_ops(subject.candidate, candidate)
         into = importlib.import_module("phases.offered").into
         subject = replace(subject, path=into(subject, contract_of(name).ops))
-    own = candidate is not None and not subject.candidate.bitwise
-    if against == "auto":
-        against = "alone" if own else "oracle"
-    oracle = load_model(model) if model in testmodels.NAMES else Model.load(model)
-    placed = oracle.to(device) if device != "cpu" else oracle
+    other = None if against in ("auto", "oracle", "alone") else _decode_phase(against)
+    made = importlib.import_module("phases.bisected").setup_of(
+        subject, name, named(bank(name), mutant) if mutant else None, model, layers, device,
+        against, lambda: path_of(other or name), contract_of(name).ops)
+    return cast("Setup", made)
 
-    def tested() -> Any:
-        return subject.path
 
-    if against in ("oracle", "alone"):
-        alone, told = (None, "the oracle") if against == "oracle" else (tested, "itself alone")
-    else:
-        other = _decode_phase(against)
-        alone, told = (lambda: path_of(other)), f"{other} with that row alone"
-    return Setup(name=f"{candidate} in {name}" if candidate else name, against=told, model=placed,
-                 path=tested, alone=alone, oracle=oracle if alone is None else placed,
-                 right=path_of(name) if candidate else oracle.ops, rows=Rows)
+def case_of(name: str, candidate: str | None) -> tuple[Case, Bank, Subject]:
+    """Return a case by its id, its phase's falsifiers and mutants, and what it is about."""
+    from falsifiers.session import contracts_of, find_case
+    case = find_case(name, contracts_of())
+    return case, bank(case.phase), subject_for(case, candidate)
 
 
 def sample_weights(file: str, tensors: int, seed: int, named: Sequence[str]) -> Sample:
@@ -278,7 +274,8 @@ def root(ctx: typer.Context) -> None:
     """Does row i of a batch get exactly what it would have got alone?"""
     ctx.obj = bank
     ctx.meta.update(
-        open_model=open_model, assemble=assemble, bisected=bisected, golden=golden_makers,
+        open_model=open_model, assemble=assemble, bisected=bisected, case=case_of,
+        golden=golden_makers,
         path_of=path_of, figures=measures, sample_weights=sample_weights, vectors=vectors_of,
         nvrtc_missing=nvrtc_missing, trace_map=partial(page, "trace_map"),
         witness_page=partial(page, "witness_page"))

@@ -37,8 +37,9 @@ class Kept:
 class Reference:
     """The rows alone, run as far as somebody asked and remembered from then on."""
 
-    def __init__(self, setup: Setup, path: Any, steps: Sequence[Step]) -> None:
-        self.lane, self.steps = Alone(setup, path, steps), steps
+    def __init__(self, setup: Setup, path: Any, steps: Sequence[Step],
+                 silent: bool = False) -> None:
+        self.lane, self.steps, self.silent = Alone(setup, path, steps), steps, silent
         self.kept: list[Kept] = []
 
     def step(self, number: int) -> Kept:
@@ -46,7 +47,7 @@ class Reference:
         while len(self.kept) <= number:
             step, trace = self.steps[len(self.kept)], Trace(digests)
             self.lane.join(step)
-            logits = self.lane.advance(step, trace)
+            logits = self.lane.advance(step, None if self.silent else trace)
             self.kept.append(Kept(trace, _states(self.lane, step.slots), digests(logits)))
         return self.kept[number]
 
@@ -66,32 +67,44 @@ class Bisection:
         self.not_compared: dict[str, None] = {}
 
     def run(self) -> Report:
-        """Find the first divergence, its values and what heals it."""
-        found = self.first(self.setup.path())
+        """Find the first divergence, its values and what heals it.
+
+        A path may run a step that reports its ops in another way than one that nobody listens to,
+        as graphs do; so steps that agree are run once more in silence, told by their state.
+        """
+        found, silent = self.first(self.setup.path()), False
+        if found is None:
+            found, silent = self.first(self.setup.path(), silent=True), True
         told: dict[str, Any] = {}
         if found is not None:
             place, stray = found
-            told = {**self._located(place), "stray": stray}
-            told["healed_by"] = self._healed(told["place"])
+            told = {**self._located(place, silent), "stray": stray, "unreported": silent}
+            told["healed_by"] = self._healed(told["place"], silent)
         return Report(self.setup.name, self.setup.against, len(self.steps), self.compared,
                       list(self.not_compared), **told)
 
-    def first(self, path: Any, alone: Any = None) -> tuple[Place, list[str]] | None:
+    def first(self, path: Any, alone: Any = None,
+              silent: bool = False) -> tuple[Place, list[str]] | None:
         """Return the first place where a path parts from the rows alone, and what it strayed to."""
-        reference = self.reference if alone is None \
-            else Reference(self.setup, alone, self.steps)
+        reference = self.reference
+        if alone is not None or (silent and self.setup.alone is not None):
+            again = alone or (self.setup.alone and self.setup.alone())
+            reference = Reference(self.setup, again, self.steps, silent)
         lane = Batched(self.setup, path, self.steps, self.m)
         before = _states(lane, lane.slots)
         for number, step in enumerate(self.steps):
             lane.join(step)
             before.update(_states(lane, step.joins))
             trace = Trace(digests)
-            logits = lane.advance(step, trace)
+            logits = lane.advance(step, None if silent else trace)
             after = _states(lane, lane.slots)
             kept = Kept(trace, after, digests(logits))
             stray = [(slot, name) for slot in lane.slots if slot not in step.slots
                      for name, held in after[slot].items() if held != before[slot][name]]
-            place = next(self._parted(number, step, kept, reference.step(number)), None)
+            want = reference.step(number)
+            if silent:
+                want = replace(want, trace=Trace())
+            place = next(self._parted(number, step, kept, want), None)
             if place is None and stray:
                 slot, name = stray[0]
                 place = Place(number, "stray", _owner(name), slot, name)
@@ -115,7 +128,8 @@ class Bisection:
             mine = [n for n in got.states[slot] if _owner(n) == op]
             seen.update((slot, name) for name in mine)
             yield from self._states_parted(number, got, want, [(slot, name) for name in mine])
-        left = [(s, n) for s in step.slots for n in got.states[s] if (s, n) not in seen]
+        left = sorted(((s, n) for s in step.slots for n in got.states[s] if (s, n) not in seen),
+                      key=lambda one: parted(one[1])[0] or 0)
         yield from self._states_parted(number, got, want, left)
         for row, slot in enumerate(step.slots):
             self.compared += 1
@@ -129,7 +143,7 @@ class Bisection:
             if got.states[slot][name] != want.states[slot][name]:
                 yield Place(number, "state", _owner(name), slot, name)
 
-    def _located(self, place: Place) -> dict[str, Any]:
+    def _located(self, place: Place, silent: bool) -> dict[str, Any]:
         """Run both lanes again up to a place and return it with its values."""
         batch = Batched(self.setup, self.setup.path(), self.steps, self.m)
         alone = Alone(self.setup, self.setup.alone and self.setup.alone(), self.steps)
@@ -143,15 +157,15 @@ class Bisection:
         alone.join(step)
         held = {name: x.clone() for name, x in batch.state(place.slot).items()}
         watch = Watch(batch, place)
-        logits = batch.advance(step, watch)
+        logits = batch.advance(step, None if silent else watch)
         watch.look(AFTER_ALL)
         named, right = place.slot in step.slots, Trace(only=(place.op, place.slot))
         row = step.slots.index(place.slot) if named else None
-        other = alone.advance(step, right, place.slot)
+        other = alone.advance(step, None if silent else right, place.slot)
         if place.kind in ("state", "stray"):
             got = batch.state(place.slot)[place.name]
             want = alone.state(place.slot)[place.name] if named else held[place.name]
-            place = replace(place, op=watch.blamed(place.op))
+            place = place if silent else replace(place, op=watch.blamed(place.op))
         elif place.kind == "logits":
             assert row is not None
             got, want = logits[row], other[0]
@@ -161,7 +175,7 @@ class Bisection:
         values, note = compared(got, want)
         return {"place": place, "row": row, "values": values, "note": note}
 
-    def _healed(self, place: Place) -> list[str]:
+    def _healed(self, place: Place, silent: bool) -> list[str]:
         """Return the ops that heal the run when they are swapped back; none if no op does."""
         own = self.setup.path()
         names = [f.name for f in fields(own) if f.name not in NOT_OPS
@@ -171,21 +185,21 @@ class Bisection:
         while found and (new := [n for n in names if n not in swapped
                                  and n in suspects(found.op)]):
             swapped += new
-            found = self._with(swapped)
+            found = self._with(swapped, silent)
         if found is None:
             for name in list(swapped):
                 rest = [n for n in swapped if n != name]
-                if rest and self._with(rest) is None:
+                if rest and self._with(rest, silent) is None:
                     swapped = rest
             return swapped
         return next(([name] for name in names if [name] != swapped
-                     and self._with([name]) is None), [])
+                     and self._with([name], silent) is None), [])
 
-    def _with(self, names: Sequence[str]) -> Place | None:
+    def _with(self, names: Sequence[str], silent: bool) -> Place | None:
         back = {name: getattr(self.setup.right, name) for name in names}
         alone = replace(self.setup.path(), **back) if self.setup.itself else None
         try:
-            found = self.first(replace(self.setup.path(), **back), alone)
+            found = self.first(replace(self.setup.path(), **back), alone, silent)
         except SuiteError as error:  # it does not run at all, which heals nothing
             return Place(0, "error", str(error), 0, "")
         return found and found[0]

@@ -11,6 +11,7 @@ import typer
 if TYPE_CHECKING:
     from falsifiers.divergence import Place, Report, Values
     from falsifiers.lanes import Setup, Step
+    from falsifiers.repro import Asked
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 MOST = 64
@@ -25,11 +26,19 @@ def _root() -> None:
 def bisect(
     ctx: typer.Context,
     model: Annotated[str | None, typer.Argument(
-        metavar="MODEL", help="A test model's name (nano, tiny) or a qwen35 GGUF file.")] = None,
-    phase: Annotated[str, typer.Option(
-        metavar="N|newest", help="The phase whose path runs the batch.")] = "newest",
+        metavar="MODEL", help="A test model's name (nano, tiny) or a qwen35 GGUF file "
+                              "(default: the case's).")] = None,
+    phase: Annotated[str | None, typer.Option(
+        metavar="N|newest", help="The phase whose path runs the batch (default: newest, or the "
+                                 "case's).")] = None,
     candidate: Annotated[str | None, typer.Option(
         metavar="SPEC", help="Put the ops of file:PATH or module:pkg.attr into that path.")] = None,
+    mutant: Annotated[str | None, typer.Option(
+        metavar="NAME", help="Run a mutant of the phase in its place, as `rowtwin mutants` names "
+                             "it.")] = None,
+    case: Annotated[str | None, typer.Option(
+        metavar="ID", help="Run the steps that a case of the gate takes, in place of --m, --steps "
+                           "and --prompt.")] = None,
     against: Annotated[str, typer.Option(
         metavar="auto|oracle|alone|N", help="What each row is held to: forward_single, the same "
         "path with that row alone, or another phase's path; auto takes the oracle, but for a "
@@ -40,7 +49,11 @@ def bisect(
         metavar="P", help="Tokens of the longest row's prompt.")] = 70,
     seed: Annotated[int, typer.Option(metavar="N", help="What tokens and slots are drawn by.")] = 0,
     device: Annotated[str, typer.Option(
-        metavar="cpu|cuda", help="Where the batch runs.")] = "cpu",
+        metavar="cpu|interpret|cuda", help="Where the batch runs; interpret runs the kernels of "
+        "the phase's own ops, which is slow.")] = "cpu",
+    shrink: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="Shrink what parts to the smallest case that does, and write a "
+                             "script that runs it alone; the file must not exist.")] = None,
     trace: Annotated[list[Path] | None, typer.Option(
         metavar="DIR", help="Compare two traces instead of running anything; given twice.")] = None,
     names: Annotated[Path | None, typer.Option(
@@ -59,25 +72,65 @@ def bisect(
 
     Exits 0 without a divergence, 1 with one, 2 when it cannot be told.
     """
-    from falsifiers.bisect import Bisection
-    if _of_traces(model, trace, (names, cosine, norm, html)):
+    from falsifiers.repro import Asked
+    if _of_traces(model or case, trace, (names, cosine, norm, html)):
         from falsifiers.trace_cli import of_traces
         raise typer.Exit(of_traces(ctx, trace or (), names, (cosine, norm), html, as_json))
-    setup, run = planned(ctx, model or "", (phase, candidate, against, device), m, steps, prompt,
-                         seed)
-    report = Bisection(setup, run, m).run()
-    if as_json:
-        print(json.dumps(report.told(), indent=2))
-    else:
-        print("\n".join(lines(report)))
-    raise typer.Exit(1 if report.place is not None else 0)
+    asked = Asked(model or "nano", phase or "newest", candidate, against, device, mutant)
+    if case is not None:
+        _check(m, steps, prompt, device)
+        raise typer.Exit(_of_case(ctx, asked, case, (model, phase), shrink, as_json))
+    _, run = planned(ctx, asked.model, (asked.phase, candidate, against, device), m, steps, prompt,
+                     seed)
+    raise typer.Exit(_searched(ctx, asked, [(run, m)], shrink, as_json))
+
+
+def _of_case(ctx: typer.Context, asked: Asked, case: str, said: tuple[str | None, str | None],
+             shrink: Path | None, as_json: bool) -> int:
+    """Bisect what a case does: a serving stack's events, or a path's steps."""
+    from falsifiers import bisecting, gate
+    from falsifiers.errors import SuiteError
+    from falsifiers.events import against_the_tree
+    found, bank, subject = ctx.meta["case"](case, asked.candidate)
+    if found.phase in gate.SERVING:
+        if shrink is not None:
+            raise SuiteError("--shrink is about steps, and a serving stack is told by its events")
+        parted = against_the_tree(found, bank, subject, asked.mutant)
+        words = [parted.line() if parted else f"every event of {case} is the tree's own"]
+        _print({"diverged": parted is not None, **(parted.told() if parted else {})}, words,
+               as_json)
+        return 0 if parted is None else 1
+    asked, taken = bisecting.of_case(asked, found, bank, subject, *said)
+    return _searched(ctx, asked, taken, shrink, as_json)
+
+
+def _searched(ctx: typer.Context, asked: Asked, runs: list[tuple[list[Step], int]],
+              shrink: Path | None, as_json: bool) -> int:
+    """Search steps, shrink what parts if a file is given for it, and tell; return the code."""
+    from falsifiers import bisecting
+    from falsifiers.errors import SuiteError
+    if shrink is not None and shrink.exists():
+        raise SuiteError(f"{shrink} exists and is not overwritten")
+    wired = ctx.meta["bisected"]
+    report, scene = bisecting.searched(asked.setup(wired), runs)
+    told, words = report.told(), lines(report)
+    if shrink is not None and report.place is not None:
+        smallest = bisecting.shrunk(wired, asked, scene, report, shrink)
+        told, words = told | {"shrunk": smallest.told()}, words + bisecting.shown(smallest, shrink)
+    _print(told, words, as_json)
+    return 1 if report.place is not None else 0
+
+
+def _print(told: dict[str, Any], words: list[str], as_json: bool) -> None:
+    print(json.dumps(told, indent=2) if as_json else "\n".join(words))
 
 
 def _of_traces(model: str | None, trace: list[Path] | None, others: tuple[object, ...]) -> bool:
     """Return whether traces are compared; refuse a command that names both, or neither."""
     from falsifiers.errors import SuiteError
     if (model is None) == (not trace):
-        raise SuiteError("name a MODEL to run, or give --trace A --trace B to compare two runs")
+        raise SuiteError("name a MODEL to run, or give --trace A --trace B to compare two runs, or "
+                         "--case ID")
     if not trace and any(other is not None for other in others):
         raise SuiteError("--names, --cosine, --norm and --html are about --trace A --trace B")
     return bool(trace)
@@ -102,11 +155,12 @@ def _check(m: int, steps: int, prompt: int, device: str) -> None:
                               ("--prompt", prompt, 1 << 20)):
         if not 1 <= value <= most:
             raise SuiteError(f"{name} must be 1 to {most}, but is {value}")
-    if device not in ("cpu", "cuda"):
-        raise SuiteError(f"unknown device {device!r}: choose cpu or cuda")
+    if device not in tiers.TIERS:
+        raise SuiteError(f"unknown device {device!r}: choose one of {', '.join(tiers.TIERS)}")
     if device == "cuda" and (why := tiers.cuda_missing()):
         raise SuiteError(f"the batch cannot run on cuda: {why}")
     tiers.fix_triton_mode(tiers.choose(device))
+    tiers.one_thread()
 
 
 def lines(report: Report) -> list[str]:
@@ -132,6 +186,9 @@ def place_lines(report: Report) -> list[str]:
     if report.place is None:
         return ["no divergence"]
     told = [_sentence(report, report.place)]
+    if report.unreported:
+        told.append("  steps that report their ops agree: this was seen by the state and logits "
+                    "of steps that do not")
     if report.values is not None:
         told += _shown(report.values)
     if report.note:

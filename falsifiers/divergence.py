@@ -66,6 +66,8 @@ class Report:
     """State of slots not named in the step, written by it all the same."""
     healed_by: list[str] = field(default_factory=list)
     """Ops that, swapped back together, leave no divergence."""
+    unreported: bool = False
+    """Whether it parts only where no step is asked to report its ops."""
 
     def told(self) -> dict[str, Any]:
         """Return the report as JSON would have it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import gc
 import hashlib
 import time
@@ -48,6 +49,16 @@ class Bank:
     def runs_here(self, mutant: Mutant) -> bool:
         """Return whether the mutant's tier can be run here."""
         return mutant.device in self.tiers or mutant.device == "cpu"
+
+
+def named(bank: Bank, name: str) -> Mutant:
+    """Return a bank's mutant of that name; raise `SuiteError` when there is none."""
+    found = next((one for one in bank.mutants if one.name == name), None)
+    if found is None:
+        near = difflib.get_close_matches(name, [one.name for one in bank.mutants], n=3, cutoff=0.4)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise SuiteError(f"{bank.contract.phase} has no mutant {name!r}{hint}")
+    return found
 
 
 def attack(function: Attack, case: Case, subject: Subject) -> str | None:

@@ -230,7 +230,7 @@ def test_command_tells_that_there_is_no_divergence(bisect: Run) -> None:
     (["nano", "--steps", "0"], "--steps must be 1 to"),
     (["nano", "--prompt", "0"], "--prompt must be 1 to"),
     (["nano", "--prompt", "1000000"], "past the model's context of"),
-    (["nano", "--device", "tpu"], "unknown device 'tpu': choose cpu or cuda"),
+    (["nano", "--device", "tpu"], "unknown device 'tpu': choose one of cpu, interpret, cuda"),
     (["nano", "--against", "nobody"], "'nobody' is no phase of the decode path"),
     (["nano", "--candidate", "mine"], "unknown candidate 'mine'"),
     (["nano", "--phase", "5", "--candidate", "module:json"], "offers none of the functions"),
