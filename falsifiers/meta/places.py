@@ -1,0 +1,193 @@
+"""Where the mutants of the decode path show first, over `nano`; and which show nowhere, and why."""
+
+from __future__ import annotations
+
+PLANS = {"a": (2, 3, 3), "b": (3, 5, 5), "d": (3, 2, 70), "e": (4, 4, 2), "f": (1, 4, 2),
+         "g": (2, 1, 2)}
+"""By letter: rows, steps and the longest prompt of `lanes.plan`.
+
+Plan a: step 0 feeds slot 3 three tokens and slot 1 one, step 1 slot 1 two and slot 3 five, step 2
+each of them one. In plan b slot 4 is taken over in step 4 and slot 3 sits step 3 out; its steps
+2 (slots 3, 4, 0) and 4 (slots 0, 3, 4) feed one token a row. Plan d has many keys; in e slots 5, 1
+and 3 follow on 5, 3, 0 and 1 with a token each; f repeats a step's shape, g is the smallest.
+"""
+Shown = tuple[str, str, int | None, int, int]
+"""The plan, the op, its layer, the step and the slot."""
+
+P1: dict[str, Shown] = {
+    # slots are taken for others: nothing is written where row 0, slot 3, should be
+    "one_state_for_all_rows": ("a", "conv_step", 0, 0, 3),
+    "row_index_is_the_slot": ("a", "conv_step", 0, 0, 3),
+    "rows_in_slot_order": ("a", "logits", None, 0, 3),
+    # step 1 has other rows than step 0, and row 0 is slot 1
+    "states_zeroed_when_rows_change": ("a", "conv_step", 0, 1, 1),
+    "state_written_to_the_first_slot_too": ("a", "after the last op", None, 0, 0),
+    # in step 1 slot 1 is at position 1, row 0, and slot 3 at position 3
+    "position_of_the_first_row_for_all": ("a", "rotate.q", 1, 1, 3),
+    "position_of_the_last_call": ("a", "rotate.q", 1, 1, 1),
+    "position_held_still_in_a_batch": ("a", "rotate.q", 1, 1, 1),
+    "longest_row_sets_the_length": ("a", "rotate.q", 1, 1, 1),
+    "chunk_tokens_share_a_position": ("a", "rotate.q", 1, 0, 3),
+    "chunk_starts_from_zero_state": ("a", "conv_step", 0, 1, 1),
+    "row_cursor_rounded_to_a_unit": ("a", "embed", None, 0, 1),
+    # what was not cleared is met by the first op that reads it; slot 1 begins with one token
+    "one_token_prompt_not_cleared": ("a", "conv_step", 0, 0, 1),
+    "conv_window_not_cleared": ("a", "conv_step", 0, 0, 3),
+    "recurrent_state_not_cleared": ("a", "delta_step", 0, 0, 3),
+    "key_past_the_length_is_read": ("a", "attend", 1, 0, 3),
+    "other_arithmetic_above_one_row": ("a", "project.attn_qkv", 0, 0, 3),
+    "recurrent_state_rounded_to_bfloat16": ("a", "delta_step", 0, 0, 3),
+    # three rows, the last of them slot 0
+    "last_row_of_an_odd_batch_copied": ("b", "logits", None, 0, 0),
+    "logits_rolled_by_one_row": ("a", "logits", None, 0, 3),
+    "row_worked_twice": ("a", "embed", None, 0, 3),
+}
+P4: dict[str, Shown] = {
+    # slot 3, row 0, has three tokens, of which the last counts
+    "logits_of_token_i_for_row_i": ("a", "output_norm", None, 0, 3),
+    "head_on_the_first_token": ("a", "output_norm", None, 0, 3),
+    # the sum at the end of block 0 is first seen as what block 1 norms
+    "residual_from_the_normed_stream": ("a", "attn_norm", 1, 0, 3),
+    "positions_of_the_first_row": ("a", "rotate.q", 1, 1, 3),
+    "chunk_tokens_share_a_position": ("a", "rotate.q", 1, 0, 3),
+    "state_found_by_the_row_index": ("a", "conv_step", 0, 0, 3),
+    "window_found_by_the_row_index": ("a", "conv_step", 0, 0, 3),
+    "rows_in_slot_order": ("a", "logits", None, 0, 3),
+    # slot 3 stood first in step 0, slot 1 stands first in step 1
+    "state_written_to_last_steps_slot": ("a", "after the last op", None, 1, 3),
+    "chunk_starts_from_zero_state": ("a", "conv_step", 0, 1, 1),
+}
+P3: dict[str, Shown] = {"other_arithmetic_in_the_step": ("a", "project.attn_qkv", 0, 0, 3)}
+# A graph is not replayed while somebody listens, so the op is the owner of the first state.
+P8: dict[str, Shown] = {
+    # step 2 of plan b has three rows in a graph of four; slots 1 and 2 are idle, slot 0 is last
+    "padding_takes_a_free_looking_slot": ("b", "conv_step", 0, 2, 1),
+    "padding_repeats_the_last_row": ("b", "conv_step", 0, 2, 0),
+    "padding_is_slot_zero": ("b", "conv_step", 0, 2, 0),
+    # step 2 is the first of plan a that is a graph's, and slot 1 its first row
+    "pointers_of_a_per_step_buffer": ("a", "conv_step", 0, 2, 1),
+    "capture_takes_live_rows": ("a", "conv_step", 0, 2, 1),
+    # step 4 of plan b replays what step 2 filled, and its first row is slot 0
+    "pointers_written_once": ("b", "conv_step", 0, 4, 0),
+    "positions_written_once": ("b", "attend", 1, 4, 0),
+    "lengths_written_once": ("b", "attend", 1, 4, 0),
+    "tokens_written_once": ("b", "conv_step", 0, 4, 0),
+    # the fourth row of step 2 was slot 1, which works once more as padding of step 3
+    "padding_keeps_old_pointers": ("e", "conv_step", 0, 3, 1),
+    # slot 3 has three tokens in step 0
+    "chunks_are_replayed": ("a", "embed", None, 0, 3),
+}
+TABLES = {"p1": P1, "p3": P3, "p4": P4, "p8": P8}
+STEPS = {f"{phase}/{name}": shown for phase, table in TABLES.items()
+         for name, shown in table.items()}
+"""Mutants of steps, as they are declared to show; comments say why there."""
+WIDER = {
+    "p3/other_kernel_above_eight_rows": "b", "p4/rows_cut_a_count_apart": "b",
+    "p5/tenant_trusted_by_one_token": "b", "p5/window_kept_outside_the_slot": "b",
+    "p5/strength_of_the_first_row": "b", "p5/outputs_a_longest_apart": "b",
+    "p5/window_from_the_packed_tokens": "b", "p6/rows_cut_a_count_apart": "b",
+    "p6/next_tokens_page_is_read": "d", "p6/last_short_split_lost": "d",
+    "p6/oldest_key_lost_in_a_batch": "d", "p6/rescale_is_always_one": "d",
+    "p6/first_split_sets_the_maximum": "d", "p6/scratch_kept_between_calls": "f"}
+"""Mutants of ops that plan a does not show, and the plan that does."""
+
+KERNELS = {
+    "p4/heads_taken_side_by_side": "g", "p4/library_silu_in_the_kernel": "g",
+    "p4/library_gate_in_the_norm": "g", "p4/rows_past_the_tile_copied": "g",
+    "p5/conv_step_kernel_follows_the_first_pointer": "g",
+    "p5/conv_step_kernel_reads_backwards": "g", "p5/conv_step_kernel_saves_the_first_token": "g",
+    "p5/conv_step_kernel_takes_rows_for_tokens": "g",
+    "p5/delta_step_kernel_follows_the_first_pointer": "g",
+    "p5/delta_step_kernel_shares_heads_side_by_side": "g",
+    "p5/delta_step_kernel_reads_before_decay": "g",
+    "p5/delta_step_kernel_saves_the_first_token": "g",
+    "p5/delta_step_kernel_writes_rows_for_tokens": "g",
+    "p6/kernel_takes_the_token_for_its_row": "g", "p6/kernel_keeps_a_chunk_at_its_start": "g",
+    "p6/kernel_adds_halves": "g", "p6/kernel_uses_the_librarys_exp": "g",
+    "p6/kernel_gives_a_lane_eight_keys": "a", "p6/kernel_turns_by_the_first_row": "g"}
+"""Mutants of kernels that the interpreter shows, and in which plan."""
+
+SAME, HANDED = "the bits are the same", "what a step returned is overwritten, and no step reads it"
+REFUSED, ARGMAX = "only a step that is to be refused shows it", "argmax runs behind the step"
+PADS = "a row without tokens is refused before any op runs"
+VALUES = "it takes NaN, infinity, -0 or a denormal in a row, which no plan has"
+GREEDY, GRAPHS = "only a greedy run shows it, not a step", "it changes when graphs are made"
+UNSEEN = {
+    "p1/logits_of_the_last_call": HANDED, "p1/checked_row_by_row": REFUSED,
+    "p1/nothing_is_checked": REFUSED, "p3/groups_in_one_order": "K is too short in nano",
+    "p3/long_rows_cut_by_width": "K is too short in nano", "p3/infinity_left_out": VALUES,
+    "p3/zero_times_a_neighbour": VALUES, "p3/oracle_projects": SAME,
+    **dict.fromkeys(("p3/out_as_if_packed", "p3/x_as_if_packed", "p3/out_by_the_stride_of_x",
+                     "p3/padding_times_zero"), "rows of a step stand side by side"),
+    **dict.fromkeys(("p4/steps_looped_one_row_at_a_time", "p4/steps_looped_one_token_at_a_time",
+                     "p4/head_at_every_token"), SAME),
+    "p4/logits_in_a_kept_buffer": HANDED, "p4/nothing_is_checked": REFUSED,
+    "p4/library_functions_in_kernels": "the functions are tried alone, not in a step",
+    "p4/padding_read_into_the_sum": "nothing stands behind the rows of a step",
+    **dict.fromkeys((f"p4/argmax_{name}" for name in (
+        "highest_on_ties", "lowest_lane_on_ties", "draws_a_tie", "last_block_on_ties",
+        "starts_at_zero", "reads_behind_the_row", "tells_zeros_apart", "ignores_nan",
+        "blames_the_first_row", "sees_nan_in_three_rows_alone")), ARGMAX),
+    **dict.fromkeys(("p5/pads_work_on_their_slot", "p5/pads_work_on_the_last_slot",
+                     "p5/pads_work_on_slot_zero", "p5/conv_step_kernel_works_on_pads",
+                     "p5/delta_step_kernel_works_on_pads", "p6/kernel_reads_pads_pointers"), PADS),
+    **dict.fromkeys(("p5/rows_masked_by_zeros", "p5/nan_gates_are_zero",
+                     "p5/sum_begins_with_a_key", "p5/denormals_flushed"), VALUES),
+    "p5/state_rounded_now_and_then": "it takes a hundred calls",
+    **dict.fromkeys(("p5/delta_step_kernel_rereads_for_each_token",
+                     "p5/kernel_launched_for_each_row", "p6/kernel_loads_a_key_too_many",
+                     "p6/kernel_reads_keys_by_query_head"), SAME),
+    "p5/gates_kernel_of_one_block": "nano has fewer gates than a block",
+    "p5/gates_kernel_without_strides": "tokens of a step stand side by side",
+    **dict.fromkeys((f"p6/pad_{name}" for name in (
+        "clamped_to_slot_zero", "takes_an_idle_slot", "takes_the_last_token",
+        "shifts_the_rows_behind", "divides_by_zero", "slot_looked_up")), PADS),
+    **dict.fromkeys((f"p6/{name}" for name in (
+        "narrow_kv_truncated", "narrow_kv_rounds_half_up", "narrow_kv_saturates",
+        "narrow_kv_rounded_in_a_batch_alone", "narrow_kv_rounded_twice",
+        "narrow_kv_read_as_the_other_type", "narrow_kv_of_this_step_not_rounded",
+        "narrow_kv_of_a_chunk_not_rounded", "narrow_queries_too", "four_bytes_a_narrow_value",
+        "kernel_truncates", "kernel_reads_f16_as_bf16")), "only a cache of 16 bits shows it"),
+    **dict.fromkeys((f"p8/{name}" for name in (
+        "key_without_lengths", "capture_reseeds", "capture_at_every_step", "never_replays",
+        "failure_reaches_the_caller", "failure_is_tried_again", "graphs_kept_without_end",
+        "newest_graph_dropped", "sink_is_ignored")), GRAPHS),
+    **dict.fromkeys(("p8/key_without_the_model", "p8/key_without_the_path"),
+                    "it takes two models or paths in one process"),
+    **dict.fromkeys(("p8/logits_in_the_graphs_buffer", "p8/two_buffers_take_turns"), HANDED),
+    **dict.fromkeys((f"p8/{name}" for name in (
+        "key_without_the_kind_of_run", "padding_advances", "token_not_fed_back",
+        "lengths_do_not_advance", "positions_advance_twice", "nan_is_a_token",
+        "runs_are_not_checked")), GREEDY)}
+"""Mutants that no step over nano shows, and why; a thorough run tries them all the same."""
+
+CRASHES = {"p3/whole_tiles_stored": "it stores past the end of a step's output",
+           "p3/weights_written": "weights of a file cannot be written",
+           "p4/cap_of_another_device": "the launch fails above eight rows"}
+"""Mutants with which a step ends in an error."""
+
+ONE_TYPE = "a kernel for one type of weights, tried alone"
+NOT_RUN = {
+    **dict.fromkeys((f"p3/{name}" for name in (
+        "weights_reread_for_each_row", "one_launch_a_row", "second_launch_above_sixteen_rows",
+        "last_rows_not_masked", "last_four_rows_not_masked", "columns_not_masked",
+        "store_not_masked", "strides_taken_for_widths", "words_at_odd_blocks")), ONE_TYPE),
+    "p3/result_kept_by_address": "what it gives depends on where tensors happen to lie",
+    **dict.fromkeys((f"p5/{name}" for name in (
+        "conv_step_kernel_counts_slots_from_the_first", "conv_step_kernel_saves_behind_its_tail",
+        "delta_step_kernel_counts_slots_from_the_first", "delta_step_kernel_saves_in_the_next_head",
+        "delta_step_kernel_saves_in_the_next_slot")),
+        "it writes outside of the pool, which may end the process")}
+"""Mutants that are not tried in a step, and why."""
+
+ON_A_DEVICE = (
+    "p3/offsets_lose_their_high_bits", "p3/a_launch_a_row_on_a_device", "p3/read_on_another_stream",
+    "p4/argmax_offset_of_32_bits", "p5/slot_offset_of_32_bits", "p5/cuda_follows_the_first_pointer",
+    "p5/cuda_works_on_pads", "p5/cuda_shares_heads_side_by_side",
+    "p5/cuda_pairs_distant_lanes_first", "p5/cuda_begins_sums_with_a_key",
+    "p5/cuda_scales_the_norm", "p5/cuda_saves_one_key_late", "p5/cuda_stops_after_a_tile",
+    "p5/cuda_window_backwards", "p5/cuda_takes_the_token_for_the_head",
+    "p5/cuda_delta_step_contracted", "p5/cuda_conv_step_contracted", "p5/cuda_gates_contracted",
+    "p6/offset_of_31_bits", "p6/cuda_sum_contracted", "p6/cuda_reads_the_cache_alone",
+    "p6/cuda_truncates", "p6/cuda_reads_fresh_keys_unrounded")
+"""Mutants that only a device can show."""

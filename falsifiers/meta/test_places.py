@@ -1,0 +1,144 @@
+"""Bisection names the place of every mutant that changes a value, and shrinks it to what fails.
+
+An op's mutant is declared by the part of the path that it replaces; which layer, step and slot it
+shows in first is found beside the bisection, by running its op beside the right one. A step's
+mutant is declared in `places.py`, by reading it and the plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+
+import pytest
+
+import rowtwin
+from falsifiers.bisect import Bisection, Reference, suspects
+from falsifiers.divergence import Place, parted
+from falsifiers.errors import SuiteError
+from falsifiers.lanes import IDLE, Setup, Step, plan
+from falsifiers.meta.places import (
+    CRASHES,
+    KERNELS,
+    NOT_RUN,
+    ON_A_DEVICE,
+    PLANS,
+    STEPS,
+    UNSEEN,
+    WIDER,
+)
+from falsifiers.meta.planted import planted
+from falsifiers.plugin import THOROUGH
+from falsifiers.scenes import Scene
+from falsifiers.shrink import Shrinker
+
+PHASES = ("p1", "p3", "p4", "p5", "p6", "p8")
+VOCAB, LAYERS = 509, 2
+QUICK, SHRUNK = 12, 1
+"""Mutants of a quick run, and how many of them it shrinks."""
+NAMED = {phase: rowtwin.contract_of(phase).mutants for phase in PHASES}
+ELSEWHERE = {*CRASHES, *KERNELS, *NOT_RUN, *ON_A_DEVICE, *UNSEEN}
+LOCATED = [f"{phase}/{name}" for phase in PHASES for name in NAMED[phase]
+           if f"{phase}/{name}" not in ELSEWHERE]
+
+
+def drawn(names: list[str], count: int) -> list[str]:
+    """Return a few names, drawn by what they are."""
+    return sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:count]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Take every mutant in a thorough run, and a drawn dozen in a quick one."""
+    thorough = metafunc.config.getoption(THOROUGH)
+    few = drawn(LOCATED, QUICK)
+    for fixture, names in (("located", LOCATED if thorough else few),
+                           ("shrunk", LOCATED if thorough else few[:SHRUNK]),
+                           ("kernel", KERNELS if thorough else drawn(list(KERNELS), 1)),
+                           ("unseen", UNSEEN if thorough else drawn(list(UNSEEN), 1))):
+        if fixture in metafunc.fixturenames:
+            metafunc.parametrize(fixture, list(names))
+
+
+@cache
+def steps_of(letter: str) -> tuple[list[Step], int]:
+    """Return a plan by its letter, and how many rows it has."""
+    return plan(*PLANS[letter], VOCAB), PLANS[letter][0]
+
+
+@cache
+def oracle(letter: str) -> Reference:
+    """Return the oracle's rows of a plan, run once for all mutants."""
+    setup = rowtwin.bisected("nano", "p1", None, "oracle", "cpu")
+    return Reference(setup, None, steps_of(letter)[0])
+
+
+def setup_of(name: str, layers: tuple[int, ...] | None = None, device: str = "cpu") -> Setup:
+    phase, mutant = name.split("/")
+    return rowtwin.bisected("nano", phase, None, "oracle", device, layers, mutant)
+
+
+def held(name: str, place: Place | None, setup: Setup, letter: str) -> None:
+    """Hold a place to where the mutant is declared to be, or its op was seen to differ."""
+    assert place is not None, f"{name} is not seen"
+    layer, op = parted(place.op)
+    if name in STEPS:
+        assert (op, layer, place.step, place.slot) == STEPS[name][1:]
+        return
+    found = planted(setup, *steps_of(letter))
+    assert found is not None
+    assert found.op in suspects(place.op)
+    assert (layer, place.step) == (found.layer, found.step)
+    assert place.slot in found.slots
+
+
+def letter_of(name: str) -> str:
+    return STEPS[name][0] if name in STEPS else WIDER.get(name, "a")
+
+
+def test_every_mutant_is_located_or_told_why_not() -> None:
+    every = {f"{phase}/{name}" for phase in PHASES for name in NAMED[phase]}
+    lists = [set(one) for one in (STEPS, CRASHES, KERNELS, NOT_RUN, ON_A_DEVICE, UNSEEN)]
+    assert set().union(*lists, WIDER) <= every
+    assert sum(map(len, lists)) == len(set().union(*lists)), "a mutant stands in two lists"
+    assert {f"{phase}/{one.name}" for phase in PHASES for one in rowtwin.bank(phase).mutants
+            if one.device == "cuda"} == set(ON_A_DEVICE)
+    assert all(len(why) > 10 for why in (*UNSEEN.values(), *CRASHES.values(), *NOT_RUN.values()))
+
+
+def test_bisection_names_op_layer_step_and_slot(located: str) -> None:
+    letter, setup = letter_of(located), setup_of(located)
+    steps, m = steps_of(letter)
+    report = Bisection(setup, steps, m, oracle(letter)).run()
+    held(located, report.place, setup, letter)
+
+
+def test_shrunk_case_still_fails_alone(shrunk: str) -> None:
+    letter = letter_of(shrunk)
+    steps, m = steps_of(letter)
+    report = Bisection(setup_of(shrunk), steps, m, oracle(letter)).run()
+    found = Shrinker(lambda layers: setup_of(shrunk, layers)).run(
+        Scene.of(steps, LAYERS, m + IDLE), report)
+    again = Bisection(setup_of(shrunk, found.scene.layers), found.scene.planned(),
+                      found.scene.slots - IDLE)
+    assert again.run().place is not None
+    assert found.scene.size <= Scene.of(steps, LAYERS, m + IDLE).size
+
+
+def test_kernel_is_located_under_the_interpreter(kernel: str) -> None:
+    setup, letter = setup_of(kernel, device="interpret"), KERNELS[kernel]
+    steps, m = steps_of(letter)
+    held(kernel, Bisection(setup, steps, m, oracle(letter)).run().place, setup, letter)
+
+
+def test_mutant_that_is_not_seen_changes_no_value_of_a_step(unseen: str) -> None:
+    device, letters = ("interpret", "g") if "kernel_" in unseen else ("cpu", "ab")
+    for letter in letters:
+        steps, m = steps_of(letter)
+        setup = setup_of(unseen, device=device)
+        assert Bisection(setup, steps, m, oracle(letter)).run().place is None
+
+
+@pytest.mark.parametrize("name", CRASHES)
+def test_mutant_that_crashes_is_told(name: str) -> None:
+    with pytest.raises(SuiteError, match="ended in"):
+        Bisection(setup_of(name), *steps_of("b")).run()
