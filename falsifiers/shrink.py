@@ -66,11 +66,14 @@ class Shrinker:
         """Shrink a scene in which a bisection found a place."""
         if found.place is None:
             raise SuiteError("there is no divergence to shrink")
-        self._at, self._unreported = _part(found.place), found.unreported
+        self._unreported = found.unreported
         scene = scene.with_steps(range(found.place.step + 1))
-        if not self.fails(scene):
+        # as the digests tell it: a report names who wrote a state, when that was seen
+        at = self._known[scene] = self._tried(scene)
+        if at is None or at == ELSEWHERE:
             raise SuiteError("the divergence did not repeat, so it cannot be shrunk: something is "
                              "kept between runs")
+        self._at, self.tried = at, 1
         before = None
         while scene != before and self.tried < self.most:
             before = scene

@@ -71,8 +71,9 @@ def shrunk(phase: str, name: str, m: int, steps: int, prompt: int) -> Shrunk:
 @pytest.mark.parametrize(("phase", "name", "of", "size", "passing"), [
     ("p4", "silu_of_up", (2, 1, 1), (1, 1, 1, 1), None),
     ("p6", "keys_of_the_last_row", (2, 1, 3), (3, 2, 1, 1), (2, 2, 1, 1)),
+    ("p4", "state_written_to_last_steps_slot", (2, 2, 1), (3, 3, 2, 1), (2, 2, 2, 1)),
     ("p8", "tokens_written_once", (1, 3, 1), (2, 2, 2, 1), (1, 1, 1, 1))],
-    ids=["p4", "p6", "p8"])
+    ids=["p4", "p6", "p4-by-no-op", "p8"])
 def test_fault_shrinks_to_what_it_needs(phase: str, name: str, of: tuple[int, int, int],
                                         size: tuple[int, ...],
                                         passing: tuple[int, ...] | None) -> None:
