@@ -80,7 +80,8 @@ def step_split(steps: Steps) -> Plot | None:
     return finished(figure, "step-split", f"Kernels' own time, without the gaps between them; one "
                     f"that starts early counts its waiting too, so a bar may be longer than its "
                     f"step. At m = {figures[-1].m}, context {figures[-1].context:,}, the largest "
-                    f"share of {sum(last.values()):.2f} ms is {top}: {last[top] / sum(last.values()):.0%}.")
+                    f"share of {sum(last.values()):.2f} ms is {top}: "
+                    f"{last[top] / sum(last.values()):.0%}.")
 
 
 def families(step: Step) -> dict[str, float]:
