@@ -46,7 +46,7 @@ def test_only_the_stack_that_is_allowed_is(monkeypatch: pytest.MonkeyPatch) -> N
     from phases.p3_row_twin import compile as check
     monkeypatch.setattr(machine_code, "faults_of", lambda *given: [
         "8 bytes of stack", "9 bytes of local"])
-    assert check.faults_of_cuda("cuda-Q4_K-k2560-m1-128") == ["9 bytes of local"]
+    assert check.faults_of_cuda("cuda-Q4_K-k2560-m1-129") == ["9 bytes of local"]
     assert check.faults_of_cuda("cuda-quantize") == ["8 bytes of stack", "9 bytes of local"]
 
 
