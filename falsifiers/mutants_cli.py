@@ -44,9 +44,11 @@ def mutants(
         metavar="NAME", help="With --random: gate, witness, gguf, judge, prefixes or scheduler; "
                              "by name alone ops, p1, p4, p5 and p6, which take long; may be "
                              "repeated.")] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="What --random draws by.")] = 0,
-    count: Annotated[int, typer.Option(
-        metavar="N", help="How many --random draws of each part; 0 takes all.")] = 20,
+    seed: Annotated[int | None, typer.Option(
+        metavar="N", help="What --random draws by (default: 0).")] = None,
+    count: Annotated[int | None, typer.Option(
+        metavar="N", help="How many --random draws of each part; 0 takes all (default: 20)."
+        )] = None,
 ) -> None:
     """Attack every mutant and print the kill matrix."""
     from falsifiers.errors import SuiteError
@@ -58,10 +60,11 @@ def mutants(
         raise SuiteError("--full takes long: give --phase with it")
     if at_random and (phase is not None or as_json):
         raise SuiteError("--random changes the suite's own code: --part chooses, not --phase")
-    if part and not at_random:
-        raise SuiteError("--part is about --random")
+    for name, given in (("--part", part), ("--seed", seed), ("--count", count)):
+        if given is not None and not at_random:
+            raise SuiteError(f"{name} is about --random")
     if at_random:
-        raise typer.Exit(_random(part or [], seed, count))
+        raise typer.Exit(_random(part or [], seed or 0, 20 if count is None else count))
     if smallest is not None:
         from falsifiers import full_matrix
         print("\n".join(full_matrix.lines(full_matrix.read(smallest))))

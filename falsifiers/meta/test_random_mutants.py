@@ -228,6 +228,7 @@ def test_score_leaves_out_what_is_equivalent_or_was_not_planted() -> None:
 @pytest.mark.parametrize(("words", "why"), [
     (["--random", "--full"], "give one of"), (["--full"], "give --phase"),
     (["--random", "--phase", "1"], "--part chooses"), (["--part", "gate"], "about --random"),
+    (["--seed", "0"], "--seed is about --random"), (["--count", "0"], "--count is about --random"),
     (["--random", "--part", "gat"], "unknown part 'gat'"),
     (["--random", "--count", "-1"], "--count must be 0 or more"),
     (["--smallest", "none.json"], "holds no matrix")])
