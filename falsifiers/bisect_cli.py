@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from falsifiers.lanes import Setup, Step
     from falsifiers.repro import Asked
 
+Width = Annotated[int, typer.Option("--m", metavar="M", help="Rows of the batch.")]
+Steps = Annotated[int, typer.Option(metavar="S", help="Steps to run.")]
+Prompt = Annotated[int, typer.Option(metavar="P", help="Tokens of the longest row's prompt.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="What tokens and slots are drawn by.")]
+
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 MOST = 64
 
@@ -43,11 +48,10 @@ def bisect(
         metavar="auto|oracle|alone|N", help="What each row is held to: forward_single, the same "
         "path with that row alone, or another phase's path; auto takes the oracle, but for a "
         "candidate in an arithmetic of its own that candidate alone.")] = "auto",
-    m: Annotated[int, typer.Option("--m", metavar="M", help="Rows of the batch.")] = 4,
-    steps: Annotated[int, typer.Option(metavar="S", help="Steps to run.")] = 6,
-    prompt: Annotated[int, typer.Option(
-        metavar="P", help="Tokens of the longest row's prompt.")] = 70,
-    seed: Annotated[int, typer.Option(metavar="N", help="What tokens and slots are drawn by.")] = 0,
+    m: Width = 4,
+    steps: Steps = 6,
+    prompt: Prompt = 70,
+    seed: Seed = 0,
     device: Annotated[str, typer.Option(
         metavar="cpu|interpret|cuda", help="Where the batch runs; interpret runs the kernels of "
         "the phase's own ops, which is slow.")] = "cpu",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from falsifiers.bisect_cli import Prompt, Seed, Steps, Width, planned
 from falsifiers.lazy import readable
 
 if TYPE_CHECKING:
@@ -36,16 +37,14 @@ def trace(
         metavar="SPEC", help="Put the ops of a candidate into that path.")] = None,
     alone: Annotated[bool, typer.Option(
         "--alone", help="Run each row by itself through forward_single instead.")] = False,
-    m: Annotated[int, typer.Option("--m", metavar="M", help="Rows of the batch.")] = 4,
-    steps: Annotated[int, typer.Option(metavar="S", help="Steps to run.")] = 6,
-    prompt: Annotated[int, typer.Option(
-        metavar="P", help="Tokens of the longest row's prompt.")] = 70,
-    seed: Annotated[int, typer.Option(metavar="N", help="What tokens and slots are drawn by.")] = 0,
+    m: Width = 4,
+    steps: Steps = 6,
+    prompt: Prompt = 70,
+    seed: Seed = 0,
     device: Annotated[str, typer.Option(
         metavar="cpu|cuda", help="Where the batch runs.")] = "cpu",
 ) -> None:
     """Write every op's inputs and outputs, step by step, as docs/traces.md describes."""
-    from falsifiers.bisect_cli import planned
     from falsifiers.errors import SuiteError
     from falsifiers.lanes import Alone, Batched
     from falsifiers.trace_files import record

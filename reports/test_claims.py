@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 import rowtwin
 from contracts.schema import Case
 from falsifiers import receipts, session
+from falsifiers.meta.command import Main, main_of
 from falsifiers.receipts import Receipt
 from reports import claims, files, made_up
 from reports.claims import Claim, Proof
@@ -112,22 +111,13 @@ def test_page_tells_every_claim() -> None:
     assert "not shown: 2, 3" in text
 
 
-Told = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
+def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     monkeypatch.setattr(session, "contracts_of", lambda: CONTRACTS)
     monkeypatch.setattr(claims, "code_of", lambda root: "code")
     monkeypatch.setattr(files, "page", lambda evidence: "")
 
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rowtwin", "claims", *words])
-        with pytest.raises(SystemExit) as end:
-            rowtwin.main()
-        return (int(end.value.code or 0), *capsys.readouterr())
-
-    return run
+    return main_of(rowtwin.main, monkeypatch, capsys, "claims")
 
 
 @pytest.mark.parametrize(("evidence", "code", "words"), [
@@ -135,21 +125,21 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     (made_up.evidence(code="other", subject="in-tree"), 2, "stale, 3 of 3, m 1-3"),
     (made_up.evidence(made_up.MIXED, code="code", subject="in-tree"), 1, "broken, 3 of 3, m 1-3")])
 def test_command_takes_a_report_at_its_word_about_its_own_code(
-        told: Told, tmp_path: Path, evidence: Any, code: int, words: str) -> None:
+        told: Main, tmp_path: Path, evidence: Any, code: int, words: str) -> None:
     files.write(tmp_path, evidence)
     got, out, _ = told("--report", str(tmp_path))
     assert got == code
     assert words in out
 
 
-def test_command_says_how_to_show_more(told: Told) -> None:
+def test_command_says_how_to_show_more(told: Main) -> None:
     code, out, _ = told()
     assert (code, "cpu: 0 of 7 cases are shown" in out) == (2, True)
     assert "rowtwin report --thorough" in out
     assert len(json.loads(told("--json", "--open")[1])) == 3
 
 
-def test_report_of_a_candidate_is_refused(told: Told, tmp_path: Path) -> None:
+def test_report_of_a_candidate_is_refused(told: Main, tmp_path: Path) -> None:
     files.write(tmp_path, made_up.evidence(subject="file:mine.py"))
     code, out, err = told("--report", str(tmp_path))
     assert (code, out) == (2, "")

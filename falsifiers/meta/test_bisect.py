@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cache
@@ -19,6 +18,7 @@ from engine.path import Rows
 from falsifiers.bisect import Bisection, Reference, suspects
 from falsifiers.divergence import AROUND, Report, compared
 from falsifiers.lanes import IDLE, Setup, Step, plan
+from falsifiers.meta.command import Main, main_of
 
 VOCAB = 509
 STEPS = plan(3, 5, 5, VOCAB)
@@ -179,19 +179,10 @@ def test_first_element_is_shown_with_its_neighbours() -> None:
     assert compared(got, want[:2])[0] is None
 
 
-Run = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
-def bisect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def bisect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command: exit code, stdout, stderr."""
-    def run(*argv: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rowtwin", "bisect", *argv])
-        with pytest.raises(SystemExit) as end:
-            rowtwin.main()
-        return (int(end.value.code or 0), *capsys.readouterr())
-
-    return run
+    return main_of(rowtwin.main, monkeypatch, capsys, "bisect")
 
 
 SMALL = ("nano", "--phase", "5", "--m", "2", "--steps", "2", "--prompt", "3")
@@ -204,7 +195,7 @@ def gates(a, b, decay, bias, g, beta):
 '''
 
 
-def test_command_tells_where_a_candidate_is_wrong(bisect: Run, tmp_path: Path) -> None:
+def test_command_tells_where_a_candidate_is_wrong(bisect: Main, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WRONG)
     argv = (*SMALL, "--candidate", f"file:{tmp_path}/mine.py", "--against", "oracle")
     code, out, _ = bisect(*argv)
@@ -218,7 +209,7 @@ def test_command_tells_where_a_candidate_is_wrong(bisect: Run, tmp_path: Path) -
     assert "nan" in told["values"]["got_around"]
 
 
-def test_command_tells_that_there_is_no_divergence(bisect: Run) -> None:
+def test_command_tells_that_there_is_no_divergence(bisect: Main) -> None:
     code, out, err = bisect(*SMALL)
     assert (code, err) == (0, "")
     assert out.endswith("no divergence\n")
@@ -235,7 +226,7 @@ def test_command_tells_that_there_is_no_divergence(bisect: Run) -> None:
     (["nano", "--candidate", "mine"], "unknown candidate 'mine'"),
     (["nano", "--phase", "5", "--candidate", "module:json"], "offers none of the functions"),
     (["no.gguf"], "cannot read no.gguf: No such file")])
-def test_bad_usage_ends_in_one_sentence(bisect: Run, argv: list[str], sentence: str) -> None:
+def test_bad_usage_ends_in_one_sentence(bisect: Main, argv: list[str], sentence: str) -> None:
     code, out, err = bisect(*argv)
     assert (code, out) == (2, "")
     assert sentence in err

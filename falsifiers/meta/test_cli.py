@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from falsifiers import session
 from falsifiers.errors import SuiteError
 from falsifiers.gate import judge_phase
 from falsifiers.lazy import READER_GONE
+from falsifiers.meta.command import Main, main_of
 from falsifiers.meta.lies import FINDING, verdict
 from falsifiers.session import Gated, Run, Wanted
 from falsifiers.table import show, tinted
@@ -59,19 +60,10 @@ def test_reader_that_went_away_is_told_quietly() -> None:
     assert (done.returncode, done.stderr) == (READER_GONE, "")
 
 
-Main = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command line: exit code, stdout, stderr."""
-    def run(*argv: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rowtwin", *argv])
-        with pytest.raises(SystemExit) as end:
-            rowtwin.main()
-        return (int(end.value.code or 0), *capsys.readouterr())
-
-    return run
+    return main_of(rowtwin.main, monkeypatch, capsys)
 
 
 @pytest.fixture

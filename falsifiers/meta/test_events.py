@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +12,7 @@ import rowtwin
 from falsifiers import session
 from falsifiers.errors import SuiteError
 from falsifiers.events import Happened, Parting, first_wrong
+from falsifiers.meta.command import Main, main_of
 
 STOPS = "p0/stops_are_each_requests_own[cpu-eos-at0]"
 BAD = "p0/bad_requests_change_nothing[cpu-join0]"
@@ -108,25 +107,16 @@ def test_missing_event_is_told_apart_from_one_too_many() -> None:
     assert Parting(4, late, None, False).line().endswith("due was nothing more")
 
 
-Run = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
-def bisect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def bisect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command: exit code, stdout, stderr."""
     known = {"p0": rowtwin.contract_of("p0")}
     monkeypatch.setattr(session, "contracts_of", lambda: known)
 
-    def run(*argv: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rowtwin", "bisect", *argv])
-        with pytest.raises(SystemExit) as end:
-            rowtwin.main()
-        return (int(end.value.code or 0), *capsys.readouterr())
-
-    return run
+    return main_of(rowtwin.main, monkeypatch, capsys, "bisect")
 
 
-def test_command_names_the_first_wrong_event(bisect: Run) -> None:
+def test_command_names_the_first_wrong_event(bisect: Main) -> None:
     code, out, _ = bisect("--case", STOPS, "--mutant", "stops_for_all")
     assert code == 1
     assert out.startswith("request 2, slot 1, step 1: ")

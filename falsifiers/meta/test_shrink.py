@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from falsifiers import repro, session, shrink
 from falsifiers.bisect import Bisection
 from falsifiers.errors import SuiteError
 from falsifiers.lanes import IDLE, Setup, plan
+from falsifiers.meta.command import Main, main_of
 from falsifiers.repro import TEST, Asked
 from falsifiers.scenes import Scene
 from falsifiers.shrink import Shrinker, Shrunk, least
@@ -109,21 +109,12 @@ def test_nothing_is_shrunk_that_does_not_part_or_repeat() -> None:
         Shrinker(setup).run(scene, replace(report, place=None))
 
 
-Run = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
-def bisect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def bisect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command: exit code, stdout, stderr."""
     monkeypatch.setattr(session, "contracts_of", lambda: CONTRACTS)
 
-    def run(*argv: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rowtwin", "bisect", *argv])
-        with pytest.raises(SystemExit) as end:
-            rowtwin.main()
-        return (int(end.value.code or 0), *capsys.readouterr())
-
-    return run
+    return main_of(rowtwin.main, monkeypatch, capsys, "bisect")
 
 
 WRONG = '''
@@ -135,7 +126,7 @@ def silu_mul(gate, up, out):
 '''
 
 
-def test_script_fails_alone_until_the_fault_is_gone(bisect: Run, tmp_path: Path) -> None:
+def test_script_fails_alone_until_the_fault_is_gone(bisect: Main, tmp_path: Path) -> None:
     mine, file = tmp_path / "mine.py", tmp_path / "smallest.py"
     mine.write_text(WRONG)
     code, out, _ = bisect("nano", "--phase", "4", "--candidate", f"file:{mine}", "--against",
@@ -169,7 +160,7 @@ def test_script_is_short_however_much_a_case_holds() -> None:
     compile(text, "x.py", "exec")
 
 
-def test_steps_of_a_case_are_what_is_bisected(bisect: Run, tmp_path: Path) -> None:
+def test_steps_of_a_case_are_what_is_bisected(bisect: Main, tmp_path: Path) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(WRONG)
     code, out, _ = bisect("--case", "p4/repeats_are_equal[cpu-nano]", "--candidate",
@@ -190,7 +181,7 @@ def test_steps_of_a_case_are_what_is_bisected(bisect: Run, tmp_path: Path) -> No
     (["--case", "p4/repeats_are_equal[cpu-nano]", "--mutant", "silu_of_up"], "not --case"),
     (["--case", "p4/argmax_refuses_nan[cpu-vocab509]"], "takes no step, so there is none"),
     (["nano", "--shrink", "/"], "/ exists and is not overwritten")])
-def test_bad_usage_ends_in_one_sentence(bisect: Run, argv: list[str], sentence: str) -> None:
+def test_bad_usage_ends_in_one_sentence(bisect: Main, argv: list[str], sentence: str) -> None:
     code, out, err = bisect(*argv)
     assert (code, out) == (2, "")
     assert sentence in err

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import rowtwin
-
-Run = Callable[..., tuple[int, str, str]]
+from falsifiers.meta.command import Main, main_of
 
 
 @pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command line: exit code, stdout, stderr."""
-    def run(*argv: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rowtwin", *argv])
-        with pytest.raises(SystemExit) as end:
-            rowtwin.main()
-        return (int(end.value.code or 0), *capsys.readouterr())
-
-    return run
+    return main_of(rowtwin.main, monkeypatch, capsys)
 
 
 WRONG = '''
@@ -36,7 +27,7 @@ def gates(a, b, decay, bias, g, beta):
 SMALL = ("--m", "2", "--steps", "2", "--prompt", "3")
 
 
-def test_commands_write_traces_and_tell_where_they_part(tmp_path: Path, rows: Run) -> None:
+def test_commands_write_traces_and_tell_where_they_part(tmp_path: Path, rows: Main) -> None:
     (tmp_path / "mine.py").write_text(WRONG)
     one, two, page = (str(tmp_path / name) for name in ("one", "two", "map.html"))
     assert rows("trace", "nano", "--out", one, "--phase", "5", "--candidate",
@@ -57,7 +48,7 @@ def test_commands_write_traces_and_tell_where_they_part(tmp_path: Path, rows: Ru
     assert "is not empty, and nothing is overwritten" in err
 
 
-def test_candidate_that_would_not_be_run_is_refused(tmp_path: Path, rows: Run) -> None:
+def test_candidate_that_would_not_be_run_is_refused(tmp_path: Path, rows: Main) -> None:
     code, out, err = rows("trace", "nano", "--out", str(tmp_path / "out"), "--alone",
                           "--candidate", "file:mine.py", *SMALL)
     assert (code, out) == (2, "")
@@ -75,7 +66,7 @@ def test_candidate_that_would_not_be_run_is_refused(tmp_path: Path, rows: Run) -
     (["--trace", "a", "--trace", "b", "--cosine", "2", "--norm", "0"], "--cosine must be in (0, 1"),
     (["--trace", "a", "--trace", "b", "--html", "/"], "exists already, and nothing is overwritten"),
     (["--trace", "/no/a", "--trace", "/no/b"], "/no/a is not a directory of a trace")])
-def test_bad_usage_ends_in_one_sentence(rows: Run, argv: list[str], sentence: str) -> None:
+def test_bad_usage_ends_in_one_sentence(rows: Main, argv: list[str], sentence: str) -> None:
     code, out, err = rows("bisect", "--m", "2", *argv)
     assert (code, out) == (2, "")
     assert sentence in err

@@ -10,10 +10,8 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,6 +25,7 @@ from falsifiers.candidates import Candidate
 from falsifiers.cli import cases_of_vectors
 from falsifiers.errors import Declined, ParityBroken, SuiteError, Unmeasurable
 from falsifiers.judge import Judge, as_bits
+from falsifiers.meta.command import Main, main_of
 from falsifiers.session import Wanted
 from falsifiers.subject import Subject
 from falsifiers.vectors import foreign, program
@@ -36,19 +35,10 @@ from falsifiers.vectors.program import Program
 from falsifiers.verdict import Finding
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "gemv_rows.c"
-Run = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command line: exit code, stdout, stderr."""
-    def run(*argv: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rowtwin", *argv])
-        with pytest.raises(SystemExit) as end:
-            rowtwin.main()
-        return (int(end.value.code or 0), *capsys.readouterr())
-
-    return run
+    return main_of(rowtwin.main, monkeypatch, capsys)
 
 
 def compiled(folder: Path, *, instead_of: str = "", stands: str = "") -> Path:
@@ -75,7 +65,7 @@ def test_without_a_compiler_the_example_is_said_to_be_unmeasurable(
         compiled(tmp_path)
 
 
-def test_example_in_c_passes_every_exact_call_bit_for_bit(tmp_path: Path, rows: Run) -> None:
+def test_example_in_c_passes_every_exact_call_bit_for_bit(tmp_path: Path, rows: Main) -> None:
     folder = tmp_path / "p3"
     code, out, err = rows("vectors", "export", str(folder), "--phase", "3")
     assert (code, err) == (0, "")

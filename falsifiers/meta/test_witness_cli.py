@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rowtwin
+from falsifiers.meta.command import Main, main_of
 from falsifiers.meta.stub_faults import constant
 from falsifiers.meta.stub_server import Stub, serving
 from falsifiers.meta.witness_files import FILES, good
@@ -28,19 +28,10 @@ heavy = {{"torch", "triton", "numpy", "yaml", "pytest", "httpx", "jinja2", "prom
          "asyncio.runners"}}
 print("\\nloaded", sorted(heavy & set(sys.modules)), code)
 """
-Main = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command line: exit code, stdout, stderr."""
-    def run(*argv: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["rowtwin", "witness", *map(str, argv)])
-        with pytest.raises(SystemExit) as end:
-            rowtwin.main()
-        return (int(end.value.code or 0), *capsys.readouterr())
-
-    return run
+    return main_of(rowtwin.main, monkeypatch, capsys, "witness")
 
 
 @pytest.mark.parametrize(("argv", "code"), [

@@ -1,0 +1,22 @@
+"""The command line as tests run it, in their own process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+Main = Callable[..., tuple[int, str, str]]
+
+
+def main_of(entry: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
+            capsys: pytest.CaptureFixture[str], *verb: str) -> Main:
+    """Return a function that runs the command line by its entry: exit code, stdout, stderr."""
+    def run(*argv: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rowtwin", *verb, *map(str, argv)])
+        with pytest.raises(SystemExit) as end:
+            entry()
+        return (int(end.value.code or 0), *capsys.readouterr())
+
+    return run
