@@ -9,6 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from contracts.schema import Contract
+from falsifiers.group import end_group
 from falsifiers.session import ROOT
 
 TOOLS = ("memcheck", "racecheck")
@@ -38,13 +39,16 @@ def _said(contract: Contract, tool: str) -> str:
     chosen = f"cuda and ({' or '.join(contract.sanitized)})"
     command = [PROGRAM, "--tool", tool, "--print-limit", "3", sys.executable, "-m", "pytest", "-q",
                "-p", "no:cacheprovider", f"{folder}/test_falsifier.py", "-k", chosen]
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE,
-                              check=False)
-    except subprocess.TimeoutExpired:
-        return f"it did not end within {PATIENCE} s"
-    summary, passed = SUMMARY.search(done.stdout), PASSED.search(done.stdout)
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True, start_new_session=True) as process:
+        try:
+            out, err = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            return f"it did not end within {PATIENCE} s"
+        finally:  # the cases that it watches too, which would go on beside what is timed next
+            end_group(process)
+    summary, passed = SUMMARY.search(out), PASSED.search(out)
     if summary is None or passed is None:
-        last = (done.stdout + done.stderr).strip().splitlines()[-1:]
+        last = (out + err).strip().splitlines()[-1:]
         return f"it said nothing that can be kept: {''.join(last)[:200]}"
     return f"{summary[1]}, {passed[1]} cases"

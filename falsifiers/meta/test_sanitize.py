@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,3 +61,28 @@ def test_a_missing_tool_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_a_contract_without_such_falsifiers_asks_nothing() -> None:
     assert sanitize.sanitized(load_contract(ROOT / "contracts/p4.yaml")) == {}
+
+
+def test_what_a_tool_watches_ends_with_its_patience(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, told = tmp_path / sanitize.PROGRAM, tmp_path / "pid"
+    program.write_text(f"#!/bin/sh\nsleep 60 &\necho $! >> {told}\nwait\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(sanitize, "PATIENCE", 1)
+    assert set(sanitize.sanitized(P5).values()) == {"it did not end within 1 s"}
+    left = told.read_text().split()
+    assert len(left) == len(sanitize.TOOLS)
+    for _ in range(500):  # a killed process takes a moment to be gone
+        left = [pid for pid in left if _runs(pid)]
+        if not left:
+            break
+        time.sleep(0.01)
+    assert not left
+
+
+def _runs(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except OSError:
+        return False

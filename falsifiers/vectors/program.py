@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
+from falsifiers.group import end_group
 from falsifiers.sample import printable
 from falsifiers.vectors.calls import OWN, Call, answered, broken, declared
 from falsifiers.vectors.files import UnreadableError, write
@@ -79,9 +79,7 @@ class Program:
                              f"{call.name} and was stopped; it is not run again")
                 broken("crash", self.dead)
             finally:  # also what it left behind when it ended, which could still write
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                end_group(process)
             if code:
                 ended = f"was killed by signal {-code}" if code < 0 else f"exited {code}"
                 broken("crash", f"{self.argv[0]} {ended} at the call {call.name}{_last(heard)}")
