@@ -16,9 +16,9 @@ from engine.kernels.compile import found_in
 from engine.kernels.nvrtc import compiled
 
 
-def faults_of(source: str, options: tuple[str, ...] = ()) -> list[str]:
-    """Compile CUDA C++ for sm_90 and return what must not be in it."""
-    ptx, cubin = compiled(source, options)
+def faults_of(source: str, options: tuple[str, ...] = (), arch: str = "sm_90") -> list[str]:
+    """Compile CUDA C++ for an architecture and return what must not be in it."""
+    ptx, cubin = compiled(source, options, arch)
     return found_in(ptx) + spilled(cubin) if ".entry" in ptx else ["no kernel"]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 import triton
@@ -71,24 +72,25 @@ def variants() -> Iterator[Variant]:
                           {"KIND": code, "BYTES": size, "N": 16, "M": tile}, 4, spills=True)
 
 
-def cuda_variants() -> dict[str, tuple[str, ...]]:
-    """Return the compiler options of the CUDA C++ variants that launches of SHAPES take, by name.
+def cuda_variants() -> dict[str, tuple[Path, tuple[str, ...]]]:
+    """Return source and compiler options of the CUDA C++ variants that SHAPES take, by name.
 
     Shapes and numbers of rows that take one variant give it the name of the first.
     """
-    names: dict[tuple[str, ...], str] = {(): "cuda-quantize"}
+    names = {(kernel_exact_mma.QUANTIZE, ()): "cuda-quantize"}
     for kind, k, m, tiles in product(packing.CODE, SHAPES, WIDTHS, TILES):
-        names.setdefault(kernel_exact_mma.plan_for(ceil(k / 256), m, tiles).options([kind]),
-                         f"cuda-{kind}-k{k}-m{m}-{tiles}")
+        plan = kernel_exact_mma.plan_for(ceil(k / 256), m, tiles)
+        names.setdefault((plan.file, plan.options([kind])), f"cuda-{kind}-k{k}-m{m}-{tiles}")
     for kinds, m in product(TOGETHER, WIDTHS):
-        names.setdefault(kernel_exact_mma.plan_for(10, m, kernel_exact_mma.FEW + 1).options(kinds),
-                         f"cuda-{'+'.join(kinds)}-k2560-m{m}")
-    return {name: options for options, name in names.items()}
+        plan = kernel_exact_mma.plan_for(10, m, kernel_exact_mma.FEW + 1)
+        names.setdefault((plan.file, plan.options(kinds)), f"cuda-{'+'.join(kinds)}-k2560-m{m}")
+    return {name: variant for variant, name in names.items()}
 
 
 def faults_of_cuda(name: str) -> list[str]:
     """Compile a CUDA C++ variant and return what must not be in it."""
-    found = machine_code.faults_of(kernel_exact_mma.source(), cuda_variants()[name])
+    path, options = cuda_variants()[name]
+    found = machine_code.faults_of(kernel_exact_mma.source(path), options, kernel_exact_mma.ARCH)
     kept = {f"{size} bytes of stack" for size in range(1, KEPT.get(name, 0) + 1)}
     return [fault for fault in found if fault not in kept]
 

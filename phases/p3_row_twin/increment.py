@@ -44,8 +44,8 @@ def project(weight: Weight, x: Tensor, out: Tensor) -> None:
 def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:
     """Write W x for every row of x f32[m, K] into out f32[m, N]: kernels on a device, else torch.
 
-    Rows may have any stride; values of a row are neighbours. A launch takes 64 rows and reads
-    each weight byte once.
+    Rows may have any stride; values of a row are neighbours. Each weight byte is read once for 64
+    rows.
     """
     check(weight, x, out)
     product = kernel(weight.arithmetic, "cuda") if x.is_cuda else reference.gemv_rows
@@ -64,15 +64,14 @@ def gemv_rows_all(weights: Sequence[Weight], x: Tensor, outs: Sequence[Tensor]) 
         if weight.arithmetic != EXACT:
             gemv_rows(weight, x, out)
     exact = [pair for pair in zip(weights, outs, strict=True) if pair[0].arithmetic == EXACT]
-    for row in range(0, len(x) if exact else 0, WIDEST):
+    if exact:
         from phases.p3_row_twin import kernel_exact_mma as mma
-        integers = integers_of(x) or mma.quantize(x[row:row + WIDEST])
-        mma.multiply_all([weight for weight, _ in exact], integers,
-                         [out[row:row + WIDEST] for _, out in exact])
+        mma.multiply_all([weight for weight, _ in exact], integers_of(x) or mma.quantize(x),
+                         [out for _, out in exact])
 
 
 def carry(x: Tensor, integers: Any) -> None:
-    """Leave the integers of x f32[m, K], m up to 64, with the tensor, for products that follow."""
+    """Leave the integers of x f32[m, K] with the tensor, for products that follow."""
     owner: Any = x if x._base is None else x._base
     if not owner.is_inference():  # such a tensor does not tell whether it was changed since
         owner.integers = (integers, owner._version)

@@ -1,6 +1,6 @@
-"""exact-23 on int8 tensor cores: packed fragments, each weight word read once for all m rows.
+"""exact-23 on int8 tensor cores: packed fragments, each weight word read once for 64 rows.
 
-CUDA C++ (`exact_mma.cu`) compiled by NVRTC: the same bits as `kernel_exact`, near the memory floor.
+CUDA C++ (`exact_few.cu`, `exact_wide.cu`) compiled by NVRTC: the same bits as `kernel_exact`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,26 @@ from engine.weights import EXACT, Weight
 from phases.p3_row_twin.packing import CODE, ROWS, pack, tile_bytes
 
 ARITHMETIC = EXACT
+ARCH = "sm_90a"
+"""Whose warpgroups `exact_wide.cu` needs; such code runs on no other architecture."""
 SHARED = 225_000
 """Bytes of shared memory that a multiprocessor's block may have."""
 FEW = 128
 """Tiles of 16 rows that leave a multiprocessor one at most: a second team would idle."""
-SOURCE = Path(__file__).with_name("exact_mma.cu")
 LIMBS = Path(__file__).with_name("limbs.cuh")
+QUANTIZE = Path(__file__).with_name("quantize.cu")
+TILES = Path(__file__).with_name("tiles.cuh")
+FEW_ROWS = Path(__file__).with_name("exact_few.cu")
+WIDE_ROWS = Path(__file__).with_name("exact_wide.cu")
+ENTRY = Path(__file__).with_name("exact_entry.cu")
+MOST_FEW = 16
+"""Rows that `exact_few.cu` takes; more go to `exact_wide.cu`."""
+CHUNK = 64
+"""Rows that meet a weight at once."""
+MOST_CHUNKS = 8
+"""Chunks of a launch: each has room of its own for sums that are handed on."""
+COUNTERS = 1 << 17
+"""Tiles whose sums can be under way at once, before more room is asked for."""
 MOST = 3
 """Types of a launch, and matrices of a type."""
 _packed: WeakKeyDictionary[Weight, Tensor] = WeakKeyDictionary()
@@ -39,12 +53,8 @@ _joined: WeakKeyDictionary[Weight, tuple[list[str], Tensor]] = WeakKeyDictionary
 class _Integers(Structure):
     """Where a kernel finds or puts the integers of activations."""
 
-    _fields_ = (("limbs", c_void_p), ("sums", c_void_p), ("scales", c_void_p), ("nts", c_int),
-                ("pack", c_int))
-
-
-NOWHERE = _Integers()
-"""What a kernel that also makes integers takes where none are wanted."""
+    _fields_ = (("limbs", c_void_p), ("sums", c_void_p), ("scales", c_void_p), ("groups", c_int),
+                ("nts", c_int), ("pack", c_int))
 
 
 class _Out(Structure):
@@ -56,8 +66,8 @@ class _Out(Structure):
 class _Part(Structure):
     """Matrices of one type in a launch, and the blocks that they have."""
 
-    _fields_ = (("weights", c_void_p), ("partial", c_void_p), ("outs", _Out * MOST),
-                ("tiles", c_int), ("first", c_int), ("blocks", c_int))
+    _fields_ = (("weights", c_void_p), ("partial", c_void_p), ("arrived", c_void_p),
+                ("outs", _Out * MOST), ("tiles", c_int), ("first", c_int), ("blocks", c_int))
 
 
 class _Parts(Structure):
@@ -68,7 +78,7 @@ class _Parts(Structure):
 
 @dataclass(frozen=True)
 class Integers:
-    """Activations of m rows as integers, in the order in which lanes read them."""
+    """Activations of m rows as integers, in the order in which lanes read them, chunk by chunk."""
 
     m: int
     k: int
@@ -79,7 +89,7 @@ class Integers:
     @staticmethod
     def empty(m: int, k: int, device: torch.device) -> Integers:
         """Return room for the integers of m rows of k values."""
-        room = ceil(k / 256) * ceil(m / 8)
+        room = ceil(m / CHUNK) * ceil(k / 256) * tiles_of(m)
         return Integers(m, k, torch.empty(room * 1536, dtype=torch.int32, device=device),
                         torch.empty(room * 64, dtype=torch.int32, device=device),
                         torch.empty(room * 8, device=device))
@@ -88,7 +98,12 @@ class Integers:
     def argument(self) -> Structure:
         """What a kernel takes."""
         return _Integers(self.limbs.data_ptr(), self.sums.data_ptr(), self.scales.data_ptr(),
-                         ceil(self.m / 8), int(self.m <= 2))
+                         ceil(self.k / 256), tiles_of(self.m), int(self.m <= 2))
+
+
+def tiles_of(m: int) -> int:
+    """Return how many tiles of eight rows a chunk of m rows takes: 1, 2, 4 or 8."""
+    return 1 << (ceil(min(m, CHUNK) / 8) - 1).bit_length()
 
 
 def supports(case: Any) -> str | None:
@@ -101,16 +116,21 @@ def supports(case: Any) -> str | None:
 class Plan:
     """How one launch is laid out; it decides speed and no bit."""
 
-    slices: int
-    """Blocks that share K."""
-    warps: int
-    """Groups of 256 columns, a warp each, of a slice: a team."""
+    file: Path
+    """The source that says how a block multiplies."""
+    defines: tuple[tuple[str, int], ...]
+    """The constants that it is compiled with, beside those of the types."""
+    columns: int
+    """Blocks side by side that share K in equal parts, a grid's second axis."""
+    least: int
+    """Blocks that the matrices of a type need."""
     teams: int
-    """Teams of a block, each on tiles of its own."""
-    pack: bool
-    """Whether the limbs of one or two rows stand side by side in one tile."""
-    direct: bool
-    """Whether activations are read through L1, as too many for shared memory."""
+    """Teams of warps of a block, each on tiles of its own."""
+    segments: int
+    """Segments of K that teams share beside tiles, four of them at once, or 0."""
+    handed_on: int
+    """Values a tile and chunk of rows that blocks hand on."""
+    threads: int
     shared: int
     """Bytes of shared memory a block."""
 
@@ -118,39 +138,61 @@ class Plan:
         """Return the compiler options of the variant for up to three types."""
         codes = [CODE[kind] for kind in kinds] + [0] * (MOST - len(kinds))
         return (*(f"-DKIND_{name}={code}" for name, code in zip("ABC", codes, strict=True)),
-                f"-DWARPS={self.warps}", f"-DTEAMS={self.teams}",
-                f"-DALONE={int(self.slices == 1)}", f"-DPACK={int(self.pack)}",
-                f"-DDIRECT={int(self.direct)}")
+                *(f"-D{name}={value}" for name, value in self.defines),
+                f"-DTHREADS={self.threads}")
+
+    def items(self, tiles: int) -> int:
+        """Return what teams share of so many tiles."""
+        return ceil(tiles / 4) * self.segments if self.segments else tiles
 
 
 def plan_for(groups: int, m: int, live: int) -> Plan:
     """Return the layout of a launch of m rows over `live` tiles of weights, by the sizes alone."""
+    return few(groups, m, live) if m <= MOST_FEW else wide(groups, m)
+
+
+def few(groups: int, m: int, live: int) -> Plan:
+    """Return the layout for up to 16 rows: teams of a warp a group."""
     slices, warps = slices_of(groups, m)
     teams = 2 if live > FEW and warps <= 12 else 1
-    tiles, pack = ceil(m / 8), m <= 2
-    rest = warps * tiles * (96 if pack else 288)
-    limbs = warps * tiles * (2048 if pack else 6144)
+    tiles, pack = tiles_of(m), m <= 2
+    inputs = warps * tiles * (64 + 32 + 2048 if pack else 256 + 32 + 6144)
     values = teams * 2 * warps * 16 * (2 if pack else tiles * 8) * 4
-    direct = rest + limbs + values > SHARED
-    return Plan(slices, warps, teams, pack, direct, rest + values + (0 if direct else limbs))
+    return Plan(FEW_ROWS, (("WARPS", warps), ("TEAMS", teams), ("ALONE", int(slices == 1)),
+                           ("PACK", int(pack))),
+                slices, 1, teams, 0, ceil(groups / 4) * 16 * m if slices > 1 else 0,
+                teams * warps * 32, inputs + values)
 
 
-def source(path: Path = SOURCE) -> str:
+def wide(groups: int, m: int) -> Plan:
+    """Return the layout for 17 rows and more: two warpgroups, each on four tiles and a segment."""
+    tiles = tiles_of(m)
+    each = tiles * (6144 + 256 + 32)
+    hold = min(SHARED // each, groups)
+    hold = hold if hold == groups else hold // 4 * 4
+    segments = ceil(groups / 4)
+    return Plan(WIDE_ROWS, (("TEAMS", 2), ("HOLD", hold), ("NTS", tiles)),
+                1, ceil(groups / hold), 2, segments, segments * tiles * 128 if segments > 1 else 0,
+                256, hold * each)
+
+
+def source(path: Path) -> str:
     """Return the text of a kernel that makes or takes integers, with what it includes."""
-    return source_of(LIMBS, path)
+    around = ((TILES,), (ENTRY,)) if path in (FEW_ROWS, WIDE_ROWS) else ((), ())
+    return source_of(LIMBS, *around[0], path, *around[1])
 
 
 @cache
-def _function(name: str, options: tuple[str, ...]) -> Kernel:
-    return Kernel(compile_source(source(), options), name, early=True)
+def _function(name: str, path: Path, options: tuple[str, ...]) -> Kernel:
+    return Kernel(compile_source(source(path), options, ARCH), name, early=True)
 
 
 def slices_of(groups: int, m: int) -> tuple[int, int]:
     """Return the slices of K and a slice's groups, a warp each: all of a short K, else 12 at most.
 
-    More than 32 rows leave no shared memory for more than 12 groups.
+    More than eight rows leave no shared memory for more than 12 groups.
     """
-    if groups <= (16 if m <= 32 else 12):
+    if groups <= (16 if m <= 8 else 12):
         return 1, groups
     segments = ceil(groups / 4)
     warps = 4 * ceil(segments / ceil(segments / 3))
@@ -199,8 +241,8 @@ def quantize(x: Tensor) -> Integers:
     """Return the integers of x f32[m, K]; rows may be strided, K is any length."""
     m, k = x.shape
     made = Integers.empty(m, k, x.device)
-    _function("quantize", ())((ceil(k / 256), m), 32, 0, x, c_longlong(x.stride(0)), k,
-                              made.argument)
+    _function("quantize", QUANTIZE, ())((ceil(k / 256), m), 32, 0, x, c_longlong(x.stride(0)), k,
+                                        made.argument)
     return made
 
 
@@ -210,9 +252,9 @@ def _blocks(device: torch.device) -> int:
 
 
 @cache
-def _arrived(device: torch.device, stream: int) -> Tensor:
+def _arrived(device: torch.device, stream: int, count: int) -> Tensor:
     """Counters of slices that have come, one set a stream; the last sets its own back to 0."""
-    return torch.zeros(1 << 12, dtype=torch.int32, device=device)
+    return torch.zeros(count, dtype=torch.int32, device=device)
 
 
 def multiply(weight: Weight, a: Integers, out: Tensor) -> None:
@@ -245,14 +287,14 @@ class Part:
         *others, last = (int(weight.n) for weight in self.weights)
         return sum(_padded(n) for n in others) + ceil(last / 16)
 
-    def argument(self, partial: Tensor, first: int, blocks: int) -> _Part:
+    def argument(self, partial: Tensor, arrived: Tensor, first: int, blocks: int) -> _Part:
         """Return what a kernel takes of blocks from `first` on."""
         places, tile = [_Out(None, 0, 0, 1 << 30) for _ in range(MOST)], 0
         for i, (weight, out) in enumerate(zip(self.weights, self.outs, strict=True)):
             places[i] = _Out(out.data_ptr(), out.stride(0), weight.n, tile)
             tile += _padded(weight.n)
-        return _Part(self.packed.data_ptr(), partial.data_ptr(), (_Out * MOST)(*places),
-                     len(self.packed), first, blocks)
+        return _Part(self.packed.data_ptr(), partial.data_ptr(), arrived.data_ptr(),
+                     (_Out * MOST)(*places), len(self.packed), first, blocks)
 
 
 def _padded(n: int) -> int:
@@ -260,12 +302,13 @@ def _padded(n: int) -> int:
 
 
 @cache
-def shares(tiles: tuple[int, ...], costs: tuple[int, ...], teams: int, room: int) -> list[int]:
+def shares(tiles: tuple[int, ...], costs: tuple[int, ...], teams: int, room: int,
+           least: int) -> list[int]:
     """Return the blocks of each part: at least one, and the next to whose teams have most to do.
 
     Teams walk `tiles`, each at a cost, in rounds; a block more than rounds need is not started.
     """
-    blocks = [1] * len(tiles)
+    blocks = [least] * len(tiles)
 
     def rounds(part: int) -> int:
         return ceil(tiles[part] / (blocks[part] * teams))
@@ -279,25 +322,35 @@ def shares(tiles: tuple[int, ...], costs: tuple[int, ...], teams: int, room: int
 
 
 def launch(parts: Sequence[Part], a: Integers) -> None:
-    """Write the products of packed tiles of one width and quantised rows, each into its own out."""
+    """Write the products of packed tiles of one width and quantised rows, each into its own out.
+
+    Rows past a launch's chunks get launches of their own.
+    """
     groups, out = parts[0].packed.shape[1], parts[0].outs[0]
-    live = tuple(part.live for part in parts)
+    live, tiles = tuple(part.live for part in parts), sum(len(part.packed) for part in parts)
     plan = plan_for(groups, a.m, sum(live))
     kinds = [part.weights[0].kind for part in parts]
-    room = max(len(parts), _blocks(out.device) // plan.slices)
-    blocks = shares(live, tuple(tile_bytes(kind) for kind in kinds), plan.teams, room)
-    made, first = [_Part() for _ in range(MOST)], 0
-    partial = [out.new_empty(ceil(groups / 4) * len(part.packed) * 16 * a.m
-                             if plan.slices > 1 else 0) for part in parts]
+    costs = tuple(tile_bytes(kind) for kind in kinds)
+    rounds = tuple(plan.items(count) for count in live)
+    room = max(len(parts) * plan.least, _blocks(out.device) // plan.columns)
+    blocks = shares(rounds, costs, plan.teams, room, plan.least)
+    chunks = ceil(a.m / CHUNK)
+    at_once = min(chunks, MOST_CHUNKS, max(1, COUNTERS // tiles))
+    arrived = _arrived(out.device, torch.cuda.current_stream(out.device).cuda_stream,
+                       max(COUNTERS, tiles))
+    partial = out.new_empty(at_once * tiles * plan.handed_on)  # of all parts, alive at the launch
+    made, first, before = [_Part() for _ in range(MOST)], 0, 0
     for i, part in enumerate(parts):
-        made[i] = part.argument(partial[i], first, blocks[i])
+        made[i] = part.argument(partial[before * plan.handed_on:], arrived[before:], first, blocks[i])
         first += blocks[i]
-    _function("gemv", plan.options(kinds))(
-        (first, plan.slices), plan.teams * plan.warps * 32, plan.shared,
-        _Parts((_Part * MOST)(*made)), a.argument, groups, a.m,
-        _arrived(out.device, torch.cuda.current_stream(out.device).cuda_stream))
+        before += at_once * len(part.packed)
+    function = _function("gemv", plan.file, plan.options(kinds))
+    for chunk in range(0, chunks, at_once):
+        function((first, plan.columns if plan.columns > 1 else min(at_once, chunks - chunk)),
+                 plan.threads, plan.shared, _Parts((_Part * MOST)(*made)), a.argument, groups, a.m,
+                 chunk)
 
 
 def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:
-    """Write W x for every row of x f32[m, K] into out f32[m, N], m up to 64, any row strides."""
+    """Write W x for every row of x f32[m, K] into out f32[m, N], any row strides."""
     multiply(weight, quantize(x), out)

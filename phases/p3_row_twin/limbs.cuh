@@ -1,25 +1,30 @@
 // Activations to integers (contracts/arithmetic.md, items 1 to 4), in the order in which the tensor
 // cores' B fragments are read. Stands before the source of every kernel that makes or takes them,
 // behind device.cuh.
-//   limbs   word[((group * NT + nt) * 8 + j) * 3 + limb][lane][2]   PACK: [group * 8 + j][lane][2]
-//   sums    word[((group * NT + nt) * 4 + limb)][8 columns][2]      PACK: [group][8 columns][2]
+//   limbs   word[group][NT][j][limb][8 rows][t][half]    PACK: [group][j][8 columns][t][half]
+//           from 17 rows on word[group][NT / 4][j][limb][4 of NT][half][8 rows][t]
+//   sums    word[group][NT][limb][8 rows][2]             PACK: [group][8 columns][2]
 //           of sums over 32 columns, in limbs
 //   scales  f32 [group][NT * 8]
-// With PACK, for one or two rows, a column of B is row * 4 + limb.
+// NT is 1, 2, 4 or 8 tiles of eight rows. With PACK, for one or two rows, a column is
+// row * 4 + limb.
 
 #define GROUP 256
+
+#define CHUNK 64  // rows whose integers stand together; those of the next ones stand behind them
 
 struct Integers {
   u32* limbs;
   u32* sums;
   float* scales;
-  int nts, pack;
+  int groups, nts, pack;
 };
 
 // Write one group of one row; a lane of the warp has columns 8 * lane to 8 * lane + 7.
-__device__ __forceinline__ void store_group(const float value[8], int group, int row,
+__device__ __forceinline__ void store_group(const float value[8], int column_group, int row_of_all,
                                             const Integers& to) {
-  const int lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % 32, row = row_of_all % CHUNK;
+  const i64 group = (i64)(row_of_all / CHUNK) * to.groups + column_group;
   int size = 0;
 #pragma unroll
   for (int i = 0; i < 8; i++) size = max(size, __float_as_int(value[i]) & 0x7fffffff);
@@ -45,15 +50,17 @@ __device__ __forceinline__ void store_group(const float value[8], int group, int
   }
   // column 8 * lane of 32 j + 16 half + 4 t
   const int nt = row / 8, n = row % 8, j = lane / 4, half = lane % 4 / 2, t = lane % 2 * 2;
-  const i64 at_tile = (i64)group * to.nts + nt;
+  const i64 at_tile = group * to.nts + nt;
 #pragma unroll
   for (int limb = 0; limb < 4; limb++)  // the fourth column of a packed row is read, and zero
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       if (limb == 3 && !to.pack) continue;
-      const i64 at = to.pack ? ((i64)group * 8 + j) * 64 + ((row * 4 + limb) * 4 + t + i) * 2
-                             : ((at_tile * 8 + j) * 3 + limb) * 64 + (n * 4 + t + i) * 2;
-      to.limbs[at + half] = word[limb][i];
+      i64 at;
+      if (to.pack) at = (group * 8 + j) * 64 + ((row * 4 + limb) * 4 + t + i) * 2 + half;
+      else if (to.nts < 4) at = ((at_tile * 8 + j) * 3 + limb) * 64 + (n * 4 + t + i) * 2 + half;
+      else at = ((at_tile / 4 * 8 + j) * 12 + limb * 4 + nt % 4) * 64 + half * 32 + n * 4 + t + i;
+      to.limbs[at] = word[limb][i];
     }
   total += __shfl_xor_sync(~0u, total, 1);
   total += __shfl_xor_sync(~0u, total, 2);
@@ -62,7 +69,7 @@ __device__ __forceinline__ void store_group(const float value[8], int group, int
 #pragma unroll
     for (int limb = 0; limb < 4; limb++) {
       const int low = ((total + 128) & 255) - 128;
-      const i64 column = to.pack ? (i64)group * 8 + row * 4 + limb : (at_tile * 4 + limb) * 8 + n;
+      const i64 column = to.pack ? group * 8 + row * 4 + limb : (at_tile * 4 + limb) * 8 + n;
       bytes[column * 8 + j] = low & 255;
       total = (total - low) >> 8;
     }

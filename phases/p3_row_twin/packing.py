@@ -1,7 +1,7 @@
 """Weight blocks laid out as tensor-core fragments: the same bits, in the order lanes read them.
 
 A tile is 16 rows of one group of 256 columns: quants as [quad][32 lanes][4 words], then 16 bytes of
-scales a row, then (not for Q8_0) d and dmin as two f16 a row. `exact_mma.cu` says what a lane
+scales a row, then (not for Q8_0) d and dmin as two f16 a row. `tiles.cuh` says what a lane
 holds; `unpack` is the reverse, so that a test can hold the layout to losing nothing.
 """
 

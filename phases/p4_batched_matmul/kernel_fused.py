@@ -38,18 +38,14 @@ def _function(name: str) -> Kernel:
 
 
 def _room(rows: int, width: int, device: torch.device) -> tuple:
-    """Return integers for rows that one launch of a product takes, else none, and the argument."""
-    kernels = before.integer_kernels()
-    if rows > before.WIDEST:
-        return None, kernels.NOWHERE
-    made = kernels.Integers.empty(rows, width, device)
+    """Return room for the integers of rows, and a kernel's argument."""
+    made = before.integer_kernels().Integers.empty(rows, width, device)
     return made, made.argument
 
 
 def _carry(out: Tensor, integers: object) -> None:
     before.integers_of(out)  # what an earlier result left in this memory is not this one's
-    if integers is not None:
-        before.carry(out, integers)
+    before.carry(out, integers)
 
 
 def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float, total: Tensor,

@@ -1,101 +1,11 @@
-// exact-23 on int8 tensor cores. A block keeps the activations of up to 16 groups of 256 columns in
-// shared memory; a warp has a group and walks down tiles of 16 weight rows: it reads each packed weight
-// word once and multiplies it with every activation row while it is in a register. Teams of warps
-// share the activations, each on tiles of its own. Matrices of up to three types share a launch, some
-// blocks each. Compiled by NVRTC with -DKIND_A, -DKIND_B and -DKIND_C (0 for none), -DWARPS (of a
-// team), -DTEAMS, -DALONE (one block has all of K), -DPACK (one or two activation rows, their limbs
-// side by side as columns) and -DDIRECT (so many rows that their limbs are read through L1 instead).
-// limbs.cuh stands before this source. The text of the arithmetic is contracts/arithmetic.md; its items are in brackets.
-//
-// Fragments are those of mma.m16n8k16/k32 for 8-bit integers: lane = 4 * g + t holds of A the rows
-// g and g + 8, columns 4t..4t+3 (and 16 more), of B column g, of C columns 2t and 2t + 1.
-
-#define MMA32(A_TYPE) \
-  asm("mma.sync.aligned.m16n8k32.row.col.s32." A_TYPE ".s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7}," \
-      "{%8,%9},{%10,%10,%10,%10};" : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3]) \
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0))
-
-template <int KIND>
-__device__ __forceinline__ void mma32(int c[4], const u32 a[4], u32 b0, u32 b1) {
-  if constexpr (KIND == 8) MMA32("s8");
-  else MMA32("u8");
-}
-
-__device__ __forceinline__ void mma16(int c[4], u32 a0, u32 a1, u32 b0) {
-  asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5},{%6},"
-      "{%7,%7,%7,%7};" : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-      : "r"(a0), "r"(a1), "r"(b0), "r"(0));
-}
-
-// Rows of activations to integers: a warp a (group, row).
-extern "C" __global__ void __launch_bounds__(32)
-quantize(const float* x, i64 stride, int k, Integers to) {
-  wait_for_inputs();
-  let_the_next_start();
-  const int group = blockIdx.x, row = blockIdx.y, c = group * GROUP + threadIdx.x * 8;
-  const float* at = x + row * stride + c;
-  float value[8];
-#pragma unroll
-  for (int i = 0; i < 8; i++) value[i] = c + i < k ? __ldcg(at + i) : 0.0f;
-  store_group(value, group, row, to);
-}
-
-#ifdef KIND_A
-
-template <int KIND>
-struct Tile {  // everything a lane holds of 16 rows and one group
-  static constexpr int QUADS = KIND;  // 16-byte loads of quants a lane, a row tile and a group
-  static constexpr bool HEADER = KIND != 8;  // packed scales of 16 bytes a row, not eight f16
-  // Packed: QUADS * 32 quads of quants, 16 quads of scales and (not for Q8_0) 4 quads of d.
-  static constexpr int PACKED = QUADS * 32 + 16 + 4 * HEADER;
-  uint4 q[QUADS];
-  uint4 scale[2];  // rows g and g + 8
-  u32 d[2];        // d and dmin as two f16
-};
-
-__device__ __forceinline__ float half_of(u32 bits) {
-  float f;
-  asm("{.reg .b16 h; cvt.u16.u32 h, %1; cvt.f32.f16 %0, h;}" : "=f"(f) : "r"(bits));
-  return f;
-}
-
-__device__ __forceinline__ uint4 stream(const uint4* at) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3},[%4];"
-      : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
-  return v;
-}
-
-template <int KIND>
-__device__ __forceinline__ void fetch(Tile<KIND>& tile, const uint4* at, int lane) {
-  constexpr int QUADS = Tile<KIND>::QUADS;
-#pragma unroll
-  for (int i = 0; i < QUADS; i++) tile.q[i] = stream(at + i * 32 + lane);
-  const int g = lane / 4;
-  tile.scale[0] = stream(at + QUADS * 32 + g);
-  tile.scale[1] = stream(at + QUADS * 32 + g + 8);
-  if constexpr (Tile<KIND>::HEADER) {
-    const u32* d = (const u32*)(at + QUADS * 32 + 16);
-    tile.d[0] = __ldg(d + g);
-    tile.d[1] = __ldg(d + g + 8);
-  }
-}
-
-__device__ __forceinline__ u32 word_of(const uint4& v, int i) {
-  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-}
-
-__device__ __forceinline__ u32 byte_of(const uint4& v, int i) {
-  return (word_of(v, i / 4) >> (8 * (i % 4))) & 255;
-}
-
-__device__ __forceinline__ int signed_byte_of(const uint4& v, int i) {
-  const int b = i % 4, sign = b | 8;  // a selector with its top bit set repeats the byte's sign
-  int r;
-  asm("prmt.b32 %0, %1, 0, %2;"
-      : "=r"(r) : "r"(word_of(v, i / 4)), "r"(b | sign << 4 | sign << 8 | sign << 12));
-  return r;
-}
+// exact-23 for up to 16 rows on int8 tensor cores. A block keeps the activations of up to 16 groups
+// of 256 columns in shared memory; a warp has a group and walks down tiles of 16 weight rows: it
+// reads each packed weight word once and multiplies it with every activation row while it is in a
+// register. Teams of warps share the activations, each on tiles of its own. Matrices of up to three
+// types share a launch, some blocks each. Compiled by NVRTC with -DKIND_A, -DKIND_B and -DKIND_C (0
+// for none), -DWARPS (of a team), -DTEAMS, -DALONE (one block has all of K) and -DPACK (one or two
+// activation rows, their limbs side by side as columns). limbs.cuh and tiles.cuh stand before this
+// source. The text of the arithmetic is contracts/arithmetic.md; its items are in brackets.
 
 // Scales are taken out of their words anew for every eight rows: kept over them they would not fit.
 template <int KIND>
@@ -104,29 +14,6 @@ __device__ __forceinline__ void forget_scales(Tile<KIND>& tile) {
   for (int i = 0; i < 2; i++)
     asm volatile("" : "+r"(tile.scale[i].x), "+r"(tile.scale[i].y), "+r"(tile.scale[i].z),
                       "+r"(tile.scale[i].w));
-}
-
-__device__ __forceinline__ i64 joined(int p0, int p1, int p2) {
-  return (i64)p1 * 256 + p0 + ((i64)p2 << 16);
-}
-
-// The A fragment of sub-block j.
-template <int KIND>
-__device__ __forceinline__ void fragment(u32 a[4], const Tile<KIND>& tile, int j) {
-  const int n = j / 4, turn = j % 4;
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    if constexpr (KIND == 8) {
-      a[i] = word_of(tile.q[j], i);
-    } else if constexpr (KIND == 6) {
-      const u32 low = (word_of(tile.q[n * 2 + turn % 2], i) >> (4 * (turn / 2))) & 0x0f0f0f0f;
-      const u32 high = (word_of(tile.q[4 + n], i) >> (2 * turn)) & 0x03030303;
-      a[i] = (low << 2) | (high << 6);  // four times the quant, its top bit turned when packed
-    } else {
-      a[i] = (word_of(tile.q[j / 2], i) >> (4 * (j % 2))) & 0x0f0f0f0f;
-      if constexpr (KIND == 5) a[i] |= ((word_of(tile.q[4], i) >> j) & 0x01010101) << 4;
-    }
-  }
 }
 
 #define LIMBS (PACK ? 1 : 3)           // n-tiles of B a sub-block
@@ -258,58 +145,20 @@ __device__ __forceinline__ Rest rest_of(const u32* sums, const float* scales, in
   return rest;
 }
 
-struct Out {  // where one matrix's products go
-  float* out;
-  i64 stride;
-  int n, first;  // its rows, and the tile that it begins with
-};
-
-struct Outs {  // of up to three matrices whose tiles stand one behind the other
-  Out a, b, c;
-};
-
-struct Part {  // of a launch: matrices of one type, and the blocks that they have
-  const uint4* weights;
-  float* partial;
-  Outs outs;
-  int tiles, first, blocks;
-};
-
-struct Parts {
-  Part a, b, c;
-};
-
-__device__ __forceinline__ void put(const Outs& outs, int tile, int row, int column, float y) {
-  const bool b = tile >= outs.b.first, c = tile >= outs.c.first;
-  float* const out = c ? outs.c.out : b ? outs.b.out : outs.a.out;
-  const i64 stride = c ? outs.c.stride : b ? outs.b.stride : outs.a.stride;
-  const int n = c ? outs.c.n : b ? outs.b.n : outs.a.n;
-  const int at = (tile - (c ? outs.c.first : b ? outs.b.first : 0)) * 16 + row;
-  if (at < n) out[column * stride + at] = y;
-}
-
 __device__ __forceinline__ void meet(int team) {  // all warps of a team
   asm volatile("bar.sync %0, %1;" :: "r"(team + 1), "n"(WARPS * 32) : "memory");
 }
 
-// Copy whole quads into shared memory, the block's threads side by side; they arrive later.
-__device__ __forceinline__ void fill(void* to, const void* from, int bytes) {
-  const u32 at = (u32)__cvta_generic_to_shared(to);
-  for (int i = threadIdx.x * 16; i < bytes; i += TEAMS * WARPS * 32 * 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-                 :: "r"(at + i), "l"((const char*)from + i) : "memory");
-}
-
 #define AHEAD 12  // segments that a thread reads at once
 
-// out[row][n], row < m. The teams of a part's blocks x walk its tiles in turn; block y takes WARPS groups, whole
-// segments of four unless it is alone. Values meet in shared memory and are added in order [6];
-// with several slices the block that comes last for its tiles adds the slices' segments in order.
-// Activations may be those of a kernel that still runs: they are copied after the wait. Columns of B
-// past row m hold whatever memory held; so do their products, which nobody reads.
+// out[row][n], row < m. The teams of a part's blocks x walk its tiles in turn; block y takes WARPS
+// groups, whole segments of four unless it is alone. Values meet in shared memory and are added in
+// order [6]; with several slices the block that comes last for its tiles adds the slices' segments
+// in order. Activations may be those of a kernel that still runs: they are copied after the wait.
+// Columns of B past row m hold whatever memory held; so do their products, which nobody reads.
 template <int KIND>
 __device__ __forceinline__ void multiply(const Part& part, const Integers& x, int groups, int m,
-                                         int* arrived) {
+                                         int) {
   const int nts = x.nts, tiles = part.tiles, block = blockIdx.x - part.first;
   extern __shared__ uint4 shared[];
   const int lane = threadIdx.x % 32, team = threadIdx.x / (WARPS * 32);
@@ -325,14 +174,8 @@ __device__ __forceinline__ void multiply(const Part& part, const Integers& x, in
   u32* const sums = (u32*)shared;                                  // [WARPS][nts][SUM_WORDS]
   float* const scales = (float*)(sums + WARPS * nts * SUM_WORDS);  // [WARPS][nts][8]
   uint2* const room = (uint2*)(scales + WARPS * nts * 8);          // [WARPS][nts][B_PAIRS], values
-  const uint2* const limbs = (const uint2*)x.limbs + (i64)front * nts * B_PAIRS;
-#if DIRECT
-  const uint2* const b = limbs + warp * nts * B_PAIRS;
-  float* const values_of = (float*)room;
-#else
   const uint2* const b = room + warp * nts * B_PAIRS;
   float* const values_of = (float*)(room + WARPS * nts * B_PAIRS);
-#endif
   const int page = WARPS * 16 * columns;  // values of one tile
   float* const value = values_of + team * 2 * page;
   const int first = block * TEAMS + team, step = part.blocks * TEAMS;
@@ -344,9 +187,7 @@ __device__ __forceinline__ void multiply(const Part& part, const Integers& x, in
   let_the_next_start();
   fill(sums, x.sums + (i64)front * nts * SUM_WORDS, mine * nts * SUM_WORDS * 4);
   fill(scales, x.scales + (i64)front * nts * 8, mine * nts * 32);
-#if !DIRECT
-  fill(room, limbs, mine * nts * B_PAIRS * 8);
-#endif
+  fill(room, (const uint2*)x.limbs + (i64)front * nts * B_PAIRS, mine * nts * B_PAIRS * 8);
   asm volatile("cp.async.wait_all;" ::: "memory");
   __syncthreads();
   for (int tile = first, turn = 0; tile < tiles; tile += step, turn ^= page) {
@@ -398,12 +239,12 @@ __device__ __forceinline__ void multiply(const Part& part, const Integers& x, in
   __shared__ bool last;
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) last = atomicAdd(arrived + blockIdx.x, 1) == (int)gridDim.y - 1;
+  if (threadIdx.x == 0) last = atomicAdd(part.arrived + block, 1) == (int)gridDim.y - 1;
   __syncthreads();
   if (!last) return;
   __threadfence();
   const int segments = (groups + 3) / 4;
-  for (int i = threadIdx.x;; i += TEAMS * WARPS * 32) {  // all of the block's tiles side by side
+  for (int i = threadIdx.x;; i += THREADS) {  // all of the block's tiles side by side
     const int j = i / (16 * m), tile = block * TEAMS + j % TEAMS + j / TEAMS * step;
     if (j / TEAMS * step >= tiles) break;
     if (tile >= tiles) continue;
@@ -420,18 +261,7 @@ __device__ __forceinline__ void multiply(const Part& part, const Integers& x, in
     }
     put(part.outs, tile, at % 16, at / 16, y);
   }
-  if (threadIdx.x == 0) arrived[blockIdx.x] = 0;
+  if (threadIdx.x == 0) part.arrived[block] = 0;
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(TEAMS * WARPS * 32)
-gemv(const __grid_constant__ Parts parts, Integers x, int groups, int m, int* arrived) {
-#if KIND_C
-  if (blockIdx.x >= parts.c.first) return multiply<KIND_C>(parts.c, x, groups, m, arrived);
-#endif
-#if KIND_B
-  if (blockIdx.x >= parts.b.first) return multiply<KIND_B>(parts.b, x, groups, m, arrived);
-#endif
-  multiply<KIND_A>(parts.a, x, groups, m, arrived);
-}
-#endif
