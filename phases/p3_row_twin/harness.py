@@ -8,7 +8,7 @@ under the interpreter and on a device, or a candidate's `gemv_rows` everywhere. 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -30,7 +30,7 @@ from falsifiers.poison import poison
 from falsifiers.steady import steady_dots
 from falsifiers.subject import Subject
 from phases.p3_row_twin.data import blocks
-from phases.p3_row_twin.increment import gemv_rows, kernel
+from phases.p3_row_twin.increment import gemv_rows, gemv_rows_all, kernel
 from phases.p3_row_twin.weights import rows_of
 
 CONTRACT = Path(__file__).parents[2] / "contracts" / "p3.yaml"
@@ -90,6 +90,15 @@ class Product:
         if self.arithmetic not in (EXACT, ORDERED):
             raise SuiteError(f"candidate {candidate.name} declares {self.arithmetic!r}, but the "
                              f"engine has {EXACT} and {ORDERED}")
+
+    def together(self) -> Callable[[Sequence[Weight], Tensor, Sequence[Tensor]], None]:
+        """Return what makes the products of several matrices and the same rows at once."""
+        if self.candidate is None:
+            return gemv_rows_all
+        run = self.candidate.op("gemv_rows_all")
+        if run is None or not self.bitwise:
+            raise Declined("it offers no gemv_rows_all(weights, x, outs) in the engine's bits")
+        return run
 
     def matrix(self, kind: str, n: int, k: int, flavour: str = "plain", skew: int = 0,
                copies: int = 1) -> Matrix:

@@ -31,6 +31,7 @@ NEIGHBOURS, CALLS = "neighbours_cannot_reach_a_row", "inputs_are_read_at_the_cal
 REPEATS, ONCE = "repeats_are_equal", "weights_are_read_once"
 FENCES, FAR = "loads_and_stores_stay_inside", "far_offsets_are_reached"
 READS, STEPS = "device_reads_weights_once", "steps_equal_the_looped_step"
+SHARED = "shared_launches_equal_apart"
 
 
 def _offered(make: Callable[[], Any], arithmetic: str, declines: Callable[[Case], bool]) -> Build:
@@ -73,6 +74,10 @@ def _kernel(name: str, kind: str, *given: int, tier: str = "interpret") -> Build
 def _launched(subject: Subject) -> Subject:
     """Offer a product by its name, as another process can find it too."""
     return replace(subject, candidate=load("module:phases.p3_row_twin.wrong_launches"))
+
+
+def _chunked(subject: Subject) -> Subject:
+    return replace(subject, candidate=load("module:phases.p3_row_twin.wrong_chunks"))
 
 
 def _path(**wrong: Any) -> Build:
@@ -200,6 +205,8 @@ KERNELS = (
            _kernel("f32_rows", "F32", 6, tier="cuda"), device="cuda"),
     Mutant("a_launch_a_row_on_a_device", "On a device every row takes a launch of its own.",
            (READS,), _launched, device="cuda"),
+    Mutant("chunks_share_their_integers", "Rows past the 64th are made of the first 64's integers.",
+           (SHARED,), _chunked, device="cuda"),
     Mutant("read_on_another_stream", "Work waits on a stream that the caller does not know.",
            (CALLS,), _kernel("on_a_stream_of_its_own", "Q4_K", tier="cuda"), device="cuda"),
 )

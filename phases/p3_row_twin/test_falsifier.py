@@ -190,6 +190,22 @@ def test_device_reads_weights_once(case: Case, subject: Subject, judge: Judge) -
     judge.engaged(weight_bytes=size, device_bytes_read={str(m): t for m, t in read.items()})
 
 
+def test_shared_launches_equal_apart(case: Case, subject: Subject, judge: Judge) -> None:
+    product, k = Product(case, subject, judge), case["k"]
+    together = product.together()
+    weights = [product.matrix(kind, n, k).weight
+               for kind, n in zip(case["kinds"], case["n"], strict=True)]
+    for m in case["m"]:
+        x = activations(m, k)
+        outs = [poison(torch.empty(m, weight.n, device=product.device)) for weight in weights]
+        together(weights, x.to(product.device), outs)
+        rows = [row for row in (0, 1, 15, 63, 64, 65, 129, 511, 512, m - 1) if row < m]
+        for weight, out in zip(weights, outs, strict=True):
+            judge.law(not bool(out.isnan().any()), f"out[m {m}] holds values of {weight.kind} that "
+                      f"were never written", rung="finite")
+            judge.equal("out", out[rows].cpu(), weight.product(x[rows]), m=m, kind=weight.kind)
+
+
 def test_loads_and_stores_stay_inside(case: Case, subject: Subject, judge: Judge) -> None:
     product = Product(case, subject, judge)
     m, n, k = case["m"], case["n"], case["k"]

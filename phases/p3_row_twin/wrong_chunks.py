@@ -1,0 +1,25 @@
+"""Wrong products of many rows: those past the first chunk meet the first chunk's integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from contracts.schema import Case
+from engine.weights import EXACT, Weight
+from phases.p3_row_twin.increment import WIDEST, gemv_rows
+from phases.p3_row_twin.increment import gemv_rows_all as right
+
+__all__ = ["ARITHMETIC", "gemv_rows", "gemv_rows_all", "supports"]
+
+ARITHMETIC = EXACT
+
+
+def supports(case: Case) -> str | None:
+    return None if case.tier == "cuda" else "its fault is one of launches on a device"
+
+
+def gemv_rows_all(weights: Sequence[Weight], x: Tensor, outs: Sequence[Tensor]) -> None:
+    right(weights, x[torch.arange(len(x), device=x.device) % WIDEST], outs)
