@@ -40,6 +40,12 @@ def path() -> Path:
         argmax=OnDevice(reference.argmax, _argmax))
 
 
+def integer_kernels() -> Any:
+    """Return the module that gives kernels room for integers, and their text what it includes."""
+    from phases.p4_batched_matmul import kernel_fused
+    return kernel_fused
+
+
 def _project(weight: Weight, x: Tensor, out: Tensor) -> None:
     if x.is_cuda:
         before.gemv_rows_all([weight], x, [out])

@@ -27,9 +27,9 @@ HEAD = 128
 """Values of a head whose norm is gated."""
 
 
-def source() -> str:
-    """Return the text that is compiled, with what it includes."""
-    return before.integer_kernels().source(SOURCE)
+def source(path: Path = SOURCE) -> str:
+    """Return the text of a kernel that also makes integers, with what it includes."""
+    return before.integer_kernels().source(path)
 
 
 @cache
@@ -37,13 +37,14 @@ def _function(name: str) -> Kernel:
     return Kernel(compile_source(source(), ()), name, early=True)
 
 
-def _room(rows: int, width: int, device: torch.device) -> tuple:
+def room(rows: int, width: int, device: torch.device) -> tuple:
     """Return room for the integers of rows, and a kernel's argument."""
     made = before.integer_kernels().Integers.empty(rows, width, device)
     return made, made.argument
 
 
-def _carry(out: Tensor, integers: object) -> None:
+def carry(out: Tensor, integers: object) -> None:
+    """Leave integers with `out`, of which one launch made both, for products that follow."""
     before.integers_of(out)  # what an earlier result left in this memory is not this one's
     before.carry(out, integers)
 
@@ -55,20 +56,20 @@ def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float, total: Tensor,
     `total` may be x or y.
     """
     rows, n = x.shape
-    integers, argument = _room(rows, n, x.device)
+    integers, argument = room(rows, n, x.device)
     _function("add_norm")((rows, 1), NORM_THREADS, ceil(n / 128) * 512, x, y, weight, n,
                           c_float(eps), total, out, argument)
-    _carry(out, integers)
+    carry(out, integers)
 
 
 def silu_mul(gate: Tensor, up: Tensor, out: Tensor) -> None:
     """Write SILU(gate) * up of f32[t, n] into contiguous `out`; rows may be strided."""
     gate, up, flat = (x.flatten(0, -2) for x in (gate, up, out))
     rows, n = gate.shape
-    integers, argument = _room(rows, n, out.device)
+    integers, argument = room(rows, n, out.device)
     _function("silu_mul")((ceil(n / 256), rows), 32, 0, gate, c_longlong(gate.stride(0)), up,
                           c_longlong(up.stride(0)), n, flat, argument)
-    _carry(out, integers)
+    carry(out, integers)
 
 
 def gated_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -76,7 +77,7 @@ def gated_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float, out: Tensor) ->
     rows, heads, width = x.shape
     if width != HEAD:
         raise InputError(f"a gated norm on a device takes heads of {HEAD} values, not {width}")
-    integers, argument = _room(rows, heads * width, out.device)
+    integers, argument = room(rows, heads * width, out.device)
     _function("gated_norm")((ceil(heads / 2), rows), 32, 0, x, z, weight, heads * width,
                             c_float(eps), out, argument)
-    _carry(out, integers)
+    carry(out, integers)

@@ -1,9 +1,10 @@
 // Attention of every row's tokens over the row's own slot (contracts/arithmetic.md, item 24).
 // `split` makes one split of 64 keys of one token and one KV head, and appends the token's key and
-// value; `merge` joins a head's splits in order. Compiled by NVRTC with -DGROUP (query heads of a
-// KV head), and for caches narrower than f32 with -DNARROW, their type's name in PTX. Contraction
-// is off; each + - * / below rounds once. device.cuh stands before this source; a kernel may start
-// before the one before it has ended, and reads nothing until then.
+// value; `merge` joins a head's splits in order, and makes the integers of its result, of which a
+// head is a group. Compiled by NVRTC with -DSHARING (query heads that share a KV head), and for
+// caches narrower than f32 with -DNARROW, their type's name in PTX. Contraction is off; each
+// + - * / below rounds once. limbs.cuh stands before this source, and device.cuh before that; a
+// kernel may start before the one before it has ended, and reads nothing until then.
 //
 // Nothing reads what a launch writes: keys from `length` on, those of this very step, come from
 // k and v as they were handed in, so tokens of a chunk need not wait for one another; a narrow
@@ -16,9 +17,9 @@
 #define WARPS 8
 #define KEYS 4           // of a warp, in registers at once
 #define ROUNDS (SPLIT / WARPS / KEYS)
-#define WIDE ((GROUP + 3) / 4 * 4)   // weights of a key's query heads, in whole float4
+#define WIDE ((SHARING + 3) / 4 * 4)   // weights of a key's query heads, in whole float4
 #define NO_SCORE __int_as_float(0xff800000)  // minus infinity
-#define VALUES (GROUP * KEYS)        // scores that a warp makes in a round
+#define VALUES (SHARING * KEYS)        // scores that a warp makes in a round
 
 __device__ __forceinline__ void copy_16(float* to, const float* from, bool there) {
   // asynchronous, past L1; an absent row becomes +0 and is not read
@@ -136,8 +137,8 @@ split(const float* q, const float* k, const float* v, const u64* keys, const u64
       Strides k_at, Strides v_at, Strides key_at, Strides value_at, float* tops, float* parts) {
   extern __shared__ float4 shared[];
   Held* const v_rows = (Held*)shared;                // [SPLIT][DIM]
-  float* const q_rows = (float*)(v_rows + SPLIT * DIM);  // [GROUP][DIM]
-  float* const scores = q_rows + GROUP * DIM;        // [SPLIT][WIDE], then their weights
+  float* const q_rows = (float*)(v_rows + SPLIT * DIM);  // [SHARING][DIM]
+  float* const scores = q_rows + SHARING * DIM;        // [SPLIT][WIDE], then their weights
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
   const int local = blockIdx.y / groups, group = blockIdx.y % groups, token = first + local;
   wait_for_inputs();
@@ -167,10 +168,10 @@ split(const float* q, const float* k, const float* v, const u64* keys, const u64
       if (j < here) from_k.load(held[round][i], start + j, lane);
     }
     if (round == 0) {
-      for (int i = tid; i < GROUP * DIM / 4; i += THREADS) {
+      for (int i = tid; i < SHARING * DIM / 4; i += THREADS) {
         const int h = i / (DIM / 4), d = i % (DIM / 4) * 4;
         copy_16(q_rows + h * DIM + d,
-                q + token * q_at.token + (group * GROUP + h) * q_at.head + d, true);
+                q + token * q_at.token + (group * SHARING + h) * q_at.head + d, true);
       }
       asm volatile("cp.async.commit_group;" ::: "memory");
       const int whole = (here + LANES - 1) / LANES * LANES;  // up to a full round of lanes
@@ -198,7 +199,7 @@ split(const float* q, const float* k, const float* v, const u64* keys, const u64
   for (int round = 0; round < ROUNDS; round++) {
     float sum[VALUES];
 #pragma unroll
-    for (int h = 0; h < GROUP; h++) {
+    for (int h = 0; h < SHARING; h++) {
       const float4 a = ((const float4*)(q_rows + h * DIM))[lane];
       const float4 b = ((const float4*)(q_rows + h * DIM))[lane + 32];
 #pragma unroll
@@ -208,7 +209,7 @@ split(const float* q, const float* k, const float* v, const u64* keys, const u64
         const float l1 = __fadd_rn(__fmul_rn(a.y, x.y), __fmul_rn(b.y, y.y));
         const float l2 = __fadd_rn(__fmul_rn(a.z, x.z), __fmul_rn(b.z, y.z));
         const float l3 = __fadd_rn(__fmul_rn(a.w, x.w), __fmul_rn(b.w, y.w));
-        sum[i * GROUP + h] = __fadd_rn(__fadd_rn(l0, l1), __fadd_rn(l2, l3));
+        sum[i * SHARING + h] = __fadd_rn(__fadd_rn(l0, l1), __fadd_rn(l2, l3));
       }
     }
     int base = 0, left = VALUES;
@@ -233,16 +234,16 @@ split(const float* q, const float* k, const float* v, const u64* keys, const u64
 #pragma unroll
     for (int i = 0; i < VALUES; i++)
       if (i < left) {
-        const int number = base + i, j = (round * KEYS + number / GROUP) * WARPS + warp;
-        scores[j * WIDE + number % GROUP] = __fmul_rn(sum[i], 0.0625f);
+        const int number = base + i, j = (round * KEYS + number / SHARING) * WARPS + warp;
+        scores[j * WIDE + number % SHARING] = __fmul_rn(sum[i], 0.0625f);
       }
   }
   __syncthreads();
 
   // Weights of a query head, a warp each: lane has keys `lane` and `lane + 32`. A score that is NaN
   // is passed over by the maximum and makes the head's sums NaN all the same.
-  const i64 part_of = ((i64)local * groups + group) * GROUP * gridDim.x + blockIdx.x;
-  for (int h = warp; h < GROUP; h += WARPS) {
+  const i64 part_of = ((i64)local * groups + group) * SHARING * gridDim.x + blockIdx.x;
+  for (int h = warp; h < SHARING; h += WARPS) {
     float* const at = scores + lane * WIDE + h;
     const bool one = lane < here, two = lane + 32 < here;
     float top = fmaxf(one ? at[0] : NO_SCORE, two ? at[32 * WIDE] : NO_SCORE);
@@ -267,9 +268,9 @@ split(const float* q, const float* k, const float* v, const u64* keys, const u64
   __syncthreads();
 
   // Weighted values: a thread has one dimension, for each query head eight lanes of keys.
-  float acc[GROUP][LANES];
+  float acc[SHARING][LANES];
 #pragma unroll
-  for (int h = 0; h < GROUP; h++)
+  for (int h = 0; h < SHARING; h++)
 #pragma unroll
     for (int l = 0; l < LANES; l++) acc[h][l] = 0.0f;
   for (int j = 0; j < here; j += LANES) {
@@ -281,12 +282,12 @@ split(const float* q, const float* k, const float* v, const u64* keys, const u64
       for (int i = 0; i < WIDE / 4; i++)
         ((float4*)weight)[i] = ((const float4*)(scores + (j + l) * WIDE))[i];
 #pragma unroll
-      for (int h = 0; h < GROUP; h++)
+      for (int h = 0; h < SHARING; h++)
         acc[h][l] = __fadd_rn(acc[h][l], __fmul_rn(weight[h], value));
     }
   }
 #pragma unroll
-  for (int h = 0; h < GROUP; h++) {
+  for (int h = 0; h < SHARING; h++) {
     const float* a = acc[h];
     const float low = __fadd_rn(__fadd_rn(a[0], a[1]), __fadd_rn(a[2], a[3]));
     const float high = __fadd_rn(__fadd_rn(a[4], a[5]), __fadd_rn(a[6], a[7]));
@@ -304,8 +305,9 @@ __device__ __forceinline__ void ahead(float held[AHEAD], const float* from, int 
 // Grid: x query heads, y tokens; a thread has one dimension.
 extern "C" __global__ void __launch_bounds__(THREADS)
 merge(const float* gate, const int* starts, const int* lengths, int m, int first, int splits,
-      const float* tops, const float* parts, float* out, Strides gate_at, Strides out_at) {
-  __shared__ float share[THREADS], low[THREADS], largest[WARPS];
+      const float* tops, const float* parts, float* out, Strides gate_at, Strides out_at,
+      Integers to) {
+  __shared__ float share[THREADS], low[THREADS], largest[WARPS], made[DIM];
   const int tid = threadIdx.x, head = blockIdx.x, token = first + blockIdx.y;
   wait_for_inputs();
   let_the_next_start();
@@ -346,5 +348,14 @@ merge(const float* gate, const int* starts, const int* lengths, int m, int first
     }
     ahead(held, from + (i64)(i + AHEAD) * DIM, own - i - AHEAD);
   }
-  out[token * out_at.token + head * out_at.head + tid] = __fmul_rn(__fdiv_rn(whole, bottom), opened);
+  const float value = __fmul_rn(__fdiv_rn(whole, bottom), opened);
+  out[token * out_at.token + head * out_at.head + tid] = value;
+  if (!to.limbs) return;
+  made[tid] = value;
+  __syncthreads();
+  if (tid >= 32) return;
+  float eight[8];  // side by side, as a lane has them
+#pragma unroll
+  for (int i = 0; i < 8; i++) eight[i] = made[tid * 8 + i];
+  store_group(eight, head, token, to);
 }

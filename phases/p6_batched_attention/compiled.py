@@ -16,7 +16,6 @@ import triton.language as tl
 
 from engine.kernels import compile as check
 from engine.kernels import machine_code
-from engine.kernels.nvrtc import source_of
 from engine.state import KV_TYPES
 from phases.p6_batched_attention import kernel_attend, kernel_attend_cuda, kernel_rotate
 
@@ -66,7 +65,7 @@ def cuda_faults(group: int, source: str, kv: str = "f32") -> list[str]:
 def main(names: list[str]) -> int:
     """Compile and check the kernels of these names, or all."""
     check.KERNELS.update(KERNELS)
-    source = source_of(kernel_attend_cuda.SOURCE)
+    source = kernel_attend_cuda.source()
     checks = {name: lambda name=name: check.found_in(check.ptx_of(name)) for name in KERNELS}
     checks |= {f"attend.cu-{g}" + (f"-{kv}" if kv != "f32" else ""):
                lambda g=g, kv=kv: cuda_faults(g, source, kv) for kv in KV_TYPES for g in GROUPS}

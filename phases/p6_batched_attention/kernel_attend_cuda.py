@@ -2,6 +2,7 @@
 
 `attend.cu` compiled by NVRTC, the bits of `kernel_attend`: a block asks for all of its split's
 memory before it computes; the append is part of the launch, and decode needs two launches a layer.
+The result brings its integers along for the product that follows.
 """
 
 # mypy: ignore-errors
@@ -17,8 +18,9 @@ import torch
 from torch import Tensor
 
 from engine.errors import InputError
-from engine.kernels.nvrtc import Kernel, compile_source, source_of
+from engine.kernels.nvrtc import Kernel, compile_source
 from engine.state import Refs
+from phases.p5_batched_gdn import increment as before
 from phases.p6_batched_attention.launches import DIM, SPLIT, as_ints, check, launches
 
 SOURCE = Path(__file__).with_name("attend.cu")
@@ -32,10 +34,15 @@ class Strides(Structure):
     _fields_ = (("token", c_longlong), ("head", c_longlong))
 
 
+def source() -> str:
+    """Return the text that is compiled, with what it includes."""
+    return before.integer_kernels().source(SOURCE)
+
+
 def options(group: int, kv: torch.dtype = torch.float32) -> tuple[str, ...]:
     """Return the compiler options for so many query heads a KV head, and a type of cache."""
     narrow = {torch.float16: "f16", torch.bfloat16: "bf16"}.get(kv)
-    return (f"-DGROUP={group}", *([f'-DNARROW="{narrow}"'] if narrow else ()))
+    return (f"-DSHARING={group}", *([f'-DNARROW="{narrow}"'] if narrow else ()))
 
 
 def shared_bytes(group: int, kv: torch.dtype) -> int:
@@ -46,7 +53,7 @@ def shared_bytes(group: int, kv: torch.dtype) -> int:
 
 @cache
 def _function(name: str, group: int, kv: torch.dtype) -> Kernel:
-    return Kernel(compile_source(source_of(SOURCE), options(group, kv)), name, early=True)
+    return Kernel(compile_source(source(), options(group, kv)), name, early=True)
 
 
 def strides(x: Tensor) -> Strides:
@@ -77,9 +84,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Re
     at = [strides(x) for x in (q, k, v, keys.whole, values.whole)]
     group, kv = heads // groups, keys.whole.dtype
     split, merge = (_function(name, group, kv) for name in ("split", "merge"))
+    integers, argument = before.integer_kernels().room(len(q), heads * DIM, out.device)
     for one in launches(lengths, counts, heads):
         tops, parts = one.scratch(heads, out)
         split((one.splits, one.tokens * groups), 256, shared_bytes(group, kv), q, k, v, *pointers,
               *rows, one.first, groups, *at, tops, parts)
         merge((heads, one.tokens), 256, 0, gate, *rows, one.first, one.splits, tops, parts, out,
-              strides(gate), strides(out))
+              strides(gate), strides(out), argument)
+    before.integer_kernels().carry(out, integers)

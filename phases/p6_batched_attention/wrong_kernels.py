@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from engine.kernels import launch
-from engine.kernels.nvrtc import Kernel, compile_source, source_of
+from engine.kernels.nvrtc import Kernel, compile_source
 from engine.state import Refs
 from falsifiers.subject import Subject
 from phases.p6_batched_attention import kernel_attend, kernel_attend_cuda, kernel_rotate, reference
@@ -194,7 +194,7 @@ def _from(source: str, name: str, group: int, kv: torch.dtype) -> Kernel:
 def cuda_source(right: str, wrong: str) -> Build:
     """Return a builder whose CUDA source has one text for another."""
     def run(*args):
-        source = source_of(kernel_attend_cuda.SOURCE)
+        source = kernel_attend_cuda.source()
         changed = source.replace(right, wrong)
         if changed == source:
             raise RuntimeError(f"attend.cu has no {right!r}")
