@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from contracts.schema import Case
+from engine.encode import encode
+from engine.weights import Weight
 from falsifiers.errors import Unmeasurable
 from falsifiers.poison import Guarded
 from phases.p6_batched_attention.data import DIM, Row, drawn
-from phases.p6_batched_attention.harness import Attention, Step, own_budget
+from phases.p6_batched_attention.harness import Attention, Layout, Step, own_budget
 
 
 def rows_of(case: Case) -> list[Row]:
@@ -97,6 +99,21 @@ def far_apart(step: Step, stride: int) -> Step:
         return Guarded(far.copy_(cache.inside[:1]), cache.whole)
 
     return replace(step, keys=spread(step.keys, 0), values=spread(step.values, stride // 2))
+
+
+def hold_product(attend: Attention, rows: Sequence[Row], project: Callable[..., None],
+                 kind: str) -> None:
+    """Hold a product of what attention wrote to that of a copy, which brings no integers along."""
+    step = attend.laid_out(rows, Layout())
+    out = torch.empty_like(step.out.inside)  # between guards it would bring none either
+    attend.run(replace(step, out=Guarded(out, out)))
+    x = out.flatten(1)
+    values = torch.randn(48, x.shape[1], generator=torch.Generator().manual_seed(17))
+    matrix = Weight("w", kind, encode(kind, values.numpy()), device=attend.device)
+    got, want = (out.new_empty(len(out), 48) for _ in range(2))
+    project(matrix, x, got)
+    project(matrix, x.clone(), want)
+    attend.judge.equal("product of attend", got, want, kind=kind)
 
 
 def bytes_due(rows: Sequence[Row], groups: int, width: int) -> int:

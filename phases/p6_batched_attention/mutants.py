@@ -15,6 +15,7 @@ BEYOND, NEIGHBOURS = "what_lies_beyond_cannot_reach_a_row", "neighbours_cannot_r
 WRITTEN, CHUNKS = "only_new_rows_are_written", "chunks_equal_steps"
 SOUND, GROUPED = "softmax_is_sound", "heads_are_grouped"
 ROTATION, REPEATS = "rotation_is_each_rows_own", "repeats_are_equal"
+PRODUCTS = "products_take_what_attention_wrote"
 OFFSETS, INSIDE = "offsets_do_not_wrap", "loads_and_stores_stay_inside"
 ONCE, STEPS = "keys_are_read_once", "steps_equal_solo"
 MEMBERS, DRIFT = "membership_may_change_every_step", "long_runs_do_not_drift"
@@ -142,6 +143,12 @@ KERNELS = (
     Mutant("cuda_sum_contracted", "Weighted values are added by fused multiply-adds.", (TRUE,),
            wk.cuda_source("__fadd_rn(acc[h][l], __fmul_rn(weight[h], value))",
                           "__fmaf_rn(weight[h], value, acc[h][l])"), device="cuda"),
+    Mutant("cuda_counts_integers_from_a_launchs_first_token", "A launch's integers start at row 0.",
+           (PRODUCTS,), wk.cuda_source("store_group(eight, head, token,",
+                                       "store_group(eight, head, blockIdx.y,"), device="cuda"),
+    Mutant("cuda_leaves_integers_of_the_ungated_result", "Integers are made before the gate.",
+           (PRODUCTS,), wk.cuda_source("made[tid] = value;",
+                                       "made[tid] = __fdiv_rn(whole, bottom);"), device="cuda"),
     Mutant("cuda_reads_the_cache_alone", "Keys of this very step are read before they are there.",
            (CHUNKS,), wk.cuda_source("const bool old = key < length;", "const bool old = true;"),
            device="cuda"),

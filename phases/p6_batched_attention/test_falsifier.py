@@ -181,6 +181,11 @@ def test_keys_are_read_once(case: Case, subject: Subject, judge: Judge) -> None:
     judge.engaged(bytes_of_keys=due, query_heads=attend.heads, kv_heads=attend.groups)
 
 
+def test_products_take_what_attention_wrote(case: Case, subject: Subject, judge: Judge) -> None:
+    attend = Attention(case, subject, judge)
+    attacks.hold_product(attend, attacks.rows_of(case), subject.path.project, case["kind"])
+
+
 def test_steps_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
     _steps_equal_solo(case, subject, judge)
 
