@@ -124,6 +124,19 @@ def rotate(x: Tensor, table: Tensor, positions: list[int], out: Tensor) -> None:
     out.copy_(torch.cat([low * cos - high * sin, high * cos + low * sin, rest], dim=-1))
 
 
+def norm_rotate(norm: Callable[..., None], rotate: Callable[..., None], xs: Sequence[Tensor],
+                weights: Sequence[Tensor], eps: float, table: Tensor,
+                positions: Tensor | list[int], normed: Sequence[Tensor],
+                outs: Sequence[Tensor]) -> None:
+    """Norm each of xs [t, heads, dim] into `normed`, and turn that into `outs`, by the two given.
+
+    Each has a weight of its own; a token stands at one position in all of them.
+    """
+    for x, weight, middle, out in zip(xs, weights, normed, outs, strict=True):
+        norm(x, weight, eps, middle)
+        rotate(middle, table, positions, out)
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
            lengths: tuple[int, ...], counts: tuple[int, ...], out: Tensor) -> None:
     """Append k and v [t, G, 256] to each row's cache and write gated attention into out[t, H, 256].

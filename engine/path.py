@@ -140,6 +140,8 @@ class Path:
     delta_step: Callable[..., None] = ops.delta_step
     gated_norm: Callable[..., None] = ops.gated_norm
     rotate: Callable[..., None] = ops.rotate
+    norm_rotate: Callable[..., None] = ops.norm_rotate
+    """Queries and keys normed and turned, given what `norm` and `rotate` are."""
     attend: Callable[..., None] = ops.attend
     silu_mul: Callable[..., None] = ops.silu_mul
     argmax: Callable[..., None] = ops.argmax

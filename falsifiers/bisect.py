@@ -246,5 +246,6 @@ def suspects(op: str) -> tuple[str, ...]:
     name = parted(op)[1]
     if name.endswith("_norm") and name != "gated_norm":
         return ("add_norm", "norm")
-    return {"project": ("project", "project_all"), "head": ("project",)}.get(
+    return {"project": ("project", "project_all"), "head": ("project",),
+            "norm": ("norm_rotate", "norm"), "rotate": ("norm_rotate", "rotate")}.get(
         name.split(".")[0], (name.split(".")[0],))

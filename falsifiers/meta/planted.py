@@ -16,7 +16,7 @@ from torch import Tensor
 from falsifiers.judge import as_bits
 from falsifiers.lanes import Batched, Setup, Step
 
-INSIDE = ("project_all", "add_norm")
+INSIDE = ("project_all", "add_norm", "norm_rotate")
 """Ops that are given others, which are the ones to look at."""
 
 

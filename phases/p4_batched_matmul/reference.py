@@ -156,7 +156,7 @@ class BatchedStep:
         both, *kv = self.project_all(index, layer, ("attn_q", "attn_k", "attn_v"), x)
         q, gate = both.unflatten(1, (-1, 2, dim)).unbind(2)  # per head, query then gate
         k, v = (part.unflatten(1, (-1, dim)) for part in kv)
-        q, k = (self.rotated(index, name, part, layer) for name, part in (("q", q), ("k", k)))
+        q, k = self.turned(index, layer, q, k)
         mixed = torch.empty_like(q)
         held = self.held
         keys, values = (held.table.refs(kind, index) for kind in ("k", "v"))
@@ -164,15 +164,18 @@ class BatchedStep:
         self.report(f"{index}.attend", (q, k, v, gate), mixed)
         return self.project(index, layer, "attn_output", mixed.flatten(1))
 
-    def rotated(self, index: int, name: str, x: Tensor, layer: Layer) -> Tensor:
-        """Return x[t, heads, dim] normed and turned at each token's own position."""
-        unturned, x = x, self.norm(x, layer.vectors[f"attn_{name}_norm"])
-        self.report(f"{index}.norm.{name}", (unturned,), x)
-        out = torch.empty_like(x)
+    def turned(self, index: int, layer: Layer, *given: Tensor) -> list[Tensor]:
+        """Return q and k [t, heads, dim] normed and turned at each token's own position."""
+        weights = [layer.vectors[f"attn_{name}_norm"] for name in "qk"]
+        normed = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in given]
+        outs = [torch.empty_like(x) for x in normed]
         table = self.model.rope.upto(self.held.reach)
-        self.path.rotate(x, table, self.held.positions, out)
-        self.report(f"{index}.rotate.{name}", (x,), out)
-        return out
+        self.path.norm_rotate(self.path.norm, self.path.rotate, given, weights,
+                              self.model.config.eps, table, self.held.positions, normed, outs)
+        for name, x, middle, out in zip("qk", given, normed, outs, strict=True):
+            self.report(f"{index}.norm.{name}", (x,), middle)
+            self.report(f"{index}.rotate.{name}", (middle,), out)
+        return outs
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return the norm of x's last axis."""

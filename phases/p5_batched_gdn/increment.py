@@ -10,7 +10,7 @@ from phases.p4_batched_matmul import increment as before
 from phases.p5_batched_gdn import reference
 
 OnDevice = before.OnDevice
-integer_kernels = before.integer_kernels
+NORM, integer_kernels = before.NORM, before.integer_kernels
 
 
 @dataclass(frozen=True)

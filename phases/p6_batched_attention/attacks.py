@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from contracts.schema import Case
+from engine import ops
 from engine.encode import encode
+from engine.path import Path
+from engine.rope import rope_table
 from engine.weights import Weight
 from falsifiers.errors import Unmeasurable
-from falsifiers.poison import Guarded
+from falsifiers.judge import Judge
+from falsifiers.poison import Guarded, guarded
 from phases.p6_batched_attention.data import DIM, Row, drawn
 from phases.p6_batched_attention.harness import Attention, Layout, Step, own_budget
 
@@ -114,6 +118,38 @@ def hold_product(attend: Attention, rows: Sequence[Row], project: Callable[..., 
     project(matrix, x, got)
     project(matrix, x.clone(), want)
     attend.judge.equal("product of attend", got, want, kind=kind)
+
+
+def hold_normed_and_turned(case: Case, judge: Judge, path: Path, device: str) -> None:
+    """Hold queries and keys, normed and turned by a path, to the engine's: at once, then alone.
+
+    Queries stand beside gates of NaN, keys beside other values; a head of each holds NaN, another
+    zeros, and tokens differ in size.
+    """
+    positions, (heads, groups), pairs = case["positions"], case["heads"], case["pairs"]
+    draw, t, eps = torch.Generator().manual_seed(len(positions)), len(positions), 1e-6
+    table = rope_table(max(positions) + 1, 2 * pairs, 1e7)
+    weights = [torch.randn(DIM, generator=draw) for _ in range(2)]
+    wide = [torch.full((t, n, 2, DIM), torch.nan) for n in (heads, groups)]
+    xs = [x[:, :, 0] for x in wide]
+    for x in xs:
+        size = torch.tensor([1.0, 1e-3, 1e4, 1e-30])[torch.arange(t) % 4]
+        x.copy_(torch.randn(x.shape, generator=draw) * size[:, None, None])
+        x[0, -1], x[-1, 0, 70] = 0.0, torch.nan
+    want = [[torch.empty(x.shape) for x in xs] for _ in range(2)]
+    ops.norm_rotate(ops.norm, ops.rotate, xs, weights, eps, table, positions, *want)
+    given = [x.to(device)[:, :, 0] for x in wide]
+    fixed = [w.to(device) for w in weights], eps, table.to(device)
+    where = torch.tensor(positions).to(device)
+    for at in (slice(t), *(slice(i, i + 1) for i in range(t))):
+        made = [[guarded(*x[at].shape, device=device) for x in xs] for _ in range(2)]
+        path.norm_rotate(path.norm, path.rotate, [x[at] for x in given], *fixed, where[at],
+                         *([guard.inside for guard in guards] for guards in made))
+        for kind, guards, right in zip(("norm", "rotate"), made, want, strict=True):
+            for name, guard, x in zip("qk", guards, right, strict=True):
+                judge.equal(f"{kind}.{name}", guard.inside, x[at], rule="truth", finite=False,
+                            first=at.start or 0)
+                guard.hold(judge, f"{kind}.{name}")
 
 
 def bytes_due(rows: Sequence[Row], groups: int, width: int) -> int:

@@ -16,8 +16,14 @@ import triton.language as tl
 
 from engine.kernels import compile as check
 from engine.kernels import machine_code
+from engine.kernels.nvrtc import source_of
 from engine.state import KV_TYPES
-from phases.p6_batched_attention import kernel_attend, kernel_attend_cuda, kernel_rotate
+from phases.p6_batched_attention import (
+    kernel_attend,
+    kernel_attend_cuda,
+    kernel_norm_rotate,
+    kernel_rotate,
+)
 
 GROUPS = (1, 2, 3, 4, 6, 8)
 """Query heads a KV head that the CUDA kernels are compiled for here."""
@@ -69,6 +75,8 @@ def main(names: list[str]) -> int:
     checks = {name: lambda name=name: check.found_in(check.ptx_of(name)) for name in KERNELS}
     checks |= {f"attend.cu-{g}" + (f"-{kv}" if kv != "f32" else ""):
                lambda g=g, kv=kv: cuda_faults(g, source, kv) for kv in KV_TYPES for g in GROUPS}
+    checks["norm_rotate.cu"] = lambda: machine_code.faults_of(
+        source_of(kernel_norm_rotate.SOURCE))
     bad = 0
     for name in names or checks:
         faults = checks[name]()

@@ -15,6 +15,7 @@ BEYOND, NEIGHBOURS = "what_lies_beyond_cannot_reach_a_row", "neighbours_cannot_r
 WRITTEN, CHUNKS = "only_new_rows_are_written", "chunks_equal_steps"
 SOUND, GROUPED = "softmax_is_sound", "heads_are_grouped"
 ROTATION, REPEATS = "rotation_is_each_rows_own", "repeats_are_equal"
+TOGETHER = "norm_and_rotation_are_true_together"
 PRODUCTS = "products_take_what_attention_wrote"
 OFFSETS, INSIDE = "offsets_do_not_wrap", "loads_and_stores_stay_inside"
 ONCE, STEPS = "keys_are_read_once", "steps_equal_solo"
@@ -140,6 +141,19 @@ KERNELS = (
            wk.attend_with(_scores=wk.scores_read_by_each_head)),
     Mutant("kernel_turns_by_the_first_row", "The rotation reads one position.", (ROTATION, RUN),
            wk.rotate_with(_rotate=wk.rotate_by_the_first), "B155"),
+    Mutant("cuda_norm_adds_distant_lanes_first", "Sums are taken of halves, not adjacent pairs.",
+           (TOGETHER,), wk.norm_rotate_source("int step = 1; step < 32; step *= 2",
+                                              "int step = 16; step; step /= 2"), device="cuda"),
+    Mutant("cuda_norm_takes_the_queries_weight", "Keys are weighted as queries are.", (TOGETHER,),
+           wk.norm_rotate_source("part.weight[", "queries.weight["), device="cuda"),
+    Mutant("cuda_heads_taken_side_by_side", "A head's stride is taken to be its width.",
+           (TOGETHER,), wk.norm_rotate_source("head * part.head", "head * DIM"), device="cuda"),
+    Mutant("cuda_turns_by_the_first_position", "Every token turns by the first one's position.",
+           (TOGETHER, STEPS), wk.norm_rotate_source("positions + token", "positions"),
+           device="cuda"),
+    Mutant("cuda_rotation_contracted", "A turned value is a fused multiply-add.", (TOGETHER,),
+           wk.norm_rotate_source("__fsub_rn(own, other)", "__fmaf_rn(v[i], cosine[i], -other)"),
+           device="cuda"),
     Mutant("cuda_sum_contracted", "Weighted values are added by fused multiply-adds.", (TRUE,),
            wk.cuda_source("__fadd_rn(acc[h][l], __fmul_rn(weight[h], value))",
                           "__fmaf_rn(weight[h], value, acc[h][l])"), device="cuda"),

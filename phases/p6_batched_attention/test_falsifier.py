@@ -139,6 +139,12 @@ def test_rotation_is_each_rows_own(case: Case, subject: Subject, judge: Judge) -
         out.hold(judge, "rotate")
 
 
+def test_norm_and_rotation_are_true_together(case: Case, subject: Subject, judge: Judge) -> None:
+    if subject.candidate is not None:
+        raise Declined("only the tree's own norm and rotation share a launch")
+    attacks.hold_normed_and_turned(case, judge, subject.path, subject.device)
+
+
 def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
     attend = Attention(case, subject, judge)
     repeats(judge, attend, attacks.rows_of(case), case["times"], "attend")

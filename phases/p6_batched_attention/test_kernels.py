@@ -24,7 +24,8 @@ from phases.p6_batched_attention.launches import ROOM, WIDEST, check, launches
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["append", "attend_split", "attend_merge", "rotate", "append-f16", "attend_split-bf16",
-         "attend.cu-4", "attend.cu-4-f16", "attend.cu-4-bf16"]
+         "attend.cu-4", "attend.cu-4-f16", "attend.cu-4-bf16",
+         "norm_rotate.cu"]
 
 
 def test_kernels_compile_without_contraction_approximation_or_spills() -> None:

@@ -14,10 +14,16 @@ import triton
 import triton.language as tl
 
 from engine.kernels import launch
-from engine.kernels.nvrtc import Kernel, compile_source
+from engine.kernels.nvrtc import Kernel, compile_source, source_of
 from engine.state import Refs
 from falsifiers.subject import Subject
-from phases.p6_batched_attention import kernel_attend, kernel_attend_cuda, kernel_rotate, reference
+from phases.p6_batched_attention import (
+    kernel_attend,
+    kernel_attend_cuda,
+    kernel_norm_rotate,
+    kernel_rotate,
+    reference,
+)
 from phases.p6_batched_attention.increment import OnDevice
 from phases.p6_batched_attention.kernel_attend import _pairs_of_columns, _pairs_of_lanes, _widened
 
@@ -187,21 +193,36 @@ def read_as_bf16(x, KV: tl.constexpr):
 
 
 @cache
-def _from(source: str, name: str, group: int, kv: torch.dtype) -> Kernel:
-    return Kernel(compile_source(source, kernel_attend_cuda.options(group, kv)), name)
+def _from(source: str, name: str, options: tuple[str, ...]) -> Kernel:
+    return Kernel(compile_source(source, options), name)
+
+
+def changed(source: str, right: str, wrong: str) -> str:
+    """Return a source with one text for another, which must be there."""
+    if right not in source:
+        raise RuntimeError(f"the source has no {right!r}")
+    return source.replace(right, wrong)
 
 
 def cuda_source(right: str, wrong: str) -> Build:
-    """Return a builder whose CUDA source has one text for another."""
+    """Return a builder whose CUDA source of attention has one text for another."""
     def run(*args):
-        source = kernel_attend_cuda.source()
-        changed = source.replace(right, wrong)
-        if changed == source:
-            raise RuntimeError(f"attend.cu has no {right!r}")
-        with _exchanged(kernel_attend_cuda, _function=lambda *of: _from(changed, *of)):
+        source = changed(kernel_attend_cuda.source(), right, wrong)
+        with _exchanged(kernel_attend_cuda, _function=lambda name, *of: _from(
+                source, name, kernel_attend_cuda.options(*of))):
             kernel_attend_cuda.attend(*args)
 
     return _on_device(attend=OnDevice(reference.attend, run))
+
+
+def norm_rotate_source(right: str, wrong: str) -> Build:
+    """Return a builder whose CUDA source of norm and rotation has one text for another."""
+    def run(norm, rotate, *args):
+        source = changed(source_of(kernel_norm_rotate.SOURCE), right, wrong)
+        with _exchanged(kernel_norm_rotate, _function=lambda: _from(source, "norm_rotate", ())):
+            kernel_norm_rotate.norm_rotate(*args)
+
+    return _on_device(norm_rotate=run)
 
 
 def offset_of_31_bits(q, k, v, gate, keys, values, lengths, counts, out) -> None:
