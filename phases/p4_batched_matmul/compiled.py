@@ -1,7 +1,8 @@
 """Compile this phase's kernels for sm_90 without a GPU and read their PTX, as the engine does.
 
 Run as `python -m phases.p4_batched_matmul.compiled` without TRITON_INTERPRET; prints a line a
-kernel and exits with 1 when one holds a contracted, approximate or flushing f32 operation.
+kernel and exits with 1 when one holds a contracted, approximate or flushing f32 operation, or the
+CUDA source keeps values in memory. That needs NVRTC; without it nothing passes.
 """
 
 # mypy: ignore-errors
@@ -11,8 +12,13 @@ from __future__ import annotations
 import sys
 
 from engine.kernels import compile as check
-from engine.kernels import pointwise
-from phases.p4_batched_matmul import kernel_argmax, kernel_gated_norm, kernel_silu_mul
+from engine.kernels import machine_code, pointwise
+from phases.p4_batched_matmul import (
+    kernel_argmax,
+    kernel_fused,
+    kernel_gated_norm,
+    kernel_silu_mul,
+)
 
 KERNELS = {
     "largest_of_part": (kernel_argmax._largest_of_part,
@@ -36,8 +42,11 @@ def main() -> int:
     """Compile and check every kernel."""
     check.KERNELS.update(KERNELS)
     bad = 0
-    for name in KERNELS:
-        faults = check.found_in(check.ptx_of(name))
+    checks = {name: lambda name=name: check.found_in(check.ptx_of(name)) for name in KERNELS}
+    checks["fused.cu"] = lambda: machine_code.faults_of(kernel_fused.source(),
+                                                        kernel_fused.OPTIONS)
+    for name, faults_of in checks.items():
+        faults = faults_of()
         bad += bool(faults)
         print(f"{name}: {', '.join(faults) or 'clean'}")
     if not check.found_in(check.ptx_of("silu_mul", fused=True)):

@@ -1,11 +1,11 @@
 // What stands between two products, each with the integers of its result for the second one: the
 // residual sum and its norm, the gate of the FFN, the gated norm. limbs.cuh stands before this
 // source; its items in brackets are those of contracts/arithmetic.md. Each + - * / rounds once.
+// Compiled by NVRTC with -DWARPS, those of a block that adds and norms a row.
 //
 // A warp works on groups of 256 columns, a lane on eight columns side by side. Inputs may be those
 // of a kernel that still runs, so they are read after the wait and past L1; weights are read before.
 
-#define WARPS 20   // of a block that adds and norms a row
 #define LANES 128  // of SUM [11]
 
 __device__ __forceinline__ float scale_of(float sum, float n, float eps) {  // [12]

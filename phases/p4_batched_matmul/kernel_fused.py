@@ -21,8 +21,10 @@ from engine.kernels.nvrtc import Kernel, compile_source
 from phases.p3_row_twin import increment as before
 
 SOURCE = Path(__file__).with_name("fused.cu")
-NORM_THREADS = 640
-"""Threads of a block that adds and norms a row: four values each of a 4B model's row."""
+NORM_WARPS = 20
+"""Warps of a block that adds and norms a row: a thread has four values of a 4B model's row."""
+OPTIONS = (f"-DWARPS={NORM_WARPS}",)
+"""The compiler options."""
 HEAD = 128
 """Values of a head whose norm is gated."""
 
@@ -34,7 +36,7 @@ def source(path: Path = SOURCE) -> str:
 
 @cache
 def _function(name: str) -> Kernel:
-    return Kernel(compile_source(source(), ()), name, early=True)
+    return Kernel(compile_source(source(), OPTIONS), name, early=True)
 
 
 def room(rows: int, width: int, device: torch.device) -> tuple:
@@ -57,7 +59,7 @@ def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float, total: Tensor,
     """
     rows, n = x.shape
     integers, argument = room(rows, n, x.device)
-    _function("add_norm")((rows, 1), NORM_THREADS, ceil(n / 128) * 512, x, y, weight, n,
+    _function("add_norm")((rows, 1), 32 * NORM_WARPS, ceil(n / 128) * 512, x, y, weight, n,
                           c_float(eps), total, out, argument)
     carry(out, integers)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = ("largest_of_part", "largest", "gated_norm", "silu_mul", "exp", "log1p", "sigmoid", "silu",
-         "softplus")
+         "softplus", "fused.cu")
 
 
 def test_kernels_compile_without_contraction_or_approximation() -> None:
