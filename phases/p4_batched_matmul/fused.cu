@@ -20,7 +20,7 @@ __device__ __forceinline__ void load8(float v[8], const float* from, int c, int 
 
 __device__ __forceinline__ void load_weights(float w[8], const float* from, int c, int n) {
 #pragma unroll
-  for (int i = 0; i < 8; i++) w[i] = c + i < n ? __ldg(from + c + i) : 0.0f;
+  for (int i = 0; i < 8; i++) w[i] = c + i < n ? from[c + i] : 0.0f;  // __ldg would sink past it
 }
 
 __device__ __forceinline__ void store8(float* to, const float v[8], int c, int n) {
