@@ -77,7 +77,8 @@ def cuda_variants() -> dict[str, tuple[Path, tuple[str, ...]]]:
 
     Shapes and numbers of rows that take one variant give it the name of the first.
     """
-    names = {(kernel_exact_mma.QUANTIZE, ()): "cuda-quantize"}
+    names: dict[tuple[Path, tuple[str, ...]], str] = {
+        (kernel_exact_mma.QUANTIZE, ()): "cuda-quantize"}
     for kind, k, m, tiles in product(packing.CODE, SHAPES, WIDTHS, TILES):
         plan = kernel_exact_mma.plan_for(ceil(k / 256), m, tiles)
         names.setdefault((plan.file, plan.options([kind])), f"cuda-{kind}-k{k}-m{m}-{tiles}")

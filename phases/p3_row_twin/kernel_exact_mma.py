@@ -341,7 +341,8 @@ def launch(parts: Sequence[Part], a: Integers) -> None:
     partial = out.new_empty(at_once * tiles * plan.handed_on)  # of all parts, alive at the launch
     made, first, before = [_Part() for _ in range(MOST)], 0, 0
     for i, part in enumerate(parts):
-        made[i] = part.argument(partial[before * plan.handed_on:], arrived[before:], first, blocks[i])
+        made[i] = part.argument(partial[before * plan.handed_on:], arrived[before:], first,
+                                blocks[i])
         first += blocks[i]
         before += at_once * len(part.packed)
     function = _function("gemv", plan.file, plan.options(kinds))
