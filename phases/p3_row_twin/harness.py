@@ -8,7 +8,7 @@ under the interpreter and on a device, or a candidate's `gemv_rows` everywhere. 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -91,7 +91,7 @@ class Product:
             raise SuiteError(f"candidate {candidate.name} declares {self.arithmetic!r}, but the "
                              f"engine has {EXACT} and {ORDERED}")
 
-    def together(self) -> Callable[..., Any]:
+    def together(self) -> Any:
         """Return what makes the products of several matrices and the same rows at once."""
         if self.candidate is None:
             return gemv_rows_all
