@@ -30,11 +30,15 @@ TILES = (kernel_exact_mma.FEW, kernel_exact_mma.FEW + 1)
 """Tiles of 16 weight rows on both sides of the change from one team to two."""
 WIDTHS = (1, 2, 3, 8, 16, 17, 32, 33, 64)
 """Numbers of rows on both sides of each change of a launch's layout."""
-KEPT = {"cuda-Q4_K-k2560-m1-129": 24, "cuda-Q5_K-k2560-m17-129": 8, "cuda-Q5_K-k9216-m3-129": 8,
-        "cuda-Q5_K-k9216-m17-129": 8, "cuda-Q6_K-k768-m1-128": 8, "cuda-Q6_K-k2560-m17-129": 8,
-        "cuda-Q6_K-k2560-m32-128": 8, "cuda-Q6_K-k9216-m3-129": 16, "cuda-Q6_K-k9216-m17-129": 16,
-        "cuda-Q8_0-k2560-m17-129": 8, "cuda-Q8_0-k4096-m1-128": 8, "cuda-Q8_0-k9216-m3-129": 24,
-        "cuda-Q8_0-k9216-m17-129": 40, "cuda-Q5_K+Q4_K+Q8_0-k2560-m17": 8}
+KEPT = {"cuda-Q4_K-k256-m33-128": 16, "cuda-Q4_K-k512-m33-128": 16, "cuda-Q4_K-k768-m33-128": 16,
+        "cuda-Q4_K-k1024-m33-128": 16, "cuda-Q4_K-k2560-m1-129": 24, "cuda-Q5_K-k256-m33-128": 16,
+        "cuda-Q5_K-k512-m33-128": 16, "cuda-Q5_K-k768-m33-128": 16, "cuda-Q5_K-k1024-m33-128": 16,
+        "cuda-Q5_K-k9216-m3-129": 8, "cuda-Q6_K-k256-m33-128": 16, "cuda-Q6_K-k512-m33-128": 16,
+        "cuda-Q6_K-k768-m1-128": 8, "cuda-Q6_K-k768-m33-128": 16, "cuda-Q6_K-k1024-m3-129": 8,
+        "cuda-Q6_K-k1024-m33-128": 16, "cuda-Q6_K-k9216-m3-129": 16, "cuda-Q8_0-k256-m17-128": 8,
+        "cuda-Q8_0-k512-m17-128": 8, "cuda-Q8_0-k768-m17-128": 8, "cuda-Q8_0-k1024-m17-128": 8,
+        "cuda-Q8_0-k2560-m17-128": 8, "cuda-Q8_0-k4096-m1-128": 8, "cuda-Q8_0-k9216-m3-129": 24,
+        "cuda-Q5_K+Q4_K+Q8_0-k2560-m33": 16, "cuda-Q4_K+Q6_K-k2560-m33": 16}
 """Variants that keep something on the stack: the most bytes of it (NVRTC 13.5).
 
 That costs time and no bit; every other variant keeps all of its values in registers.

@@ -15,8 +15,8 @@ SOME = ["ordered-Q4_K-1", "ordered-Q5_K-4", "ordered-Q6_K-16", "ordered-Q8_0-64"
 
 
 CUDA = ["cuda-quantize", "cuda-Q4_K-k2560-m1-129", "cuda-Q5_K-k2560-m3-129",
-        "cuda-Q6_K-k9216-m3-129", "cuda-Q8_0-k1024-m64-128"]
-"""Of each type one: limbs side by side, tiles of eight, several slices, limbs through L1."""
+        "cuda-Q6_K-k9216-m3-129", "cuda-Q4_K-k1024-m33-128", "cuda-Q8_0-k1024-m17-128"]
+"""Of each type one: limbs side by side, tiles of eight, several slices, warpgroups."""
 
 
 def compiled(*names: str) -> subprocess.CompletedProcess[str]:
