@@ -8,7 +8,7 @@
 # witness; that of the newest path must be admitted. SHAPE=nano DEVICE=cpu tries the script
 # anywhere, and proves nothing: S7 is about time.
 #
-# OUT gets the witness, its page, the verdict and the server's log of each path.
+# PATHS="p1" takes one of them alone. OUT gets the witness, its page, the verdict and the server's log of each path.
 set -eu
 mkdir -p "${1:?where the witnesses go is missing}"
 out=$(cd "$1" && pwd)
@@ -55,5 +55,9 @@ take() { # PATH REPLICATES WARM
     server=
 }
 
-take newest 3 1,4,8,16
-take p1 1 1
+for path in ${PATHS:-newest p1}; do
+    case $path in
+    p1) take p1 1 1 ;;
+    *) take "$path" 3 1,4,8,16 ;;
+    esac
+done

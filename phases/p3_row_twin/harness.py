@@ -63,6 +63,16 @@ class Matrix:
     prepared: Any
 
 
+def products_together(candidate: Candidate | None) -> Any:
+    """Return what makes the products of several matrices and the same rows in the engine's bits."""
+    if candidate is None:
+        return gemv_rows_all
+    run = candidate.op("gemv_rows_all")
+    if run is None or not candidate.bitwise:
+        raise Declined("it offers no gemv_rows_all(weights, x, outs) in the engine's bits")
+    return run
+
+
 class Product:
     """The product that a case judges, and the rule of truth for its arithmetic."""
 
@@ -90,15 +100,6 @@ class Product:
         if self.arithmetic not in (EXACT, ORDERED):
             raise SuiteError(f"candidate {candidate.name} declares {self.arithmetic!r}, but the "
                              f"engine has {EXACT} and {ORDERED}")
-
-    def together(self) -> Any:
-        """Return what makes the products of several matrices and the same rows at once."""
-        if self.candidate is None:
-            return gemv_rows_all
-        run = self.candidate.op("gemv_rows_all")
-        if run is None or not self.bitwise:
-            raise Declined("it offers no gemv_rows_all(weights, x, outs) in the engine's bits")
-        return run
 
     def matrix(self, kind: str, n: int, k: int, flavour: str = "plain", skew: int = 0,
                copies: int = 1) -> Matrix:

@@ -23,7 +23,7 @@ from falsifiers.subject import Subject
 from phases.p1_looped_step import increment as before
 from phases.p3_row_twin import profiled
 from phases.p3_row_twin.data import activations, extremes
-from phases.p3_row_twin.harness import Layout, Matrix, Product
+from phases.p3_row_twin.harness import Layout, Matrix, Product, products_together
 
 SAMPLE = 64
 """Outputs of a row that a budget is held over; over fewer its cosine says little."""
@@ -191,8 +191,8 @@ def test_device_reads_weights_once(case: Case, subject: Subject, judge: Judge) -
 
 
 def test_shared_launches_equal_apart(case: Case, subject: Subject, judge: Judge) -> None:
-    product, k = Product(case, subject, judge), case["k"]
-    together = product.together()
+    together, k = products_together(subject.candidate), case["k"]
+    product = Product(case, subject, judge)
     weights = [product.matrix(kind, n, k).weight
                for kind, n in zip(case["kinds"], case["n"], strict=True)]
     for m in case["m"]:
