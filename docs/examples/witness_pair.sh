@@ -8,7 +8,8 @@
 # witness; that of the newest path must be admitted. SHAPE=nano DEVICE=cpu tries the script
 # anywhere, and proves nothing: S7 is about time.
 #
-# PATHS="p1" takes one of them alone. OUT gets the witness, its page, the verdict and the server's log of each path.
+# OUT gets the witness, its page, the verdict and the server's log of each path; PATHS=p1 takes one
+# path alone.
 set -eu
 mkdir -p "${1:?where the witnesses go is missing}"
 out=$(cd "$1" && pwd)
