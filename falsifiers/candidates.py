@@ -81,7 +81,11 @@ class Candidate:
     def refuse(self, case: Case) -> None:
         """Raise `Declined` with the candidate's reason when it does not take the case."""
         own = self.op("supports")
-        reason = own(case) if own else None
+        try:
+            reason = own(case) if own else None
+        except KeyError as missing:  # a case of a kind that was not thought of when it was written
+            raise Declined(f"its supports(case) asks for {missing}, which the case does not "
+                           f"have") from None
         if reason is not None and not isinstance(reason, str):
             raise SuiteError(f"candidate {self.name}: supports(case) returned {reason!r}, but "
                              f"should return None or a reason")

@@ -78,6 +78,12 @@ def test_answer_that_is_no_reason_is_refused(tmp_path: Path) -> None:
         mine.refuse(case())
 
 
+def test_case_without_what_supports_asks_for_is_declined(tmp_path: Path) -> None:
+    mine = offer(tmp_path, "def supports(case):\n    return case.given['of a later case']\n")
+    with pytest.raises(Declined, match="asks for 'of a later case', which the case does not have"):
+        mine.refuse(case())
+
+
 def test_candidate_without_the_phases_ops_is_refused(tmp_path: Path) -> None:
     mine = offer(tmp_path, WHOLE)
     mine.must_offer(["project", "attend"])
