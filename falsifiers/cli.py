@@ -190,10 +190,11 @@ def _line(result: PhaseResult, contract: Contract | None) -> str:
                        ("passed", "failed", "error", "unmeasurable", "declined")
                        if (count := getattr(result, word)))
     why = "".join(f"\n    {reason}" for reason in result.why)
+    from falsifiers.gate import proof_told
     from falsifiers.table import tinted
     word = tinted(f"{result.verdict:<13}")
     return (f"{result.phase:<7}{word}{title}\n    {counts or 'no case ran'}; "
-            f"device proof: {result.device_proof}; {result.seconds:.1f} s{why}")
+            f"device proof: {proof_told(result, contract)}; {result.seconds:.1f} s{why}")
 
 
 def _small_print(contract: Contract, whole: bool) -> str:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from contracts.schema import Case
+from contracts.schema import Case, Contract
 from falsifiers.verdict import Record, Verdict
 
 Word = Literal["PASS", "FAIL", "UNMEASURABLE", "BLOCKED"]
@@ -21,6 +21,8 @@ DECODE = ("p1", "p3", "p4", "p5", "p6", "p8")
 SERVING = ("p0", "p2", "p7")
 PHASES = tuple(f"p{n}" for n in range(9))
 NOT_BUILT = "not built"
+NO_DEVICE_CASE = "no device case"
+"""Told in place of device proof where a contract has no case for one, so that none seems due."""
 
 
 class PhaseResult(Record):
@@ -112,6 +114,12 @@ def _accounting(mine: Sequence[Verdict], cases: set[str], lost: Sequence[str]) -
 
 def _cases(count: int) -> str:
     return f"{count} case" if count == 1 else f"{count} cases"
+
+
+def proof_told(result: PhaseResult, contract: Contract | None) -> str:
+    """Return a result's device proof in the words that a reader sees."""
+    due = contract is None or any("cuda" in row.tier for row in contract.cases)
+    return result.device_proof if due or result.device_proof != "none" else NO_DEVICE_CASE
 
 
 def not_built(phase: str) -> PhaseResult:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from contracts.schema import Case
@@ -13,13 +13,19 @@ FULL = 0.4
 """A table with a smaller part of its cells filled is shown as a list instead."""
 FLAT = 0.75
 """A table with more lines than this a case is shown as a list instead."""
-WIDE, LONG = 20, 14
+WIDE, LONG = 24, 14
 """A table of more columns, or with a longer word above one, is shown as a list instead."""
+DENSE = 14
+"""A table of more columns has narrower cells."""
+BARE = ("tier", "arithmetic", "kind", "model")
+"""Axes whose values say by themselves what they are."""
+WIDTH = "m"
+"""The axis that always makes the columns; a case may hold a list of its values."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One case as a small mark: its symbol and words say what its colour says."""
+    """One case, or one width of it, as a mark: symbol and words say what its colour says."""
 
     kind: str
     """The CSS classes: an outcome, or `budget` for a pass that was not bitwise; the rung broken."""
@@ -53,6 +59,11 @@ class Grid:
     """A label and its cells; a list is one line without a label."""
 
     @property
+    def dense(self) -> bool:
+        """Whether its cells are narrow, so that many columns fit."""
+        return len(self.columns) > DENSE
+
+    @property
     def filled(self) -> float:
         """The part of the table's places that a case stands in."""
         cells = sum(cell is not None for _, line in self.lines for cell in line)
@@ -61,7 +72,8 @@ class Grid:
 
 SYMBOLS = {"passed": ("✓", "passed, bit for bit"), "budget": ("≈", "passed within a budget"),
            "failed": ("✗", "failed"), "error": ("!", "ended in an error"),
-           "unmeasurable": ("?", "unmeasurable"), "declined": ("~", "declined")}
+           "unmeasurable": ("?", "unmeasurable"), "declined": ("~", "declined"),
+           "beside": ("·", "of a case that failed at another m")}
 
 
 def cell_of(case: Case, verdict: Verdict) -> Cell:
@@ -82,35 +94,67 @@ def anchor_of(case: str) -> str:
 
 
 def grid_of(cases: Sequence[Case], verdicts: Mapping[str, Verdict]) -> Grid:
-    """Arrange the cases of one falsifier by the axes that vary among them, as flat as can be."""
+    """Arrange the cases of one falsifier by the axes that vary among them, as flat as can be.
+
+    Widths that a case goes through by itself take a column each.
+    """
     cells = [cell_of(case, verdicts[case.id]) for case in cases]
     given = [{"tier": case.tier, **case.given} for case in cases]
-    axes = [key for key in dict.fromkeys(key for g in given for key in g)
-            if len({_text(g.get(key)) for g in given}) > 1
-            and not any(isinstance(g.get(key), list | dict) for g in given)]
-    tables = [_table(axis, axes, given, cells) for axis in axes] if len(cases) > 2 else []
-    fits = [grid for grid in tables if grid is not None and grid.filled >= FULL
-            and len(grid.lines) <= FLAT * len(cells)]
-    return min(fits, key=lambda grid: (grid.axis != "m", len(grid.lines)),
+    wide = [part for one, case, cell in zip(given, cases, cells, strict=True)
+            for part in _widths(one, verdicts[case.id], cell)]
+    tables = [_table(WIDTH, [one for one, _ in wide], [cell for _, cell in wide])] \
+        if len(wide) > 2 else []
+    if len(cases) > 2:
+        tables += [_table(axis, given, cells) for axis in _axes(given) if axis != WIDTH]
+    fits = [grid for grid in tables if grid is not None]
+    return min(fits, key=lambda grid: (grid.axis != WIDTH, len(grid.lines)),
                default=Grid("", (), (("", tuple(cells)),)))
 
 
-def _table(axis: str, axes: Sequence[str], given: Sequence[Mapping[str, Any]],
-           cells: Sequence[Cell]) -> Grid | None:
-    """Return the cases with one axis as columns, or None when two share a place."""
+def _widths(given: Mapping[str, Any], verdict: Verdict,
+            cell: Cell) -> Iterator[tuple[dict[str, Any], Cell]]:
+    """Yield a case once for each of its widths.
+
+    A failure that names its width is drawn there alone: no verdict says how the others ended.
+    """
+    widths = given.get(WIDTH)
+    if not isinstance(widths, list) or not all(isinstance(m, int) for m in widths):
+        yield dict(given), cell
+        return
+    broken = verdict.finding.where.get(WIDTH) if verdict.finding else None
+    symbol, word = SYMBOLS["beside"]
+    for m in dict.fromkeys(widths):
+        beside = broken in widths and m != broken
+        yield {**given, WIDTH: m}, replace(cell, kind="beside", symbol=symbol, word=word) \
+            if beside else replace(cell, name=f"{cell.name}, m {m}")
+
+
+def _axes(given: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys whose values differ and are no lists."""
+    return [key for key in dict.fromkeys(key for one in given for key in one)
+            if len({_text(one.get(key)) for one in given}) > 1
+            and not any(isinstance(one.get(key), list | dict) for one in given)]
+
+
+def _table(axis: str, given: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> Grid | None:
+    """Return the cases with one axis as columns; None when two share a place or it is no table."""
+    axes = _axes(given)
+    if axis not in axes:
+        return None
     columns = _columns([values.get(axis) for values in given])
     if len(columns) > WIDE or max(map(len, columns)) > LONG:
         return None
     place: dict[str, dict[str, Cell]] = {}
     for values, cell in zip(given, cells, strict=True):
-        label = ", ".join(f"{key} {_text(values[key])}" for key in axes
+        label = ", ".join(_named(key, values[key]) for key in axes
                           if key != axis and key in values)
         line = place.setdefault(label, {})
         if _text(values.get(axis)) in line:
             return None
         line[_text(values.get(axis))] = cell
-    return Grid(axis, columns, tuple((label, tuple(line.get(column) for column in columns))
+    grid = Grid(axis, columns, tuple((label, tuple(line.get(column) for column in columns))
                                      for label, line in place.items()))
+    return grid if grid.filled >= FULL and len(grid.lines) <= FLAT * len(cells) else None
 
 
 def _columns(values: Sequence[Any]) -> tuple[str, ...]:
@@ -118,6 +162,10 @@ def _columns(values: Sequence[Any]) -> tuple[str, ...]:
     if all(isinstance(value, int | float) for value in found.values()):
         return tuple(sorted(found, key=lambda text: found[text]))
     return tuple(found)
+
+
+def _named(key: str, value: Any) -> str:
+    return _text(value) if key in BARE else f"{key}\N{NO-BREAK SPACE}{_text(value)}"
 
 
 def _text(value: Any) -> str:

@@ -30,9 +30,8 @@ def _lines(evidence: Evidence) -> Iterator[str]:
     yield "| phase | verdict | cases | device proof |"
     yield "|---|---|---|---|"
     for rung in views.ladder(evidence):
-        proof = rung.result.device_proof if rung.result else ""
         yield f"| {rung.phase} {plain(rung.title)} | {rung.mark} {rung.word} | {rung.counts} " \
-              f"| {proof} |"
+              f"| {rung.proof} |"
     groups = views.failures(evidence)
     for group in groups[:MOST]:
         yield from _group(group)

@@ -9,8 +9,10 @@ from itertools import pairwise
 
 import pytest
 
+from contracts.schema import Tier
 from reports import made_up
 from reports.evidence import Evidence
+from reports.markdown import brief
 from reports.outline import Outline
 from reports.render import BESIDE, page
 
@@ -64,7 +66,7 @@ def test_page_can_be_read_without_eyes(made: Made) -> None:
     plots = outline.tags.count("svg")
     assert sum(name == "role" and value == "img" for name, value in outline.attributes) == plots
     cells = outline.texts("span.cell") + outline.texts("a.cell")
-    assert all(re.search(r"[^\W\d_]{3}|[✓≈✗!?~●○]", text) for text in cells)
+    assert all(re.search(r"[^\W\d_]{3}|[✓≈✗!?~·●○]", text) for text in cells)
 
 
 def test_every_failure_has_its_sentence_diagnosis_and_repro() -> None:
@@ -141,8 +143,15 @@ def test_ladder_names_every_phase_and_what_is_not_proven() -> None:
     for phase in ("engine", *(f"P{n}" for n in range(9)), "model"):
         assert phase in rows
     assert "Not proven: a plain word, and speed" in rows
-    assert "nonea plain word, 2026-01-30" in rows  # the device of a receipt, below the proof
     assert "· not judged" in rows  # P2, which the candidate has no part in
+
+
+@pytest.mark.parametrize(("tier", "told"), [("cuda", "none"), ("cpu", "no device case")])
+def test_ladder_misses_no_proof_where_no_case_asks_for_a_device(tier: Tier, told: str) -> None:
+    evidence = made_up.evidence(contracts={"p1": made_up.contract(tier=tier)})
+    rows = Outline(page(evidence)).texts("table.wide")[0]
+    assert f"7 passed {told}a plain word, 2026-01-30" in rows  # a receipt's device, below
+    assert f"| 7 passed | {told} |" in brief(evidence)
 
 
 def test_budget_in_force_is_told_with_reason_floor_and_picture() -> None:

@@ -46,6 +46,11 @@ class Rung:
         """The outcomes in words, `30 passed, 2 failed`."""
         return counts_of(self.result) if self.result else ""
 
+    @property
+    def proof(self) -> str:
+        """What is known of a device, in words."""
+        return gate.proof_told(self.result, self.contract) if self.result else ""
+
 
 @dataclass(frozen=True)
 class Failure:
