@@ -1,4 +1,4 @@
-"""The recipe for another repository's pull requests: its steps, run on a good and a bad kernel.
+"""The recipe for another repository's pull requests: pasted, and run on a good and a bad kernel.
 
 The steps themselves are run by `--thorough` alone; they take minutes.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,15 +23,24 @@ from reports.cli import app
 RECIPE, TUTORIAL = ROOT / "docs" / "ci.md", ROOT / "docs" / "tutorial.md"
 
 
+LEFT = shutil.ignore_patterns(".git", ".venv", ".cache", ".*_cache", "__pycache__", "out",
+                              "*.egg-info", ".hypothesis", ".benchmarks")
+"""What a clone would not hold."""
+
+
+def recipe() -> dict[str, str]:
+    """Return what is pasted and the workflow, by the names that the text gives them."""
+    return {block.said: block.text for block in blocks(RECIPE)}
+
+
 def workflow() -> dict[Any, Any]:
-    (block,) = blocks(RECIPE)
-    told: dict[Any, Any] = yaml.safe_load(block.text)
+    told: dict[Any, Any] = yaml.safe_load(recipe()["row-parity.yml"])
     return told
 
 
-def steps() -> dict[str, dict[str, Any]]:
-    """Return the steps that run commands, by name."""
-    return {step["name"]: step for step in workflow()["jobs"]["parity"]["steps"] if "run" in step}
+def steps(told: dict[Any, Any]) -> dict[str, dict[str, Any]]:
+    """Return a workflow's steps that run commands, by name."""
+    return {step["name"]: step for step in told["jobs"]["parity"]["steps"] if "run" in step}
 
 
 def kernel(mended: bool) -> str:
@@ -42,10 +52,9 @@ def test_recipe_cannot_write_and_judges_from_a_pin() -> None:
     told = workflow()
     assert told["permissions"] == {"contents": "read"}
     assert told[True] == "pull_request"  # YAML 1.1 reads the key `on` so
-    pins = [step["with"]["ref"] for step in told["jobs"]["parity"]["steps"]
-            if "ref" in step.get("with", {})]
-    assert len(pins) == 1
-    assert re.fullmatch("[0-9a-f]{40}", pins[0])
+    assert re.fullmatch("[0-9a-f]{40}", told["env"]["PIN"])
+    assert [step["uses"] for step in told["jobs"]["parity"]["steps"]
+            if "uses" in step and "repository" in step.get("with", {})] == []
 
 
 def test_every_option_of_the_recipe_exists() -> None:
@@ -53,33 +62,47 @@ def test_every_option_of_the_recipe_exists() -> None:
     known = {option for command in (report, report.commands["diff"])
              for parameter in command.params for option in (*parameter.opts,
                                                             *parameter.secondary_opts)}
-    used = {word for step in steps().values() for line in step["run"].split("rowtwin report")[1:]
+    used = {word for step in steps(workflow()).values()
+            for line in step["run"].split("rowtwin report")[1:]
             for word in re.findall(r"(?<= )--[a-z-]+", line.split("||")[0])}
     assert len(used) >= 5
     assert used <= known
 
 
 class Repository:
-    """A sample repository with a kernel, and a runner of the recipe's steps in it."""
+    """A sample repository with a kernel and the pasted recipe, and a runner of its steps."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, part: str = ".") -> None:
         self.folder = folder / "sample"
         (self.folder / "kernels").mkdir(parents=True)
         tools = folder / "bin"
         tools.mkdir()
-        (tools / "rowtwin").write_text(
-            f'#!/bin/sh\nexec "{sys.executable}" "{ROOT / "rowtwin.py"}" "$@"\n')
+        (tools / "rowtwin").write_text(  # as if installed from the checkout that the job fetched
+            f'#!/bin/sh\nexec "{sys.executable}" "{self.folder / ".rowtwin/rowtwin.py"}" "$@"\n')
         (tools / "pip").write_text('#!/bin/sh\necho "pip $*"\n')  # what it installs is here already
         for tool in tools.iterdir():
             tool.chmod(0o755)
         self.summary = folder / "summary.md"
         self.around = {
             **os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
-            "GITHUB_STEP_SUMMARY": str(self.summary), "CUDA_VISIBLE_DEVICES": "",
-            **{key: str(value) for key, value in workflow()["env"].items()},
+            "GITHUB_STEP_SUMMARY": str(self.summary), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": "",
             **{f"GIT_{who}_{what}": "sample@example.org" for who in ("AUTHOR", "COMMITTER")
                for what in ("NAME", "EMAIL")}}
         self.git("init", "--quiet")
+        self.workflow = self.pasted(folder, part)
+        self.around |= {key: str(value) for key, value in self.workflow["env"].items()}
+
+    def pasted(self, folder: Path, part: str) -> dict[Any, Any]:
+        """Publish a part of this tree, clone it, paste the recipe, and return what it wrote."""
+        shutil.copytree(ROOT / part, folder / "published" / part, ignore=LEFT)
+        for words in (("init", "--quiet"), ("add", "-A"), ("commit", "--quiet", "-m", "all")):
+            self.git("-C", str(folder / "published"), *words)
+        self.git("clone", "--quiet", str(folder / "published"), str(folder / "clone"))
+        subprocess.run(["bash", "-c", recipe()["paste.sh"]], cwd=self.folder, check=True,
+                       env={**self.around, "JUDGE": str(folder / "clone")}, capture_output=True)
+        wrote: dict[Any, Any] = yaml.safe_load(
+            (self.folder / ".github" / "workflows" / "row-parity.yml").read_text())
+        return wrote
 
     def git(self, *words: str) -> str:
         return subprocess.run(["git", *words], cwd=self.folder, env=self.around, check=True,
@@ -91,18 +114,33 @@ class Repository:
         self.git("commit", "--quiet", "-m", "a kernel")
         return self.git("rev-parse", "HEAD")
 
+    def step(self, name: str, **more: str) -> int:
+        """Run one step of the recipe as its runner does, and return how it ended."""
+        return subprocess.run(
+            ["bash", "-e", "-o", "pipefail", "-c", steps(self.workflow)[name]["run"]],
+            cwd=self.folder, env={**self.around, **more}, check=False, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL).returncode
+
     def run(self, base: str) -> dict[str, int]:
-        """Run the recipe's steps as its runner does, and return how each ended."""
+        """Run the recipe's steps in turn, and return how each ended."""
         ends: dict[str, int] = {}
-        for name, step in steps().items():
-            if any(ends.values()) and step.get("if") != "always()":
-                continue
-            ends[name] = subprocess.run(["bash", "-e", "-o", "pipefail", "-c", step["run"]],
-                                        cwd=self.folder, env={**self.around, "BASE": base},
-                                        check=False, stdout=subprocess.DEVNULL,
-                                        stderr=subprocess.DEVNULL).returncode
+        for name, step in steps(self.workflow).items():
+            if not any(ends.values()) or step.get("if") == "always()":
+                ends[name] = self.step(name, BASE=base)
         self.git("worktree", "remove", "--force", ".base")
         return ends
+
+
+def test_what_is_pasted_fetches_the_clone_s_own_commit(tmp_path: Path) -> None:
+    sample = Repository(tmp_path, "docs")
+    published = str(tmp_path / "published")
+    head = sample.git("-C", published, "rev-parse", "HEAD")
+    env = {**workflow()["env"], "JUDGE": published, "PIN": head}
+    assert sample.workflow == {**workflow(), "env": env}
+    sample.git("-C", published, "commit", "--quiet", "--allow-empty", "-m", "moved on")
+    assert sample.step("fetch the judge") == 0
+    assert sample.git("-C", ".rowtwin", "rev-parse", "HEAD") == head
+    assert sample.step("fetch the judge", PIN="f" * 40) != 0
 
 
 @pytest.mark.long
@@ -110,8 +148,8 @@ def test_steps_stop_a_bad_kernel_and_pass_a_good_one(tmp_path: Path) -> None:
     sample = Repository(tmp_path)
     good = sample.commit(kernel(mended=True))
     bad = sample.commit(kernel(mended=False))
-    assert sample.run(good) == {"install": 0, "judge the base": 0, "judge the pull request": 1,
-                                "say what changed": 1}
+    assert sample.run(good) == {"fetch the judge": 0, "install": 0, "judge the base": 0,
+                                "judge the pull request": 1, "say what changed": 1}
     assert "newly broken" in sample.summary.read_text().splitlines()[0]
     assert "**Newly broken: p3 rows_equal_alone**" in sample.summary.read_text()
     sample.summary.unlink()
