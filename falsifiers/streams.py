@@ -48,8 +48,28 @@ def state_digest(tensors: dict[str, Tensor], length: int | None = None) -> str:
     return digest.hexdigest()
 
 
-def alone(engine: Any, rows: RowsOf, prompt: Sequence[int], decode: int, capacity: int) -> Stream:
-    """Run a prompt and `decode` greedy tokens in a pool of one slot, one token a step."""
+_KEPT: dict[tuple[Any, ...], tuple[Any, Stream]] = {}
+
+
+def alone(engine: Any, rows: RowsOf, prompt: Sequence[int], decode: int, capacity: int,
+          right: Any = None) -> Stream:
+    """Run a prompt and `decode` greedy tokens in a pool of one slot, one token a step.
+
+    `right` is the tree's own path: where the engine is exactly that over a model on the CPU, the
+    same stream is run once a process, since many cases hold their rows to it. Whatever differs
+    from it in any op, a mutant or a candidate, runs its own for every case.
+    """
+    if right is None or getattr(engine, "path", None) != right or engine.model.device != "cpu":
+        return _run(engine, rows, prompt, decode, capacity)
+    parts = tuple(part if isinstance(part, str) else id(part)
+                  for part in vars(engine.model).values())
+    key = right, parts, tuple(prompt), decode, capacity
+    if key not in _KEPT:  # the model is kept too, so that the ids of its parts stay their own
+        _KEPT[key] = engine.model, _run(engine, rows, prompt, decode, capacity)
+    return _KEPT[key][1]
+
+
+def _run(engine: Any, rows: RowsOf, prompt: Sequence[int], decode: int, capacity: int) -> Stream:
     pool = engine.new_pool(1, capacity)
     stream = Stream(list(prompt))
     for position in range(len(prompt) + decode):

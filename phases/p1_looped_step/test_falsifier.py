@@ -14,6 +14,7 @@ from falsifiers.errors import Declined
 from falsifiers.judge import Judge
 from falsifiers.streams import Batch, Stream, alone, bad_steps, prompt_of
 from falsifiers.subject import Subject
+from phases.p1_looped_step import increment
 
 CAPACITY = 96
 
@@ -160,4 +161,5 @@ def _engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
 
 def _stream(engine: Engine, model: Any, seed: int, length: int, decode: int,
             capacity: int = CAPACITY) -> Stream:
-    return alone(engine, Rows, prompt_of(seed, length, model.config.vocab), decode, capacity)
+    return alone(engine, Rows, prompt_of(seed, length, model.config.vocab), decode, capacity,
+                 right=increment.path())

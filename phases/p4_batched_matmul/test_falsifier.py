@@ -18,7 +18,7 @@ from falsifiers.judge import Judge
 from falsifiers.streams import Batch, Stream, alone, bad_steps, prompt_of, state_digest
 from falsifiers.subject import Subject
 from falsifiers.traces import Trace, hold_traces
-from phases.p4_batched_matmul import attacks
+from phases.p4_batched_matmul import attacks, increment
 from phases.p4_batched_matmul.looped import looped
 
 CAPACITY = 96
@@ -281,4 +281,5 @@ def _must_be_bitwise(subject: Subject) -> None:
 
 def _solo(engine: Engine, model: Any, seed: int, length: int, decode: int,
           capacity: int = CAPACITY) -> Stream:
-    return alone(engine, Rows, prompt_of(seed, length, model.config.vocab), decode, capacity)
+    return alone(engine, Rows, prompt_of(seed, length, model.config.vocab), decode, capacity,
+                 right=increment.path())

@@ -277,5 +277,5 @@ def _streams(case: Case, subject: Subject) -> list[Stream]:
     oracle: Engine = PathEngine(reference(), subject.models(case["model"]))
     own = subject.candidate is not None and not subject.candidate.bitwise
     engine, vocab = _engine(case, subject) if own else oracle, _model(case, subject).config.vocab
-    return [alone(engine, Rows, prompt_of(170 + n, 1 + n % 6, vocab), 3, CAPACITY)
+    return [alone(engine, Rows, prompt_of(170 + n, 1 + n % 6, vocab), 3, CAPACITY, reference())
             for n in range(case["sequences"])]

@@ -26,7 +26,7 @@ from falsifiers.relations import (
 )
 from falsifiers.streams import Batch, Stream, alone, prompt_of, state_digest
 from falsifiers.subject import Subject
-from phases.p6_batched_attention import attacks
+from phases.p6_batched_attention import attacks, increment
 from phases.p6_batched_attention.data import DIM, Row, drawn
 from phases.p6_batched_attention.harness import (
     Attention,
@@ -321,4 +321,5 @@ def _engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
 
 def _solo(engine: Engine, model: Any, seed: int, length: int, decode: int,
           capacity: int) -> Stream:
-    return alone(engine, Rows, prompt_of(seed, length, model.config.vocab), decode, capacity)
+    return alone(engine, Rows, prompt_of(seed, length, model.config.vocab), decode, capacity,
+                 right=increment.path())

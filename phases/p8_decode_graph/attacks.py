@@ -31,7 +31,7 @@ def stream_of(model: Any, seed: int, length: int, decode: int,
               capacity: int = CAPACITY) -> Stream:
     """Return what a drawn prompt and its greedy tokens get alone from the oracle."""
     return alone(oracle(model), Rows, prompt_of(seed, length, model.config.vocab), decode,
-                 capacity)
+                 capacity, right=reference())
 
 
 def graphs_of(path: Path) -> Graphs:
