@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-OWN = """\
 import rowtwin
 from engine.testmodels import path_of
+from falsifiers.meta.command import Main, main_of
 from reports.own_model import judge_model
-run = judge_model(rowtwin.open_model(str(path_of("nano"))), 5, "in-tree", print, lambda what: None)
-print(run.result.verdict, sorted({v.falsifier for v in run.verdicts}), len(run.verdicts))
-"""
 
 
-def rowtwin(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "rowtwin.py", *words], cwd=ROOT, check=False,
-                          capture_output=True, text=True)
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+    """Return a function that runs the command: exit code, stdout, stderr."""
+    monkeypatch.chdir(rowtwin.ROOT)
+    return main_of(rowtwin.main, monkeypatch, capsys, "report")
 
 
-def test_help_names_an_example_and_every_option() -> None:
-    done = rowtwin("report", "--help")
-    assert done.returncode == 0
+def test_help_names_an_example_and_every_option(report: Main) -> None:
+    code, out, _ = report("--help")
+    assert code == 0
     for words in ("Example: rowtwin report", "--out", "--thorough", "--device", "--candidate",
                   "--model", "--minutes"):
-        assert words in done.stdout
+        assert words in out
 
 
 @pytest.mark.parametrize(("words", "sentence"), [
@@ -38,18 +33,19 @@ def test_help_names_an_example_and_every_option() -> None:
     (["--candidate", "mine"], "unknown candidate 'mine'"),
     (["--model", "/nowhere/x.gguf"], "/nowhere/x.gguf"),
     (["--out", "rowtwin.py"], "--out rowtwin.py: cannot be written")])
-def test_mistake_ends_in_one_sentence(words: list[str], sentence: str, tmp_path: Path) -> None:
-    out = [] if "--out" in words else ["--out", str(tmp_path)]
-    done = rowtwin("report", *words, *out)
-    assert done.returncode == 2
-    assert done.stderr.startswith("rowtwin: ")
-    assert sentence in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_mistake_ends_in_one_sentence(report: Main, words: list[str], sentence: str,
+                                      tmp_path: Path) -> None:
+    code, _, err = report(*words, *([] if "--out" in words else ["--out", tmp_path]))
+    assert code == 2
+    assert err.startswith("rowtwin: ")
+    assert sentence in err
+    assert err.count("\n") == 1
 
 
 def test_own_file_is_judged_on_the_newest_path() -> None:
-    done = subprocess.run([sys.executable, "-c", OWN], cwd=ROOT, check=False, capture_output=True,
-                          text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.stdout.splitlines()[-1:] == [
-        "PASS ['alone_equals_oracle', 'products_equal_integer_arithmetic', 'streams_equal_solo'] "
-        "16"], done.stderr
+    run = judge_model(rowtwin.open_model(str(path_of("nano"))), 5, "in-tree", print,
+                      lambda what: None)
+    assert run.result.verdict == "PASS"
+    assert len(run.verdicts) == 16
+    assert {v.falsifier for v in run.verdicts} == {
+        "alone_equals_oracle", "products_equal_integer_arithmetic", "streams_equal_solo"}

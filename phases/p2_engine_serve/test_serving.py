@@ -20,11 +20,16 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from fastapi import Request
 
 from engine.arithmetic import exp, total
 from engine.errors import InputError
-from engine.testmodels import path_of
+from engine.testmodels import load, path_of
+from falsifiers.lazy import run
+from falsifiers.meta.command import Main, main_of
+from falsifiers.subject import Subject
+from phases.p2_engine_serve import cli
 from phases.p2_engine_serve.api import Api
 from phases.p2_engine_serve.asked import ChatAsked, CompletionAsked, parse
 from phases.p2_engine_serve.cli import _hold_key, app
@@ -41,12 +46,8 @@ ROOT = Path(__file__).parent.parent.parent
 SERVE = [sys.executable, str(ROOT / "rowtwin.py"), "serve"]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*SERVE, *arguments], capture_output=True, text=True, timeout=120)
-
-
 def test_help_has_an_example_and_imports_no_server() -> None:
-    asked = run("--help")
+    asked = subprocess.run([*SERVE, "--help"], capture_output=True, text=True, timeout=120)
     assert asked.returncode == 0
     assert "Example: rowtwin serve" in asked.stdout
     code = "import sys, rowtwin; import phases.p2_engine_serve.cli; " \
@@ -61,7 +62,23 @@ def taken_port() -> Iterator[str]:
         yield str(busy.getsockname()[1])
 
 
-def test_mistakes_end_in_one_sentence() -> None:
+@pytest.fixture
+def serve(path: Any, stack: Any, monkeypatch: pytest.MonkeyPatch,
+          capsys: pytest.CaptureFixture[str]) -> Main:
+    """Return a function that runs the command in this process: exit code, stdout, stderr."""
+    wired = typer.Typer()
+    wired.add_typer(app, name="wired")
+
+    @wired.callback()
+    def root(ctx: typer.Context) -> None:
+        ctx.meta["assemble"] = lambda **parts: Subject("in-tree", load, path, stack)
+
+    monkeypatch.setattr(cli, "_log_to_stderr", lambda: None)  # a handler would outlive the test
+    return main_of(partial(run, wired, lambda: (InputError,)), monkeypatch, capsys, "wired",
+                   "serve")
+
+
+def test_mistakes_end_in_one_sentence(serve: Main) -> None:
     model = str(path_of("nano"))
     with taken_port() as port:
         for arguments, told in ((["nothing.gguf", "--port", "0"], "nothing.gguf"),
@@ -69,11 +86,9 @@ def test_mistakes_end_in_one_sentence() -> None:
                                 ([model, "--port", port], "cannot listen"),
                                 ([model, "--port", "0", "--memory", "0.001"], "budget"),
                                 ([model, "--port", "0", "--memory", "inf"], "1048576")):
-            asked = run(*arguments)
-            assert asked.returncode == 2, asked.stderr
-            assert told in asked.stderr
-            assert "Traceback" not in asked.stderr
-            assert asked.stdout == ""
+            code, out, err = serve(*arguments)
+            assert (code, out) == (2, ""), err
+            assert told in err
 
 
 def leave_inside_a_body(url: str) -> None:
