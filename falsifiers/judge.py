@@ -8,42 +8,48 @@ that ends with nothing compared is not a pass.
 from __future__ import annotations
 
 import json
-from typing import Any
-
-import torch
-from torch import Tensor
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from contracts.schema import Budget, Case
-from falsifiers import nearties
 from falsifiers.errors import ParityBroken, SuiteError
 from falsifiers.verdict import Finding, Rule, Rung, Worst
 
-_INT = {torch.float32: torch.int32, torch.float64: torch.int64,
-        torch.float16: torch.int16, torch.bfloat16: torch.int16}
+if TYPE_CHECKING:  # torch is loaded by the first comparison of tensors: laws need none
+    import torch
+    from torch import Tensor
+
 Where = dict[str, int | str]
+
+
+@cache
+def _integers() -> dict[torch.dtype, torch.dtype]:
+    """Return the integer type as wide as each type of floats."""
+    import torch
+    return {torch.float32: torch.int32, torch.float64: torch.int64,
+            torch.float16: torch.int16, torch.bfloat16: torch.int16}
 
 
 def as_bits(x: Tensor) -> Tensor:
     """Return `x`'s bit patterns as signed integers of its width, every NaN made the same."""
     x = x.detach().to("cpu").contiguous()
-    if x.dtype not in _INT:
-        return x
-    return torch.where(torch.isnan(x), torch.full_like(x, float("nan")), x).view(_INT[x.dtype])
+    as_wide = _integers().get(x.dtype)
+    return x if as_wide is None else x.masked_fill(x.isnan(), float("nan")).view(as_wide)
 
 
 def ulps_apart(a: Tensor, b: Tensor) -> Tensor:
     """Return the distance of two equal-dtype float tensors in units in the last place."""
     def ordered(x: Tensor) -> Tensor:
-        bits = as_bits(x).to(torch.int64)
+        bits = as_bits(x).long()
         low = -(1 << (8 * x.element_size() - 1))
-        return torch.where(bits < 0, low - bits, bits)
+        return bits.where(bits >= 0, low - bits)
 
     return (ordered(a) - ordered(b)).abs()
 
 
 def hex_of(x: Tensor) -> str:
     """Return a scalar tensor's bit pattern in hexadecimal, `0x3f800000`."""
-    if x.dtype not in _INT:
+    if x.dtype not in _integers():
         return str(x.item())
     width = x.element_size()
     return f"0x{int(as_bits(x.reshape(1))[0]) & ((1 << (8 * width)) - 1):0{2 * width}x}"
@@ -51,9 +57,9 @@ def hex_of(x: Tensor) -> str:
 
 def _word(x: Tensor) -> str:
     """Return what a scalar is when it is no number that a reader knows by its bits."""
-    if not x.is_floating_point() or bool(torch.isfinite(x)):
+    if not x.is_floating_point() or bool(x.isfinite()):
         return ""
-    return " (NaN)" if bool(torch.isnan(x)) else " (infinite)"
+    return " (NaN)" if bool(x.isnan()) else " (infinite)"
 
 
 class Judge:
@@ -88,6 +94,7 @@ class Judge:
 
         With `logits` each one's argmax must agree too, save at a near-tie, which is counted.
         """
+        from falsifiers import nearties
         self._ladder(name, got, want, rule, True, where)
         got, want = got.reshape(-1, got.shape[-1]), want.reshape(-1, want.shape[-1])
         cosine, ratio = nearties.spread(got, want)
@@ -134,12 +141,12 @@ class Judge:
         if got.dtype != want.dtype:
             self._fail(rule, "dtype", f"{place} has dtype {got.dtype}, but should have "
                        f"{want.dtype}", where)
-        if finite and got.is_floating_point() and not bool(torch.isfinite(got).all()):
-            self._differ(name, got, want, ~torch.isfinite(got).flatten().cpu(), rule, "finite",
-                         where)
+        if finite and got.is_floating_point() and not bool(got.isfinite().all()):
+            self._differ(name, got, want, ~got.isfinite().flatten().cpu(), rule, "finite", where)
 
     def _argmax(self, name: str, got: Tensor, want: Tensor, budget: Budget, rule: Rule,
                 where: Where) -> None:
+        from falsifiers import nearties
         for at in (got.argmax(-1).cpu() != want.argmax(-1).cpu()).nonzero().flatten().tolist():
             margin = nearties.flip_margin(got[at], want[at])
             if not margin <= budget.near_tie:
@@ -151,15 +158,16 @@ class Judge:
 
     def _differ(self, name: str, got: Tensor, want: Tensor, bad: Tensor, rule: Rule, rung: Rung,
                 where: Where) -> None:
+        import torch
         at = int(bad.nonzero()[0, 0])
         a, b = got.detach().cpu().reshape(-1)[at], want.detach().cpu().reshape(-1)[at]
         floats = a.is_floating_point()
-        numbers = floats and bool(torch.isfinite(a)) and bool(torch.isfinite(b))
+        numbers = floats and bool(a.isfinite()) and bool(b.isfinite())
         ulps = int(ulps_apart(a, b)) if numbers else None
         index = [int(i) for i in torch.unravel_index(torch.tensor(at), got.shape)]
         where = {**where, "element": str(index)}
         apart = f" ({ulps} ulp)" if ulps is not None else ""
-        finite = rung != "finite" or bool(torch.isfinite(b))
+        finite = rung != "finite" or bool(b.isfinite())
         right = f"{hex_of(b)}{_word(b)}{apart}" if finite else "finite"
         self._fail(rule, rung, f"{self._place(name, where)}={hex_of(a)}{_word(a)}, but should be "
                    f"{right}", where, got=hex_of(a), want=hex_of(b), ulps=ulps,

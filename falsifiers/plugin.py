@@ -7,7 +7,6 @@ that run after the tier is fixed, and inside tests.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -189,9 +188,8 @@ def _is_away(item: pytest.Item, chosen: Tiers) -> bool:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Give the process one torch thread, wherever torch takes part."""
-    if "torch" in sys.modules or any(_case_of(item) for item in session.items):
-        tiers.one_thread()
+    """Give the process one torch thread, wherever torch may take part."""
+    tiers.one_thread()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -108,8 +109,10 @@ def one_thread() -> None:
     On tensors of test size two threads wait for each other longer than they work, and beside
     other processes far longer; processes are what runs side by side here.
     """
-    import torch
-    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # for a torch that is still to be loaded, and for children
+    if "torch" in sys.modules:
+        import torch
+        torch.set_num_threads(1)
 
 
 def passes(device: str) -> tuple[str, ...]:
