@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -245,13 +246,18 @@ def _line_of(node: yaml.Node | None, path: tuple[int | str, ...]) -> int:
 def load_contract(path: Path) -> Contract:
     """Load one contract file; raise `ContractError` naming file and line when it is broken."""
     try:
-        text = path.read_text(encoding="utf-8")
-        node = yaml.compose(text, Loader=OnceLoader)
-        data = yaml.load(text, Loader=OnceLoader)
+        return _parsed(path, path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ContractError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ContractError(f"{path}: is not UTF-8 text") from None
+
+
+@lru_cache(maxsize=64)
+def _parsed(path: Path, text: str) -> Contract:
+    """Return the contract that a file's text is; a process reads the same text once."""
+    try:
+        data = yaml.load(text, Loader=OnceLoader)
     except (TypeError, ValueError, RecursionError) as error:  # a value that YAML cannot build
         raise ContractError(f"{path}:1: is not a contract: {str(error).splitlines()[0]}") from None
     except yaml.YAMLError as error:
@@ -262,9 +268,10 @@ def load_contract(path: Path) -> Contract:
     try:
         contract = Contract.model_validate(data)
     except ValidationError as error:
+        node = yaml.compose(text, Loader=OnceLoader)
         raise ContractError(_sentence(path, node, error)) from None
     if contract.phase != path.stem:
-        line = _line_of(node, ("phase",))
+        line = _line_of(yaml.compose(text, Loader=OnceLoader), ("phase",))
         raise ContractError(f"{path}:{line}: phase: {contract.phase!r} stands in a file for "
                             f"{path.stem!r}")
     return contract

@@ -137,14 +137,14 @@ def kernel_files(package: str, root: Path) -> set[Path]:
 
 def imported_files(path: Path, root: Path) -> Iterator[Path]:
     """Yield the repository's files that a module imports by name, wherever the import stands."""
-    for name in imported_names(path):
+    for name in imported_names(ast.parse(path.read_bytes())):
         yield root / f"{name.replace('.', '/')}.py"
         yield root / name.replace(".", "/") / "__init__.py"
 
 
-def imported_names(path: Path) -> Iterator[str]:
+def imported_names(module: ast.Module) -> Iterator[str]:
     """Yield every dotted name a module imports; for `from a import b` both `a` and `a.b`."""
-    for node in ast.walk(ast.parse(path.read_bytes())):
+    for node in ast.walk(module):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

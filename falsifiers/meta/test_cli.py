@@ -52,8 +52,8 @@ def test_help_loads_nothing_heavy(argv: list[str]) -> None:
 def test_reader_that_went_away_is_told_quietly() -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    argv = [sys.executable, "rowtwin.py", "gate", "--case",
-            "p0/batch_forms_at_every_width[cpu-c1-equal]", "--json"]
+    argv = [sys.executable, "rowtwin.py", "witness", "check",
+            "reports/receipts/nvidia-h200/witness-p8.json"]
     done = subprocess.run(argv, cwd=rowtwin.ROOT, stdout=writer, stderr=subprocess.PIPE, text=True,
                           check=False)
     os.close(writer)

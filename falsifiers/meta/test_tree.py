@@ -33,7 +33,7 @@ def tree(path: Path) -> ast.Module:
 
 def within(path: Path) -> Iterator[str]:
     """Yield the dotted names inside the repository that a file imports, by string too."""
-    names = list(imported_names(path))
+    names = list(imported_names(tree(path)))
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "import_module":
             names += [arg.value for arg in node.args
@@ -136,6 +136,7 @@ def test_forbidden_words_are_found(text: str) -> None:
     assert any(re.search(pattern, text, re.MULTILINE) for pattern in FORBIDDEN.values())
 
 
+@cache
 def attributes_read() -> set[str]:
     """Return the names of attributes that code outside the schema and the tests reads."""
     return {node.attr for path in [*sources(*PACKAGES), ROOT / "rowtwin.py"]
