@@ -113,8 +113,7 @@ _how: list[tuple[BankOf, Tiers]] = []
 
 
 def _start(bank_of: BankOf, chosen: Tiers) -> None:
-    import torch
-    torch.set_num_threads(1)
+    tiers.one_thread()
     _how.append((bank_of, chosen))
 
 

@@ -14,7 +14,7 @@ from falsifiers import gate, session, tiers
 from falsifiers.errors import SuiteError
 from falsifiers.mutants import Bank
 from falsifiers.session import Gated, Run, Wanted
-from reports import made_up, produce
+from reports import made_up, produce, speeds
 from reports.killing import measure
 from reports.made_up_bank import bank_of
 from reports.produce import Asked
@@ -39,6 +39,7 @@ def tree(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(session, "built", lambda contract, root: contract is not None)
     monkeypatch.setattr(session, "run_gate", run_gate)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(speeds, "kept", lambda root, contracts: ())  # pictures that take a while
     return tree
 
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
+import typer
+
+from falsifiers.lazy import run
 
 Main = Callable[..., tuple[int, str, str]]
 
@@ -20,3 +25,15 @@ def main_of(entry: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
         return (int(end.value.code or 0), *capsys.readouterr())
 
     return run
+
+
+def wired(app: typer.Typer, mistake: type[Exception], **meta: Any) -> Callable[[], None]:
+    """Return an entry to one package's commands, behind `app`, with what the wiring hands them."""
+    outer = typer.Typer()
+    outer.add_typer(app, name="app")
+
+    @outer.callback()
+    def root(ctx: typer.Context) -> None:
+        ctx.meta.update(meta)
+
+    return partial(run, outer, lambda: (mistake,))

@@ -20,14 +20,12 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from fastapi import Request
 
 from engine.arithmetic import exp, total
 from engine.errors import InputError
 from engine.testmodels import load, path_of
-from falsifiers.lazy import run
-from falsifiers.meta.command import Main, main_of
+from falsifiers.meta.command import Main, main_of, wired
 from falsifiers.subject import Subject
 from phases.p2_engine_serve import cli
 from phases.p2_engine_serve.api import Api
@@ -66,16 +64,10 @@ def taken_port() -> Iterator[str]:
 def serve(path: Any, stack: Any, monkeypatch: pytest.MonkeyPatch,
           capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command in this process: exit code, stdout, stderr."""
-    wired = typer.Typer()
-    wired.add_typer(app, name="wired")
-
-    @wired.callback()
-    def root(ctx: typer.Context) -> None:
-        ctx.meta["assemble"] = lambda **parts: Subject("in-tree", load, path, stack)
-
     monkeypatch.setattr(cli, "_log_to_stderr", lambda: None)  # a handler would outlive the test
-    return main_of(partial(run, wired, lambda: (InputError,)), monkeypatch, capsys, "wired",
-                   "serve")
+    entry = wired(app, InputError,
+                  assemble=lambda **parts: Subject("in-tree", load, path, stack))
+    return main_of(entry, monkeypatch, capsys, "app", "serve")
 
 
 def test_mistakes_end_in_one_sentence(serve: Main) -> None:

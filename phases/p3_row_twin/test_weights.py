@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,10 @@ from contracts.schema import Case, load_contract
 from engine.blocks import TYPES
 from engine.errors import InputError
 from falsifiers.candidates import Candidate
+from falsifiers.cli import app
 from falsifiers.errors import Declined, ParityBroken, SuiteError
 from falsifiers.judge import Judge
+from falsifiers.meta.command import main_of, wired
 from falsifiers.sample import Sample
 from falsifiers.subject import Subject
 from phases.p3_row_twin import test_falsifier
@@ -30,7 +30,6 @@ from phases.p3_row_twin.harness import CONTRACT
 from phases.p3_row_twin.mutants import MUTANTS
 from phases.p3_row_twin.weights import rows_of, sample
 
-ROOT = Path(__file__).parents[2]
 FOREIGN = {"blk.0.attn_q.weight": "Q4_K", "blk.1.attn_q.weight": "Q4_K",
            "blk.0.ffn_down.weight": "Q6_K", "token_embd.weight": "Q8_0", "router.weight": "F32",
            "odd/näme [0]": "BF16"}
@@ -201,20 +200,27 @@ def test_unusable_files_and_names_are_one_sentence(tmp_path: Path, foreign: Path
         assert "\n" not in str(refusal.value)
 
 
-def gate(*argv: str) -> tuple[int, Any, str]:
-    """Run the gate in a process of its own: exit code, JSON, standard error."""
-    done = subprocess.run([sys.executable, "rowtwin.py", "gate", "--json", "--device", "cpu",
-                           "--jobs", "1", *argv], cwd=ROOT, text=True, capture_output=True,
-                          check=False)
-    return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch,
+         capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Any]]:
+    """Return a function that runs the gate, whose cases take a process: exit code, JSON."""
+    run = main_of(wired(app, InputError, sample_weights=sample), monkeypatch, capsys, "app", "gate",
+                  "--json", "--device", "cpu", "--jobs", "1")
+
+    def told(*argv: object) -> tuple[int, Any]:
+        code, out, _ = run(*argv)
+        return code, json.loads(out)
+
+    return told
 
 
-def test_gate_judges_a_candidate_on_a_file(foreign: Path, tmp_path: Path) -> None:
+def test_gate_judges_a_candidate_on_a_file(gate: Callable[..., tuple[int, Any]], foreign: Path,
+                                           tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
     wrong.write_text("def gemv_rows(weight, x, out):\n"
                      "    out.copy_(weight.product(x) * (1 if len(x) < 3 else 1.0001))\n")
-    code, told, _ = gate("--phase", "3", "--weights", str(foreign), "--tensor", "router.weight",
-                         "--candidate", f"file:{wrong}")
+    code, told = gate("--phase", "3", "--weights", foreign, "--tensor", "router.weight",
+                      "--candidate", f"file:{wrong}")
     assert (code, told["verdict"]) == (1, "FAIL")
     # it holds at m = 2 and within the budget, and integers are not for an arithmetic of its own
     assert (told["failed"], told["passed"], told["declined"]) == (3, 2, 1)
@@ -223,9 +229,10 @@ def test_gate_judges_a_candidate_on_a_file(foreign: Path, tmp_path: Path) -> Non
     assert told["weights"]["left_out"][0]["tensors"] == 2
 
 
-def test_gate_of_a_file_without_a_tensor_it_can_judge_is_not_a_pass(tmp_path: Path) -> None:
+def test_gate_of_a_file_without_a_tensor_it_can_judge_is_not_a_pass(
+        gate: Callable[..., tuple[int, Any]], tmp_path: Path) -> None:
     path = written(tmp_path, {}, three_bits=3)
-    code, told, _ = gate("--phase", "3", "--weights", str(path))
+    code, told = gate("--phase", "3", "--weights", path)
     assert (code, told["verdict"], told["cases"]) == (2, "UNMEASURABLE", 0)
     assert told["weights"]["left_out"] == [{"why": "of type Q3_K, which P3 does not know",
                                            "tensors": 3, "example": "blk.0.attn_k.weight"}]
