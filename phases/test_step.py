@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path as FilePath
 from types import ModuleType
@@ -18,6 +16,7 @@ from engine.errors import InputError
 from engine.path import Path, one_by_one
 from engine.weights import Weight
 from falsifiers.figures import NotEqual, Steps
+from falsifiers.meta.command import main_of, wired
 from phases import cli, step_split
 from phases.p1_looped_step import increment as p1
 from phases.p4_batched_matmul import increment as p4
@@ -29,8 +28,6 @@ from phases.step_run import bench_of
 from phases.step_show import lines
 from phases.step_speed import Asked, Bench
 from phases.step_split import Ran, matched, ran, split_of
-
-ROOT = FilePath(__file__).parent.parent
 
 
 def bench(*paths: Path, **asked: Any) -> Bench:
@@ -211,17 +208,17 @@ def test_bad_widths_are_refused(text: str, told: str) -> None:
         cli._numbers("--m", text, 64)
 
 
-def rowtwin(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "rowtwin.py", "bench", "step", *words], cwd=ROOT,
-                          check=False, capture_output=True, text=True)
-
-
-def test_command_prints_json_alone_and_keeps_the_same(tmp_path: FilePath) -> None:
+def test_command_prints_json_alone_and_keeps_the_same(
+        tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str]) -> None:
+    paths = {"p1": p1.path(), "p4": p4.path()}
+    run = main_of(wired(cli.bench_app, InputError, path_of=paths.__getitem__), monkeypatch, capsys,
+                  "app", "step")
     out = tmp_path / "step.json"
-    done = rowtwin("--model", str(testmodels.path_of("nano")), "--m", "1,4", "--context", "3",
-                   "--path", "p4", "--json", "--out", str(out))
-    assert done.returncode == 0, done.stderr
-    steps = Steps.model_validate_json(done.stdout)
+    code, said, err = run("--model", testmodels.path_of("nano"), "--m", "1,4", "--context", "3",
+                          "--path", "p4", "--json", "--out", out)
+    assert code == 0, err
+    steps = Steps.model_validate_json(said)
     assert Steps.model_validate_json(out.read_text()) == steps
     assert "S7 asks for 0.50" in steps.verdicts()[0]
 
@@ -236,9 +233,3 @@ def test_what_cannot_be_measured_is_refused(file: str, asked: dict[str, Any],
     with pytest.raises(InputError, match=sentence):
         bench_of(FilePath(file) if file else testmodels.path_of("nano"), p1.path(), [p4.path()],
                  **given)
-
-
-def test_unknown_path_ends_in_one_sentence() -> None:
-    done = rowtwin("--model", str(testmodels.path_of("nano")), "--path", "p9")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-    assert "p9" in done.stderr

@@ -171,6 +171,7 @@ def test_interrupt_ends_quietly(main: Main, gated: list[Any]) -> None:
     (["gate", "--phase", "3", "--weights", "no.gguf"], "cannot read no.gguf: No such file"),
     (["gate", "--phase", "3", "--tensor", "blk.0.w"], "FILE, which is missing"),
     (["gate", "--phase", "1", "--candidate", "mine"], "unknown candidate 'mine'"),
+    (["bench", "step", "--model", "x.gguf", "--path", "p9"], "unknown candidate 'p9'"),
     (["mutants", "--phase", "9"], "unknown phase '9'"),
     (["mutants", "--device", "tpu"], "unknown device 'tpu'")])
 def test_bad_usage_names_what_is_bad(main: Main, argv: list[str], sentence: str) -> None:
