@@ -6,14 +6,25 @@ MODEL ?=
 BIN := .venv/bin
 READY := .venv/ready
 PYTEST := $(BIN)/python -m pytest
+# Neighbouring tests share what a process makes once, so a worker takes a run of them.
+SPREAD := -n 2 --dist worksteal
+ONLY ?=
+# Workers and the processes that tests start would each compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: report test lint bench receipts clean
+.PHONY: report test profile lint bench receipts clean
 
 report: $(READY)
 	$(BIN)/rowtwin report $(if $(MODEL),--model "$(MODEL)")
 
 test: $(READY)
-	$(PYTEST) -n 2
+	$(PYTEST) $(SPREAD)
+
+# In one process: how long collecting takes, then the slowest tests. ONLY=phases/p6_batched_attention
+# narrows both.
+profile: $(READY)
+	$(PYTEST) --collect-only -q $(ONLY) | tail -1
+	$(PYTEST) -q --durations=60 --durations-min=0.2 $(ONLY)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -29,6 +40,7 @@ receipts: $(READY)
 clean:
 	rm -rf .venv .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks \
 		reports/out rowtwin.egg-info
+	find contracts engine falsifiers phases reports -name __pycache__ -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -199,7 +199,8 @@ def command(wanted: Wanted, nodes: Sequence[str], device: str, book: Path) -> li
     if wanted.candidate:
         parts += ["--candidate", wanted.candidate]
     if wanted.jobs > 1:
-        parts += ["-n", str(wanted.jobs)]
+        # neighbours share models and streams that a process makes once, so they stay together
+        parts += ["-n", str(wanted.jobs), "--dist", "worksteal"]
     if wanted.cases is not None:
         parts += ["--cases", str(book.with_name(CASES))]
     if wanted.junit is not None:
