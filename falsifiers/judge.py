@@ -42,7 +42,7 @@ def ulps_apart(a: Tensor, b: Tensor) -> Tensor:
     def ordered(x: Tensor) -> Tensor:
         bits = as_bits(x).long()
         low = -(1 << (8 * x.element_size() - 1))
-        return bits.where(bits >= 0, low - bits)
+        return (low - bits).where(bits < 0, bits)
 
     return (ordered(a) - ordered(b)).abs()
 

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.schema import Contract
 from falsifiers import gate
 from falsifiers.gate import PhaseResult, blockers, exit_code, judge_phase
 from falsifiers.meta.lies import FINDING, case, verdict
+from falsifiers.meta.made_up import contract, row
 from falsifiers.verdict import Verdict
 
 OUTCOMES = ("passed", "failed", "declined", "unmeasurable", "error")
@@ -156,3 +158,15 @@ def test_phase_that_is_not_built_has_no_cases() -> None:
 def test_seconds_are_those_of_all_verdicts_to_a_thousandth() -> None:
     book = [verdict("a", seconds=1.00049), verdict("b", seconds=2.0), verdict("c", phase="p3")]
     assert judge_phase("p1", book).seconds == 3.0
+
+
+@pytest.mark.parametrize(("tier", "proof", "words"), [
+    ("cuda", "none", "none"), ("cuda", "fresh", "fresh"), ("cpu", "none", "no device case"),
+    ("cpu", "stale", "stale"), (None, "none", "none")])
+def test_proof_is_missed_only_where_a_device_has_a_case(tier: str | None, proof: gate.Proof,
+                                                        words: str) -> None:
+    made = None if tier is None else Contract.model_validate(
+        contract("p1", [row("a"), row("b", tier=tier)]))
+    result = judge_phase("p1", [verdict("a", "passed")]).model_copy(
+        update={"device_proof": proof})
+    assert gate.proof_told(result, made) == words
