@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from contracts.schema import Case
     from falsifiers.divergence import Place, Report, Values
     from falsifiers.lanes import Setup, Step
     from falsifiers.repro import Asked
@@ -77,10 +78,13 @@ def bisect(
     Exits 0 without a divergence, 1 with one, 2 when it cannot be told.
     """
     from falsifiers.repro import Asked
-    if _of_traces(model or case, trace, (names, cosine, norm, html)):
+    stack = None if model or case or trace else _serving(phase)
+    if _of_traces(model or case or stack, trace, (names, cosine, norm, html)):
         from falsifiers.trace_cli import of_traces
         raise typer.Exit(of_traces(ctx, trace or (), names, (cosine, norm), html, as_json))
     asked = Asked(model or "nano", phase or "newest", candidate, against, device, mutant)
+    if stack is not None:
+        raise typer.Exit(_of_stack(ctx, asked, stack, None, shrink, as_json))
     if case is not None:
         _check(m, steps, prompt, device)
         raise typer.Exit(_of_case(ctx, asked, case, (model, phase), shrink, as_json))
@@ -93,19 +97,40 @@ def _of_case(ctx: typer.Context, asked: Asked, case: str, said: tuple[str | None
              shrink: Path | None, as_json: bool) -> int:
     """Bisect what a case does: a serving stack's events, or a path's steps."""
     from falsifiers import bisecting, gate
-    from falsifiers.errors import SuiteError
-    from falsifiers.events import against_the_tree
     found, bank, subject = ctx.meta["case"](case, asked.candidate)
     if found.phase in gate.SERVING:
-        if shrink is not None:
-            raise SuiteError("--shrink is about steps, and a serving stack is told by its events")
-        parted = against_the_tree(found, bank, subject, asked.mutant)
-        words = [parted.line() if parted else f"every event of {case} is the tree's own"]
-        _print({"diverged": parted is not None, **(parted.told() if parted else {})}, words,
-               as_json)
-        return 0 if parted is None else 1
+        return _of_stack(ctx, asked, found.phase, found, shrink, as_json)
     asked, taken = bisecting.of_case(asked, found, bank, subject, *said)
     return _searched(ctx, asked, taken, shrink, as_json)
+
+
+def _serving(phase: str | None) -> str | None:
+    """Return the phase of the serving stack that is meant, if one is."""
+    from falsifiers import gate
+    from falsifiers.session import phase_name
+    name = None if phase in (None, "newest") else phase_name(phase)
+    return name if name in gate.SERVING else None
+
+
+def _of_stack(ctx: typer.Context, asked: Asked, phase: str, case: Case | None,
+              shrink: Path | None, as_json: bool) -> int:
+    """Find the first wrong event of a serving stack, in one case or in any that may show it."""
+    from falsifiers.errors import SuiteError
+    from falsifiers.events.compare import against_the_tree, cases_of
+    if shrink is not None:
+        raise SuiteError("--shrink is about steps, and a serving stack is told by its events")
+    bank = ctx.obj(phase)
+    cases = cases_of(bank, asked.mutant) if case is None else [case]
+    found = against_the_tree(
+        cases, bank, lambda one: ctx.meta["case"](one.id, asked.candidate)[2], asked.mutant)
+    if found is None:
+        of = case.id if case is not None else phase
+        _print({"diverged": False}, [f"every event of {of} is the tree's own"], as_json)
+        return 0
+    where, parted = found
+    words = [parted.line()] if case is not None else [where.id, f"  {parted.line()}"]
+    _print({"diverged": True, "case": where.id, **parted.told()}, words, as_json)
+    return 1
 
 
 def _searched(ctx: typer.Context, asked: Asked, runs: list[tuple[list[Step], int]],
@@ -134,7 +159,7 @@ def _of_traces(model: str | None, trace: list[Path] | None, others: tuple[object
     from falsifiers.errors import SuiteError
     if (model is None) == (not trace):
         raise SuiteError("name a MODEL to run, or give --trace A --trace B to compare two runs, or "
-                         "--case ID")
+                         "--case ID, or --phase 0, 2 or 7")
     if not trace and any(other is not None for other in others):
         raise SuiteError("--names, --cosine, --norm and --html are about --trace A --trace B")
     return bool(trace)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+PR_SET_CHILD_SUBREAPER = 36
+"""From linux/prctl.h: a process that has set it becomes the parent of its orphaned descendants."""
 
 
 def end_group(process: subprocess.Popen[Any]) -> None:
@@ -14,3 +20,47 @@ def end_group(process: subprocess.Popen[Any]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+@contextlib.contextmanager
+def none_left() -> Iterator[None]:
+    """Kill, at the end, every process that one started inside has left, whatever its group.
+
+    An orphan becomes a child of this process, and so do its own when it is killed. Where Linux
+    does not offer that, groups alone are ended. No other process may be started meanwhile.
+    """
+    before = children()
+    adopting(on=True)
+    try:
+        yield
+    finally:
+        while left := children() - before:
+            before |= {pid for pid in left if not _ended(pid)}
+        adopting(on=False)
+
+
+def _ended(pid: int) -> bool:
+    """Kill a child and wait for its end; return False for one of another user."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    except PermissionError:
+        return False
+    except (ProcessLookupError, ChildProcessError):
+        pass
+    return True
+
+
+def adopting(*, on: bool) -> None:
+    """Have orphaned descendants become children of this process, or no more."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
+
+
+def children() -> set[int]:
+    """Return the children of this process; empty where Linux does not tell them."""
+    found: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended
+            found.update(map(int, path.read_text().split()))
+    return found

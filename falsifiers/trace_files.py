@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from falsifiers.errors import SuiteError
+from falsifiers.folders import whole
 from falsifiers.lazy import readable
 from falsifiers.vectors.files import HEADER, UnreadableError, content, read, write
 
@@ -150,14 +151,14 @@ def load(folder: Path) -> TraceDir:
         raise SuiteError(f"{folder} is not a directory of a trace")
     path = folder / INDEX
     try:
-        whole = content(path, LARGEST).decode("utf-8").removesuffix("\n")
+        text = content(path, LARGEST).decode("utf-8").removesuffix("\n")
     except UnreadableError as error:
         raise SuiteError(str(error)) from None
     except UnicodeDecodeError:
         raise SuiteError(f"{path} is not UTF-8 text") from None
     head, steps = None, list[TraceStep]()
-    for number, text in enumerate(whole.split("\n") if whole else (), 1):
-        line = _line(path, number, text, first=head is None)
+    for number, told in enumerate(text.split("\n") if text else (), 1):
+        line = _line(path, number, told, first=head is None)
         if isinstance(line, Head):
             head = line
         elif isinstance(line, StepLine):
@@ -205,23 +206,16 @@ def record(folder: Path, lane: Batched | Alone, steps: Sequence[Step],
            told: dict[str, str]) -> int:
     """Run the steps on a lane, writing each as it ends; return how many bytes were written.
 
-    The index gets its name last, so that a run that was broken off is no shorter trace.
+    A run that was broken off leaves no trace at all.
     """
-    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise SuiteError(f"{folder} is not empty, and nothing is overwritten")
-    size, part = 0, folder / f"{INDEX}.part"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with part.open("w", encoding="utf-8") as index:
-            index.write(json.dumps({"format": "rowtwin-trace", "version": 1, **told}) + "\n")
-            for number, step in enumerate(steps):
-                lines, tensors = _ran(lane, number, step)
-                write(folder / lines[0]["file"], tensors, {})
-                index.writelines(json.dumps(line) + "\n" for line in lines)
-                size += sum(x.nbytes for x in tensors.values())
-        part.replace(folder / INDEX)
-    except OSError as error:
-        raise SuiteError(f"{folder} cannot be written: {error.strerror}") from None
+    size = 0
+    with whole(folder, INDEX) as part, (part / INDEX).open("w", encoding="utf-8") as index:
+        index.write(json.dumps({"format": "rowtwin-trace", "version": 1, **told}) + "\n")
+        for number, step in enumerate(steps):
+            lines, tensors = _ran(lane, number, step)
+            write(part / lines[0]["file"], tensors, {})
+            index.writelines(json.dumps(line) + "\n" for line in lines)
+            size += sum(x.nbytes for x in tensors.values())
     return size
 
 

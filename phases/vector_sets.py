@@ -8,7 +8,16 @@ from pathlib import Path
 
 from falsifiers.errors import SuiteError
 from falsifiers.mutants import Bank
+from falsifiers.vectors.calls import Offer
 from falsifiers.vectors.exchange import VectorSet
+
+WITHOUT = {
+    "p0": "a scheduler is no op, and is driven step by step",
+    "p1": "its step is that of a whole model, whose ops the later phases ask for",
+    "p2": "a server is judged over HTTP, by `rowtwin witness URL`",
+    "p7": "what it keeps are a server's states between requests, which no call has",
+    "p8": "its graph replays the launches of one device's ops and is no op itself"}
+"""Why a phase asks nothing of files."""
 
 
 def of(phase: str, bank_of: Callable[[str], Bank]) -> VectorSet:
@@ -18,8 +27,9 @@ def of(phase: str, bank_of: Callable[[str], Bank]) -> VectorSet:
     name = f"p{phase.removeprefix('p')}"
     if name not in having:
         told = ", ".join(one.removeprefix("p") for one in sorted(having))
-        raise SuiteError(f"phase {phase!r} has no vectors: choose one of {told}")
+        why = f", for {WITHOUT[name]}" if name in WITHOUT else ""
+        raise SuiteError(f"phase {phase!r} has no vectors{why}: choose one of {told}")
     asked = importlib.import_module(f"phases.{having[name]}.vectors")
     bank, cases = bank_of(name), tuple(asked.cases())
     return VectorSet(bank.contract, cases, bank.falsifiers, asked.right, asked.ARITHMETIC,
-                     bank.subject_for(cases[0]).path)
+                     bank.subject_for(cases[0]).path, getattr(asked, "OFFER", Offer))

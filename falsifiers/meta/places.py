@@ -1,4 +1,7 @@
-"""Where the mutants of the decode path show first, over `nano`; and which show nowhere, and why."""
+"""Where the mutants of the decode path show first, over `nano`; and which show nowhere, and why.
+
+Those of the serving stacks are in `event_places.py`.
+"""
 
 from __future__ import annotations
 
@@ -191,3 +194,19 @@ ON_A_DEVICE = (
     "p6/offset_of_31_bits", "p6/cuda_sum_contracted", "p6/cuda_reads_the_cache_alone",
     "p6/cuda_truncates", "p6/cuda_reads_fresh_keys_unrounded")
 """Mutants that only a device can show."""
+
+EVENTLESS = {
+    "p2/replies_are_kept": "what is kept in memory is never told",
+    "p2/template_is_tried_again": "the refusal is the same, for the same reason, made twice",
+    **dict.fromkeys(("p7/keeps_what_is_evicted", "p7/keeps_one_large_copy"),
+                    "the store holds more memory than it tells, and gives the same bits")}
+"""Mutants of serving stacks that show in no event, and why."""
+RACING = dict.fromkeys(("p0/delivers_to_the_last_caller", "p0/releases_on_the_callers_thread",
+                        "p0/forgets_who_came_while_busy"),
+                       "it takes threads whose events come in another order each time")
+"""Mutants whose cases cannot be run twice alike, and why."""
+HEAVY = ("a_full_queue", "bad_requests", "batches_form", "chats_follow", "checkpoints_are",
+         "disconnects_free", "engine_errors", "failures_cost", "handlers_never", "hostile_temp",
+         "kv_without", "replies_tell", "reuse_told", "shutdown_drains", "store_equals",
+         "turns_of_chats", "warm_equals")
+"""Falsifiers of P2 and P7, by their first words, whose cases take a second or wait for several."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,78 +12,90 @@ import pytest
 import rowtwin
 from falsifiers import session
 from falsifiers.errors import SuiteError
-from falsifiers.events import Happened, Parting, first_wrong
+from falsifiers.events.compare import (
+    Parting,
+    Right,
+    against_the_tree,
+    cases_of,
+    first_wrong,
+)
+from falsifiers.events.log import Happened
 from falsifiers.meta.command import Main, main_of
+from falsifiers.meta.event_places import SHOWN
+from falsifiers.meta.places import EVENTLESS, HEAVY, RACING
+from falsifiers.meta.test_places import drawn
+from falsifiers.mutants import named
+from falsifiers.plugin import THOROUGH
 
 STOPS = "p0/stops_are_each_requests_own[cpu-eos-at0]"
-BAD = "p0/bad_requests_change_nothing[cpu-join0]"
-REUSED = "p0/reused_tokens_are_skipped[cpu-reused1]"
-ERRORS = "p0/errors_stay_with_their_request[cpu-named-beyond0-0]"
+PHASES = ("p0", "p2", "p7")
+QUICK = 12
+NAMED = {f"{phase}/{name}" for phase in PHASES for name in rowtwin.contract_of(phase).mutants}
 
-# As the fault and the case's own lines say: which request, in which slot, at which step.
-DECLARED: list[tuple[str, str, str, int | None, int]] = [
-    # the stop id is the first token's; 1 and 3 stop there, 2 and 4 ignore it
-    (STOPS, "stops_for_all", "request 2", 1, 1),
-    (STOPS, "length_beats_stop", "request 3", 0, 1),
-    (STOPS, "swallows_the_stop_token", "request 1", 3, 1),
-    # 1 fits the context to the token; 3 needs one more; 5 has the id of one that is served
-    (BAD, "last_token_needs_room", "request 1", None, 0),
-    (BAD, "context_is_not_checked", "request 3", None, 0),
-    (BAD, "same_id_replaces", "request 5", None, 0),
-    # 1 has a single token, so 2 is the first that reuses one; it ends with its third token
-    (REUSED, "computes_reused_tokens_again", "request 2", 0, 1),
-    (REUSED, "tells_no_reuse", "request 2", 0, 3),
-    # the engine names the row of 1 as the one that failed, beside 2
-    (ERRORS, "error_ends_the_whole_step", "request 2", 1, 1),
-    (ERRORS, "named_row_is_ignored", "request 1", 3, 1),
-    (ERRORS, "no_reset", "", None, 1),
-    ("p0/a_full_queue_refuses_and_keeps_others[cpu-slots1-queue0]", "queue_without_bound",
-     "request 2", None, 0),
-    ("p0/admission_is_first_come_first_served[cpu-slots1-seed1]", "newest_first",
-     "request 2", 0, 1),
-    ("p0/drain_serves_what_was_accepted[cpu-accepted1-steps0-abort-True]", "abort_spares_the_queue",
-     "request 1", 1, 1),
-    # the first request of another model, which finds the prefix of the first one's
-    ("p7/models_never_share[cpu-model]", "shares_among_models", "request 1", 0, 1),
-    # the first request samples greedily; the second's options are its own
-    ("p2/rows_are_drawn_alone[cpu-late0]", "greedy_for_everyone", "request 2", 1, 1),
-    # the second request begins as the first one's turn ended
-    ("p2/one_live_request_keeps_its_turn[cpu-goes-on]", "never_goes_on", "request 2", 0, 5)]
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Take every mutant in a thorough run, and a drawn dozen in a quick one."""
+    thorough = metafunc.config.getoption(THOROUGH)
+    swift = [name for name, (id, _) in SHOWN.items() if not id[3:].startswith(HEAVY)]
+    for fixture, names in (("located", SHOWN if thorough else drawn(swift, QUICK)),
+                           ("unseen", EVENTLESS if thorough else ["p7/keeps_one_large_copy"])):
+        if fixture in metafunc.fixturenames:
+            metafunc.parametrize(fixture, list(names))
+
+
+@cache
+def right(id: str) -> Right:
+    """Return what the tree's own stack does on a case, run once for all mutants."""
+    bank = rowtwin.bank(id.split("/")[0])
+    (case,) = [one for one in bank.contract.expand() if one.id == id]
+    return Right(case, bank.falsifiers[case.falsifier], bank.subject_for(case))
 
 
 def parted(id: str, name: str) -> Parting | None:
-    bank = rowtwin.bank(id.split("/")[0])
-    (case,) = [one for one in bank.contract.expand() if one.id == id]
-    (wrong,) = [one for one in bank.mutants if one.name == name]
-    right = bank.subject_for(case)
-    return first_wrong(case, bank.falsifiers[case.falsifier], right, wrong.build(right))
+    known = right(id)
+    bank = rowtwin.bank(known.case.phase)
+    return known.parting(named(bank, name).build(bank.subject_for(known.case)))
 
 
-@pytest.mark.parametrize(("id", "name", "request_", "slot", "step"), DECLARED,
-                         ids=[f"{row[0].split('/')[0]}-{row[1]}" for row in DECLARED])
-def test_first_wrong_event_is_named(id: str, name: str, request_: str, slot: int | None,
-                                    step: int) -> None:
-    found = parted(id, name)
+def test_every_mutant_of_a_stack_is_located_or_told_why_not() -> None:
+    lists = [set(one) for one in (SHOWN, EVENTLESS, RACING)]
+    assert set().union(*lists) == NAMED
+    assert sum(map(len, lists)) == len(NAMED), "a mutant stands in two lists"
+    assert all(len(why) > 10 for why in (*EVENTLESS.values(), *RACING.values()))
+    for name, (id, _) in SHOWN.items():
+        phase, mutant = name.split("/")
+        assert id.split("/")[1].split("[")[0] in named(rowtwin.bank(phase), mutant).killers
+
+
+def test_first_wrong_event_is_named(located: str) -> None:
+    id, place = SHOWN[located]
+    found = parted(id, located.split("/")[1])
     assert found is not None
-    assert (found.place.request, found.place.slot, found.place.step) == (request_, slot, step)
+    assert (found.place.request, found.place.slot, found.place.step) == place
 
 
-def test_fault_that_is_no_event_is_said_to_be_none() -> None:
-    with pytest.raises(SuiteError, match="though every event up to there is the tree's own"):
-        parted("p0/batch_forms_at_every_width[cpu-c4-ragged]", "logs_every_step")
+def test_fault_that_shows_in_no_event_is_said_to_be_none(unseen: str) -> None:
+    phase, mutant = unseen.split("/")
+    bank, refusals = rowtwin.bank(phase), list[str]()
+    for case in cases_of(bank, mutant):
+        try:
+            assert against_the_tree([case], bank, bank.subject_for, mutant) is None
+        except SuiteError as error:
+            refusals.append(str(error))
+            break
+    assert refusals, f"no case breaks over {unseen}"
+    assert "though every event up to there is the tree's own" in refusals[0]
 
 
 def test_stack_that_is_right_has_no_wrong_event() -> None:
-    bank = rowtwin.bank("p0")
-    (case,) = [one for one in bank.contract.expand() if one.id == STOPS]
-    right = bank.subject_for(case)
-    assert first_wrong(case, bank.falsifiers[case.falsifier], right, right) is None
+    known = right(STOPS)
+    assert known.parting(rowtwin.bank("p0").subject_for(known.case)) is None
 
 
 def test_case_that_is_never_twice_the_same_tells_nothing() -> None:
     bank = rowtwin.bank("p0")
     (case,) = [one for one in bank.contract.expand() if one.id == STOPS]
-    right, calls = bank.subject_for(case), list[int]()
+    own, calls = bank.subject_for(case), list[int]()
 
     def restless(case: Any, subject: Any, judge: Any) -> None:
         calls.append(0)
@@ -90,9 +103,9 @@ def test_case_that_is_never_twice_the_same_tells_nothing() -> None:
             bank.falsifiers[case.falsifier](case=case, subject=subject, judge=judge)
 
     with pytest.raises(SuiteError, match="does not give the same events twice"):
-        first_wrong(case, restless, right, right)
-    with pytest.raises(SuiteError, match="drives no scheduler"):
-        first_wrong(case, lambda **_: None, right, right)
+        first_wrong(case, restless, own, own)
+    with pytest.raises(SuiteError, match="asks nothing of a stack"):
+        first_wrong(case, lambda **_: None, own, own)
 
 
 def test_missing_event_is_told_apart_from_one_too_many() -> None:
@@ -123,6 +136,20 @@ def test_command_names_the_first_wrong_event(bisect: Main) -> None:
     code, out, _ = bisect("--case", STOPS, "--mutant", "stops_for_all", "--json")
     told = json.loads(out)
     assert (code, told["diverged"], told["place"]["request"]) == (1, True, "request 2")
-    code, out, _ = bisect("--case", STOPS, "--mutant", "logs_every_step")
+    code, out, _ = bisect("--case", STOPS, "--mutant", "queue_without_bound")
     assert (code, out) == (0, f"every event of {STOPS} is the tree's own\n")
     assert bisect("--case", STOPS)[0] == 2
+
+
+def test_command_finds_the_case_by_itself(bisect: Main) -> None:
+    code, out, _ = bisect("--phase", "0", "--mutant", "queue_without_bound")
+    assert code == 1
+    assert out.startswith("p0/a_full_queue_refuses_and_keeps_others[cpu-slots1-queue0]\n"
+                          "  request 2, step 0: request 2 is accepted")
+    told = json.loads(bisect("--phase", "0", "--mutant", "queue_without_bound", "--json")[1])
+    assert (told["case"], told["got"]["request"]) == (out.split()[0], "request 2")
+    for argv, sentence in ((("--phase", "0"), "give --candidate or --mutant"),
+                           (("--phase", "0", "--mutant", "nobody"), "p0 has no mutant 'nobody'")):
+        code, out, err = bisect(*argv)
+        assert (code, out) == (2, "")
+        assert sentence in err

@@ -248,7 +248,11 @@ def test_line_separators_in_words_of_an_engine_end_no_line(tmp_path: Path, alone
     assert held(named, alone).first is None
 
 
-def test_run_that_is_broken_off_leaves_no_shorter_trace(tmp_path: Path) -> None:
+@pytest.mark.parametrize("there", [False, True])
+def test_run_that_is_broken_off_leaves_no_trace(tmp_path: Path, *, there: bool) -> None:
+    folder = tmp_path / "cut" if there else tmp_path / "new" / "cut"
+    if there:
+        folder.mkdir()
     one, later = setup("p1"), iter([True, False])
 
     class Breaks(Alone):
@@ -258,9 +262,8 @@ def test_run_that_is_broken_off_leaves_no_shorter_trace(tmp_path: Path) -> None:
             super().join(step)
 
     with pytest.raises(SuiteError, match="the step failed"):
-        trace_files.record(tmp_path / "cut", Breaks(one, None, STEPS), STEPS, {"engine": "cut"})
-    with pytest.raises(SuiteError, match=r"index\.jsonl is missing"):
-        trace_files.load(tmp_path / "cut")
+        trace_files.record(folder, Breaks(one, None, STEPS), STEPS, {"engine": "cut"})
+    assert list(tmp_path.rglob("*")) == ([folder] if there else [])
 
 
 def test_bounds_narrow_no_values(tmp_path: Path) -> None:

@@ -157,8 +157,12 @@ def test_program_that_hangs_is_stopped_with_its_children_and_not_run_again(
     assert not (tmp_path / "child").exists()
 
 
-def test_program_that_ends_leaves_no_children_running(tmp_path: Path) -> None:
-    candidate = offered(tmp_path, f"sleep 600 & echo $! > {tmp_path}/child\nexit 3")
+@pytest.mark.parametrize("sleeps", [
+    "sleep 600 & echo $! > {0}/child", "setsid sh -c 'echo $$ > {0}/child; exec sleep 600' &",
+    "(setsid setsid -f sh -c 'echo $$ > {0}/child; sleep 600' &)"])
+def test_program_that_ends_leaves_no_children_running(tmp_path: Path, sleeps: str) -> None:
+    wait = f"while ! [ -s {tmp_path}/child ]; do sleep 0.01; done"
+    candidate = offered(tmp_path, f"{sleeps.format(tmp_path)}\n{wait}\nexit 3")
     assert " exited 3 at the call " in broken(candidate, "rows_equal_alone").sentence
     child = int((tmp_path / "child").read_text())
     for _ in range(100):

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 import rowtwin
-from falsifiers import gate
+from falsifiers import folders, gate
 from falsifiers.errors import SuiteError
 from falsifiers.gate import PhaseResult
 from falsifiers.vectors import exchange, manifest
+from falsifiers.vectors.calls import Call
 from falsifiers.vectors.exchange import VectorSet
 from falsifiers.vectors.files import HEADER, UnreadableError, read, write
 from falsifiers.verdict import Finding, Verdict
@@ -239,6 +241,35 @@ def test_call_that_the_directory_does_not_hold_is_an_error(whole: Path) -> None:
 def test_nothing_is_overwritten(whole: Path) -> None:
     with pytest.raises(SuiteError, match="is not empty, and nothing is overwritten"):
         exchange.export(whole, few())
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_export_that_fails_leaves_nothing(tmp_path: Path, *, there: bool) -> None:
+    folder = tmp_path / "p3" if there else tmp_path / "new" / "p3"
+    if there:
+        folder.mkdir()
+    late = iter([False] * 5)
+
+    def right(call: Call) -> dict[str, Tensor]:
+        if next(late, True):
+            raise OSError(28, "No space left on device")
+        return few().right(call)
+
+    with pytest.raises(SuiteError, match="No space left on device"):
+        exchange.export(folder, replace(few(), right=right))
+    assert list(tmp_path.rglob("*")) == ([folder] if there else [])
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_folder_gets_its_files_once_all_are_written(tmp_path: Path, *, there: bool) -> None:
+    folder = tmp_path / "a" / "b"
+    if there:
+        folder.mkdir(parents=True)
+    with folders.whole(folder, "last") as part:
+        for name in ("last", "zero"):
+            (part / name).touch()
+        assert not (folder / "last").exists()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "last", "zero"]
 
 
 def test_every_call_that_is_asked_is_in_the_manifest_with_its_form(exported: Path) -> None:

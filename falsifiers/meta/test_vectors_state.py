@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import rowtwin
 from contracts.schema import Case
@@ -61,6 +62,27 @@ def test_cache_that_an_answer_leaves_is_held_to_what_it_was(tmp_path: Path) -> N
     assert found.sentence.startswith("keys[1, 69, 0, 200] is not what it should be")
 
 
-def test_phase_without_vectors_is_refused() -> None:
-    with pytest.raises(SuiteError, match="phase '8' has no vectors: choose one of 3, 5, 6"):
-        rowtwin.vectors_of("8")
+def test_argmax_and_norms_are_judged_row_by_row(tmp_path: Path) -> None:
+    wanted = some("4", lambda case: case.given.get("vocab", 509) == 509)
+    outputs = answered(tmp_path / "p4", wanted)
+    path = next(outputs.glob("argmax-2x509-*"))
+    added_to(path, "out", (1,))
+    found = first(outputs.parent, wanted)
+    assert found.sentence.startswith("argmax[row 1, zeros of both signs]=3, but should be 2 ")
+    write(path, {"out": torch.tensor([2.0, -1.0])}, {"arithmetic": wanted.arithmetic})
+    assert first(outputs.parent, wanted).sentence == (
+        "row 1 of [2, 509] logits is answered by -1, which says that it holds NaN, but it holds "
+        "none")
+    shutil.copy(outputs.parent / "expected" / path.name, path)
+    added_to(next(outputs.glob("norm-3x2x300-*")), "out", (2, 1, 7))
+    found = first(outputs.parent, wanted)
+    assert (found.rule, found.rung, found.where["element"]) == ("truth", "bits", "[2, 1, 7]")
+
+
+@pytest.mark.parametrize(("phase", "why"), [
+    ("8", "its graph replays the launches of one device's ops and is no op itself"),
+    ("0", "a scheduler is no op"), ("9", "phase '9' has no vectors: choose one of 3, 4, 5, 6")])
+def test_phase_without_vectors_is_refused(phase: str, why: str) -> None:
+    with pytest.raises(SuiteError, match=why) as refused:
+        rowtwin.vectors_of(phase)
+    assert str(refused.value).endswith("choose one of 3, 4, 5, 6")

@@ -94,7 +94,7 @@ class Offer:
     def gemv_rows(self, weight: Any, x: Tensor, out: Tensor) -> None:
         """Write W x for every row of x f32[m, K] into out f32[m, N]."""
         label = f"{weight.kind}-n{weight.n}-k{weight.k}-m{len(x)}"
-        inputs = {"weights": torch.tensor(weight.raw), "x": _plain(x)}
+        inputs = {"weights": torch.tensor(weight.raw), "x": plain(x)}
         call = Call("gemv_rows", label, {"type": weight.kind}, inputs, {"out": tuple(out.shape)})
         out.copy_(self._answer(call)["out"])
 
@@ -114,7 +114,7 @@ class Offer:
         """Append k and v to each row's cache and write gated attention into out[t, H, D]."""
         reach = [held + count if count else 0 for held, count in zip(lengths, counts, strict=True)]
         tensors = {"q": q, "k": k, "v": v, "gate": gate}
-        given = {name: _plain(x) for name, x in tensors.items()}
+        given = {name: plain(x) for name, x in tensors.items()}
         given |= {"lengths": torch.tensor(lengths, dtype=torch.int32),
                   "counts": torch.tensor(counts, dtype=torch.int32),
                   "keys": _caches(keys, reach), "values": _caches(values, reach)}
@@ -133,8 +133,8 @@ class Offer:
                  out: Tensor) -> None:
         """Put a call of a recurrent op, whose rows' states go along and come back."""
         views = refs.views
-        states = _plain(torch.stack(views))
-        given = {name: _plain(x) for name, x in inputs.items()}
+        states = plain(torch.stack(views))
+        given = {name: plain(x) for name, x in inputs.items()}
         given |= {"counts": torch.tensor(counts, dtype=torch.int32), "states": states}
         label = f"{'x'.join(map(str, states.shape[1:]))}-m{len(views)}-t{len(out)}"
         call = Call(op, label, {}, given, {"out": tuple(out.shape), "states": tuple(states.shape)})
@@ -144,7 +144,7 @@ class Offer:
             view.copy_(state)
 
 
-def _plain(x: Tensor) -> Tensor:
+def plain(x: Tensor) -> Tensor:
     """Return a tensor as a file can hold it."""
     return x.detach().cpu().contiguous()
 

@@ -15,8 +15,8 @@ vectors_app = typer.Typer(no_args_is_help=True,
                           help="Judge a program in any language by files of calls.")
 app.add_typer(vectors_app, name="vectors")
 
-NOT_PROVEN = ("more than these calls ask, or that each call was made by itself: files cannot show "
-              "it, but cmd:PROGRAM runs each in a process of its own")
+NOT_PROVEN = ("more than these calls of {ops} ask, or that each call was made by itself: files "
+              "cannot show it, but cmd:PROGRAM runs each in a process of its own")
 """What a pass of a directory does not say, beside the contract's."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 
@@ -55,15 +55,17 @@ def check(
     from falsifiers.session import Gated, Run
     from falsifiers.vectors import exchange, manifest
     tiers.one_thread()
-    wanted = ctx.meta["vectors"](manifest.load(folder).phase)
+    told = manifest.load(folder)
+    wanted = ctx.meta["vectors"](told.phase)
+    not_proven = NOT_PROVEN.format(ops=" and ".join(sorted({call.op for call in told.calls})))
     with Progress(as_json) as tell:
         verdicts = exchange.check(folder, wanted, tell)
     result = gate.judge_phase(wanted.contract.phase, verdicts, wanted.cases)
     if as_json:
         print(json.dumps(result.model_dump() | {
-            "not_proven": f"{wanted.contract.not_proven.strip()} Nor: {NOT_PROVEN}.",
+            "not_proven": f"{wanted.contract.not_proven.strip()} Nor: {not_proven}.",
             "verdicts": [verdict.model_dump() for verdict in verdicts]}, indent=2))
     else:
         print_gate(Gated([result], Run(verdicts)), {result.phase: wanted.contract})
-        print(f"    nor: {NOT_PROVEN}")
+        print(f"    nor: {not_proven}")
     raise typer.Exit(gate.exit_code([result]))

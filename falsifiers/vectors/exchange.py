@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -22,6 +22,7 @@ from contracts.schema import Budget, Case, Contract
 from falsifiers import recording
 from falsifiers.candidates import Candidate
 from falsifiers.errors import SuiteError
+from falsifiers.folders import whole
 from falsifiers.judge import Judge
 from falsifiers.lazy import readable
 from falsifiers.mutants import Attack
@@ -51,6 +52,8 @@ class VectorSet:
     """The arithmetic of those answers."""
     path: Any
     """The phase's own path, in which a candidate's functions stand."""
+    offer: type[Offer] = Offer
+    """Has the functions that the phase's calls are made through."""
 
 
 class Directory:
@@ -93,20 +96,16 @@ def file_of(name: str) -> str:
 
 def export(folder: Path, wanted: VectorSet) -> Manifest:
     """Write every call of the cases and its expected outputs into a new or empty directory."""
-    if folder.is_symlink() or (folder.exists() and (not folder.is_dir() or any(folder.iterdir()))):
-        raise SuiteError(f"{folder} is not empty, and nothing is overwritten")
-    kept = recorded(wanted)
-    try:
-        for part in (INPUTS, EXPECTED, OUTPUTS):
-            (folder / part).mkdir(parents=True, exist_ok=True)
+    with whole(folder, NAME) as part:
+        kept = recorded(wanted)
+        for name in (INPUTS, EXPECTED, OUTPUTS):
+            (part / name).mkdir()
         for name, one in kept.items():
-            write(folder / INPUTS / file_of(name), one.call.inputs, one.call.metadata)
-            write(folder / EXPECTED / file_of(name), one.outputs,
+            write(part / INPUTS / file_of(name), one.call.inputs, one.call.metadata)
+            write(part / EXPECTED / file_of(name), one.outputs,
                   {calls.ARITHMETIC: wanted.arithmetic})
         made = manifest_of(kept, wanted)
-        (folder / NAME).write_text(made.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise SuiteError(f"{folder} cannot be written: {error.strerror}") from None
+        (part / NAME).write_text(made.model_dump_json(indent=1) + "\n", encoding="utf-8")
     return made
 
 
@@ -118,7 +117,7 @@ def recorded(wanted: VectorSet) -> dict[str, Kept]:
         recorder.kept = kept
         for case in wanted.cases:
             recorder.case = case.id
-            verdict = judged(case, Candidate("the engine", Offer(recorder)), wanted, "")
+            verdict = judged(case, Candidate("the engine", wanted.offer(recorder)), wanted, "")
             if verdict.outcome != "passed" and not (
                     arithmetic == OWN and verdict.outcome == "declined"):
                 told = verdict.finding.sentence if verdict.finding else verdict.reason
@@ -152,7 +151,7 @@ def check(folder: Path, wanted: VectorSet,
           tell: Callable[[str], None] = lambda case: None) -> list[Verdict]:
     """Judge what a directory's outputs hold; one verdict a case."""
     name = readable(str(folder))  # a verdict keeps no bytes that are not UTF-8
-    held = Candidate(f"vectors:{name}", Offer(Directory(folder)))
+    held = Candidate(f"vectors:{name}", wanted.offer(Directory(folder)))
     repro = f"rowtwin vectors check {shlex.quote(name)}"
     verdicts = []
     for case in wanted.cases:
@@ -164,7 +163,9 @@ def check(folder: Path, wanted: VectorSet,
 def judged(case: Case, candidate: Candidate, wanted: VectorSet, repro: str) -> Verdict:
     """Run one case over a candidate and return the verdict."""
     judge, started, error = Judge(case), time.perf_counter(), None
-    subject = Subject(candidate.name, models=_no_models, path=wanted.path, candidate=candidate)
+    own = {f.name: op for f in fields(wanted.path) if (op := candidate.op(f.name))}
+    subject = Subject(candidate.name, models=_no_models, path=replace(wanted.path, **own),
+                      candidate=candidate)
     before = candidate.target.asked
     try:
         wanted.attacks[case.falsifier](case=case, subject=subject, judge=judge)

@@ -70,4 +70,6 @@ def load(spec: str) -> Any:
         from falsifiers.vectors.program import Program
         return Offer(Program(words(spec)))
     from falsifiers.vectors.exchange import Directory
-    return Offer(Directory(Path(spec.partition(":")[2]).expanduser()))
+    from falsifiers.vectors.row_ops import RowOps
+    held = Directory(Path(spec.partition(":")[2]).expanduser())
+    return RowOps(held) if held.manifest.phase == "p4" else Offer(held)

@@ -18,7 +18,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from falsifiers.group import end_group
+from falsifiers.group import end_group, none_left
 from falsifiers.sample import printable
 from falsifiers.vectors.calls import OWN, Call, answered, broken, declared
 from falsifiers.vectors.files import UnreadableError, write
@@ -64,7 +64,7 @@ class Program:
         write(asked / f"{call.name}.safetensors", call.inputs, call.metadata)
         if self.dead:
             broken("crash", self.dead)
-        with tempfile.TemporaryFile() as heard:  # without a name that the program could reach
+        with tempfile.TemporaryFile() as heard, none_left():  # a file without a name to reach
             try:
                 process = subprocess.Popen(
                     [*self.argv, str(asked), str(due)], stdin=subprocess.DEVNULL,

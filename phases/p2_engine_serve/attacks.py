@@ -101,8 +101,8 @@ def wave(site: Site, draw: random.Random, clients: int, alone: dict[str, str]) -
     site.law(came, f"of {len(leave)} clients who left, {site.gate.cancelled} requests were "
                    f"cancelled while no step was done")
     site.gate.release()
-    for ask, future in stay:
-        got = site.result(future)
+    replies = [(ask, site.result(future)) for ask, future in stay]
+    for ask, got in replies:  # who asks alone must not meet who still waits
         key = repr(ask)
         if key not in alone:
             alone[key] = site.ask(ask).raw

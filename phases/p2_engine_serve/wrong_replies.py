@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine.tokenizer import Detokenizer
-from phases.p0_scheduler.increment import Ended, Token
+from phases.p0_scheduler.increment import Ended, Request, Token
 from phases.p2_engine_serve.reply import Done, Piece, Reply
 from phases.p2_engine_serve.text import Text
 
@@ -115,12 +115,12 @@ class LongestPromptCounts(Reply):
 
     longest = 0
 
+    def __init__(self, request: Request, *rest: Any) -> None:
+        super().__init__(request, *rest)
+        type(self).longest = max(self.longest, len(request.tokens))
+
     def _post(self, piece: Piece | Done) -> None:
-        if isinstance(piece, Done):
-            kind = type(self)
-            kind.longest = max(kind.longest, piece.prompt)
-            piece = replace(piece, prompt=kind.longest)
-        super()._post(piece)
+        super()._post(replace(piece, prompt=self.longest) if isinstance(piece, Done) else piece)
 
 
 class CachedIsNotTold(Reply):
