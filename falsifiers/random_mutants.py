@@ -39,12 +39,14 @@ class Part:
         return [change for file in self.files for change in changes(file, root)]
 
 
-def _ops(phase: str, *files: str) -> Part:
-    return Part(tuple(f"phases/{phase}/{file}.py" for file in files),
-                (f"phases/{phase}/test_falsifier.py",), by_name=True)
+def _ops(phase: str, *beside: str) -> Part:
+    """Return a phase of the decode path: its cases, and cheap tests that stand beside them."""
+    return Part((f"phases/{phase}/reference.py", f"phases/{phase}/increment.py"),
+                (*beside, f"phases/{phase}/test_falsifier.py"), by_name=True)
 
 
 _P0, _P7, _META = "phases/p0_scheduler", "phases/p7_prefix_reuse", "falsifiers/meta"
+_PLACES = "phases/test_where_ops_run.py"
 PARTS = {
     "gate": Part(("falsifiers/gate.py",), (f"{_META}/test_gate.py",)),
     "witness": Part(("falsifiers/witness/rules.py",),
@@ -62,10 +64,10 @@ PARTS = {
     "ops": Part(("engine/ops.py", "engine/rope.py"),
                 ("engine/test_ops.py", "engine/test_rope.py", "engine/test_falsifier.py"),
                 by_name=True),
-    "p1": _ops("p1_looped_step", "reference", "increment"),
-    "p4": _ops("p4_batched_matmul", "reference", "increment"),
-    "p5": _ops("p5_batched_gdn", "reference", "increment"),
-    "p6": _ops("p6_batched_attention", "reference", "increment"),
+    "p1": _ops("p1_looped_step"),
+    "p4": _ops("p4_batched_matmul", _PLACES),
+    "p5": _ops("p5_batched_gdn", _PLACES, "phases/p5_batched_gdn/test_reference.py"),
+    "p6": _ops("p6_batched_attention", _PLACES),
 }
 """The suite's own logic, then ops and increments before the quick cases of their phase."""
 
@@ -137,7 +139,10 @@ def draw(part: Part, count: int, seed: int, root: Path = ROOT) -> list[Change]:
 
 def run(names: Sequence[str], count: int, seed: int, on_fate: Callable[[Fate], None],
         root: Path = ROOT) -> list[Score]:
-    """Try mutants drawn from some parts; those known to be equivalent are counted, not tried."""
+    """Try mutants drawn from some parts; those known to be equivalent are counted, not tried.
+
+    Raises `SuiteError` for a part of which none could be planted: that would be a score of nothing.
+    """
     known = {name for name, one in triage().items() if one.equivalent}
     scores = []
     for name in names:
@@ -146,6 +151,9 @@ def run(names: Sequence[str], count: int, seed: int, on_fate: Callable[[Fate], N
         fates = tried(due, PARTS[name].tests, root, on_fate) if due else []
         scores.append(Score(name, len(PARTS[name].changes(root)), tuple(fates),
                             len(drawn) - len(due)))
+        if fates and not scores[-1].tried:
+            raise SuiteError(f"none of the {len(fates)} mutants drawn of {name} could be planted: "
+                             f"{fates[0].by}")
     return scores
 
 

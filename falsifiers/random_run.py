@@ -8,6 +8,7 @@ more than it does without a mutant has failed too.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -74,6 +75,8 @@ class Trial:
             self.trouble = f"{session.testsfailed} of the test files could not be collected" \
                 if session.testsfailed else "there are no tests"
             return True
+        for module in dict.fromkeys(change.module for change in self.changes):
+            importlib.import_module(module)  # what a test would load late has nothing to change
         first = self._forked(None, session.items)
         if first.by or first.how != "survived":
             self.trouble = f"without any mutant the tests do not pass: {first.how} {first.by}"

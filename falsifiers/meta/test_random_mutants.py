@@ -146,7 +146,8 @@ def toy_tree(folder: Path, test: str) -> None:
     (folder / "conftest.py").write_text(
         "from hypothesis import settings\nsettings.register_profile('gate', derandomize=True)\n\n"
         "def pytest_addoption(parser):\n    parser.addoption('--device')\n")
-    (folder / "test_loop.py").write_text(f"from loop import up\n\n\ndef test_up():\n    {test}\n")
+    (folder / "test_loop.py").write_text(  # it imports as late as most tests of a phase do
+        f"def test_up():\n    from loop import up\n    {test}\n")
 
 
 def test_fate_of_each_mutant_is_told(tmp_path: Path) -> None:
@@ -252,3 +253,10 @@ def test_equivalent_mutants_are_counted_and_not_tried(monkeypatch: pytest.Monkey
     (score,) = random_mutants.run(["gate"], 0, 0, lambda fate: None)
     assert (score.equivalent, len(seen)) == (1, len(PARTS["gate"].changes()) - 1)
     assert known not in seen
+
+
+def test_part_of_which_none_could_be_planted_is_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_mutants, "tried", lambda due, *rest: [
+        Fate(change, "no such function is loaded", "not planted", 1.0) for change in due])
+    with pytest.raises(SuiteError, match="none of the 2 mutants drawn of gate could be planted"):
+        random_mutants.run(["gate"], 2, 0, lambda fate: None)
