@@ -119,6 +119,11 @@ class Score:
         return sum(fate.dead for fate in self.fates)
 
     @property
+    def timed_out(self) -> int:
+        """How many of those were noticed by the time that a test took, and nothing else."""
+        return sum(fate.how == "time" for fate in self.fates)
+
+    @property
     def tried(self) -> int:
         """How many could be planted, and so count."""
         return sum(fate.how != "not planted" for fate in self.fates)
@@ -157,6 +162,10 @@ def run(names: Sequence[str], count: int, seed: int, on_fate: Callable[[Fate], N
     return scores
 
 
+def _numbers(score: Score) -> list[int]:
+    return [score.dead, score.timed_out, score.tried, score.equivalent, score.of]
+
+
 def lines(scores: Sequence[Score]) -> list[str]:
     """Return the survivors and the scores as lines for a person."""
     told = [f"{score.part}: survived: {fate.change.id} (line {fate.change.line})"
@@ -164,11 +173,10 @@ def lines(scores: Sequence[Score]) -> list[str]:
     told += [f"{score.part}: not planted: {fate.by}" for score in scores for fate in score.fates
              if fate.how == "not planted"]
     total = [sum(numbers) for numbers in zip(*(
-        (score.dead, score.tried, score.equivalent, score.of) for score in scores), strict=True)]
-    for name, numbers in [*((score.part, [score.dead, score.tried, score.equivalent, score.of])
-                            for score in scores), ("all", total)]:
-        dead, counted, same, of = numbers
+        _numbers(score) for score in scores), strict=True)]
+    for name, numbers in [*((score.part, _numbers(score)) for score in scores), ("all", total)]:
+        dead, late, counted, same, of = numbers
         share = f"{100 * dead / counted:.1f} %" if counted else "none"
-        told.append(f"{name:<10} {dead} of {counted} died ({share}); {same} equivalent; "
-                    f"{counted + same} of {of} drawn")
+        told.append(f"{name:<10} {dead} of {counted} died ({share}), {late} of them by the time "
+                    f"they took; {same} equivalent; {counted + same} of {of} drawn")
     return told

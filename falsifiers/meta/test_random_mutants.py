@@ -19,7 +19,7 @@ from falsifiers.errors import SuiteError
 from falsifiers.operators import Change, changes
 from falsifiers.planting import plant
 from falsifiers.random_mutants import PARTS, Score, draw, lines, triage
-from falsifiers.random_run import Fate
+from falsifiers.random_run import Fate, allowed
 
 TOY = """\
 \"\"\"A toy.\"\"\"
@@ -161,6 +161,11 @@ def test_fate_of_each_mutant_is_told(tmp_path: Path) -> None:
         "failed", "loop.py up: if n -> if not n": "failed", "loop.py up: -1 -> -2": "survived"}
 
 
+def test_whichever_runs_first_may_load_what_all_share() -> None:
+    took = {"loads": 9.0, "uses": 0.1}
+    assert all(allowed(took, name) > 9.0 + took[name] for name in took)
+
+
 def test_tests_that_fail_by_themselves_kill_nothing(tmp_path: Path) -> None:
     toy_tree(tmp_path, "assert up(3) == 4")
     assert "without any mutant the tests do not pass" in ran("-c", TRY, str(tmp_path)).stderr
@@ -223,7 +228,8 @@ def test_score_leaves_out_what_is_equivalent_or_was_not_planted() -> None:
     assert (score.dead, score.tried, len(score.survivors)) == (3, 4, 1)
     told = lines([score])
     assert told[0].startswith(f"gate: survived: {change.id}")
-    assert "3 of 4 died (75.0 %); 2 equivalent; 6 of 90 drawn" in told[-1]
+    assert told[-1].endswith("3 of 4 died (75.0 %), 1 of them by the time they took; 2 equivalent; "
+                             "6 of 90 drawn")
 
 
 @pytest.mark.parametrize(("words", "why"), [
