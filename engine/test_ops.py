@@ -85,6 +85,19 @@ def test_sum_is_kept_and_normed() -> None:
     assert torch.equal(out, arithmetic.rms_norm(total, weight[0], 1e-6))
 
 
+def test_norm_and_rotation_are_those_given_for_each_operand() -> None:
+    calls: list[tuple[Any, ...]] = []
+    xs, normed, outs = ([_draw(seed, 3), _draw(seed + 1, 3)] for seed in (23, 25, 27))
+    table = _draw(29, 5, 2, 1)
+    weights: Any = ["Q", "K"]
+    ops.norm_rotate(lambda *given: calls.append(given), lambda *given: calls.append(given),
+                    xs, weights, 1e-6, table, [4], normed, outs)
+    want: list[tuple[Any, ...]] = []
+    for i in range(2):
+        want += [(xs[i], weights[i], 1e-6, normed[i]), (normed[i], table, [4], outs[i])]
+    assert calls == want
+
+
 def test_convolution_sees_the_last_three_tokens_and_shifts() -> None:
     taps, window = _draw(13, 6, 4), _draw(14, 6, 3)
     x, past = _draw(15, 5, 6), torch.cat([window.T, _draw(15, 5, 6)])

@@ -90,6 +90,21 @@ def test_norm_of_somebody_else_is_run_as_it_is(calls: Calls) -> None:
     assert calls == [("reference", (other, HOST, DEVICE))]
 
 
+def test_only_our_own_norm_and_rotation_share_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls()
+    kernel: Any = SimpleNamespace(norm_rotate=calls.of("kernel"))
+    monkeypatch.setitem(sys.modules, "phases.p6_batched_attention.kernel_norm_rotate", kernel)
+    monkeypatch.setattr(ops, "norm_rotate", calls.of("one by one"))
+    path: Any = p6.path()
+    others = calls.of("norm"), calls.of("rotate")
+    ours = path.norm, path.rotate
+    path.norm_rotate(*ours, [DEVICE])
+    apart = [(*ours, [HOST]), (others[0], ours[1], [DEVICE]), (ours[0], others[1], [DEVICE])]
+    for given in apart:
+        path.norm_rotate(*given)
+    assert calls == [("kernel", ([DEVICE],)), *(("one by one", given) for given in apart)]
+
+
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """Note the calls of everything that multiplies."""
