@@ -49,6 +49,13 @@ def test_one_pair_turns_with_the_position_itself() -> None:
         rope_powers(0, 1e7)
 
 
+def test_table_is_made_anew_only_to_grow_and_then_doubles() -> None:
+    table = RopeTable(64, 1e7)
+    first = table.upto(512)
+    assert table.upto(10) is first
+    assert [len(table.upto(positions)) for positions in (513, 5000)] == [1024, 5000]
+
+
 @pytest.mark.parametrize(("positions", "width"), [(0, 64), (1 << 21, 64), (8, 60)])
 def test_impossible_tables_are_refused(positions: int, width: int) -> None:
     with pytest.raises(InputError, match=str(positions) if width == 64 else "30"):
