@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -31,6 +33,24 @@ def test_attention_of_one_key_is_its_value() -> None:
     assert torch.equal(got, values[0].repeat_interleave(2, 0))
 
 
+def test_attention_of_several_rows_takes_their_tokens_in_order() -> None:
+    q, k, v, gate = (_draw(seed, 5, heads, 256) for seed, heads in ((30, 4), (31, 2), (32, 2),
+                                                                    (33, 4)))
+    caches, lengths, counts = [_draw(34 + i, 3, 8, 2, 256) for i in range(2)], (4, 1), (2, 3)
+    keys, values = want = [cache.clone() for cache in caches]
+    wanted, at = torch.empty(5, 4, 256), 0
+    for slot, length, count in zip((2, 0), lengths, counts, strict=True):
+        for n in range(length, length + count):
+            keys[slot, n], values[slot, n] = k[at], v[at]
+            wanted[at] = ops.attend_one(q[at], keys[slot, :n + 1], values[slot, :n + 1])
+            at += 1
+    out = torch.empty(5, 4, 256)
+    held_k, held_v = (Refs(cache, (2, 0)) for cache in caches)
+    ops.attend(q, k, v, gate, held_k, held_v, lengths, counts, out)
+    assert torch.equal(out, wanted * arithmetic.sigmoid(gate))
+    assert all(map(torch.equal, caches, want))
+
+
 def test_delta_rule_equals_its_equations() -> None:
     q, k, v = _draw(7, 3, 2, 128), _draw(8, 3, 2, 128), _draw(9, 3, 4, 128)
     g, beta = _draw(10, 3, 4).sigmoid(), _draw(11, 3, 4).sigmoid()
@@ -48,6 +68,34 @@ def test_delta_rule_equals_its_equations() -> None:
     ops.delta_step(q, k, v, g, beta, Refs(state[None], (0,)), (3,), out)
     assert float((out.double() - torch.stack(wanted)).abs().max()) < 1e-5
     assert float((state.double() - want_state).abs().max()) < 1e-5
+
+
+def test_several_matrices_are_multiplied_each_by_the_product_given() -> None:
+    calls: list[tuple[Any, ...]] = []
+    weights: Any = ["W", "V"]
+    x, outs = _draw(17, 2, 3), [torch.empty(2, 5), torch.empty(2, 7)]
+    ops.project_all(lambda *given: calls.append(given), weights, x, outs)
+    assert calls == [("W", x, outs[0]), ("V", x, outs[1])]
+
+
+def test_sum_is_kept_and_normed() -> None:
+    x, y, weight, total, out = (_draw(seed, 2, 64) for seed in range(18, 23))
+    ops.add_norm(ops.norm, x, y, weight[0], 1e-6, total, out)
+    assert torch.equal(total, x + y)
+    assert torch.equal(out, arithmetic.rms_norm(total, weight[0], 1e-6))
+
+
+def test_norm_and_rotation_are_those_given_for_each_operand() -> None:
+    calls: list[tuple[Any, ...]] = []
+    xs, normed, outs = ([_draw(seed, 3), _draw(seed + 1, 3)] for seed in (23, 25, 27))
+    table = _draw(29, 5, 2, 1)
+    weights: Any = ["Q", "K"]
+    ops.norm_rotate(lambda *given: calls.append(given), lambda *given: calls.append(given),
+                    xs, weights, 1e-6, table, [4], normed, outs)
+    want: list[tuple[Any, ...]] = []
+    for i in range(2):
+        want += [(xs[i], weights[i], 1e-6, normed[i]), (normed[i], table, [4], outs[i])]
+    assert calls == want
 
 
 def test_convolution_sees_the_last_three_tokens_and_shifts() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.errors import InputError
-from engine.rope import RopeTable, rope_table
+from engine.rope import RopeTable, rope_powers, rope_table, sin_cos
 
 
 @pytest.mark.parametrize("position", [0, 1, 63, 4095, 262143])
@@ -27,6 +27,33 @@ def test_growing_a_table_changes_no_bit() -> None:
     small = grown.upto(512).clone()
     assert torch.equal(grown.upto(2000)[:512], small)
     assert torch.equal(grown.upto(2000)[:2000], rope_table(2000, 64, 1e7))
+
+
+def test_sine_and_cosine_have_the_written_bits() -> None:
+    # the first quadrant, nothing reduced; a tenth term shows in the bits of the last two
+    angles = [*(i / 64 for i in range(50)), 0.7810691893196158, 0.7727060033885879]
+    sine, cosine = sin_cos(torch.tensor(angles, dtype=torch.float64))
+    for angle, s, c in zip(angles, sine.tolist(), cosine.tolist(), strict=True):
+        sums = []
+        for first in (1, 0):
+            total = 0.0
+            for j in reversed(range(9)):
+                total = total * (angle * angle) + (-1) ** j / math.factorial(first + 2 * j)
+            sums.append(total)
+        assert (s, c) == (angle * sums[0], sums[1])
+
+
+def test_one_pair_turns_with_the_position_itself() -> None:
+    assert rope_powers(1, 1e7) == [1.0]
+    with pytest.raises(InputError, match="is 0"):
+        rope_powers(0, 1e7)
+
+
+def test_table_is_made_anew_only_to_grow_and_then_doubles() -> None:
+    table = RopeTable(64, 1e7)
+    first = table.upto(512)
+    assert table.upto(10) is first
+    assert [len(table.upto(positions)) for positions in (513, 5000)] == [1024, 5000]
 
 
 @pytest.mark.parametrize(("positions", "width"), [(0, 64), (1 << 21, 64), (8, 60)])

@@ -52,6 +52,11 @@ class Change:
         again = f" ({self.nth})" if self.nth > 1 else ""
         return f"{self.path} {self.owner}: {self.before} -> {self.after}{again}"
 
+    @property
+    def module(self) -> str:
+        """The dotted name by which the tree imports the file."""
+        return ".".join(Path(self.path).with_suffix("").parts)
+
     def tree(self, source: str) -> ast.Module:
         """Return the module with this change made."""
         module = ast.parse(source)

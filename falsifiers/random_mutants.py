@@ -39,12 +39,14 @@ class Part:
         return [change for file in self.files for change in changes(file, root)]
 
 
-def _ops(phase: str, *files: str) -> Part:
-    return Part(tuple(f"phases/{phase}/{file}.py" for file in files),
-                (f"phases/{phase}/test_falsifier.py",), by_name=True)
+def _ops(phase: str, *beside: str) -> Part:
+    """Return a phase of the decode path: its cases, and cheap tests that stand beside them."""
+    return Part((f"phases/{phase}/reference.py", f"phases/{phase}/increment.py"),
+                (*beside, f"phases/{phase}/test_falsifier.py"), by_name=True)
 
 
 _P0, _P7, _META = "phases/p0_scheduler", "phases/p7_prefix_reuse", "falsifiers/meta"
+_PLACES = "phases/test_where_ops_run.py"
 PARTS = {
     "gate": Part(("falsifiers/gate.py",), (f"{_META}/test_gate.py",)),
     "witness": Part(("falsifiers/witness/rules.py",),
@@ -62,10 +64,10 @@ PARTS = {
     "ops": Part(("engine/ops.py", "engine/rope.py"),
                 ("engine/test_ops.py", "engine/test_rope.py", "engine/test_falsifier.py"),
                 by_name=True),
-    "p1": _ops("p1_looped_step", "reference", "increment"),
-    "p4": _ops("p4_batched_matmul", "reference", "increment"),
-    "p5": _ops("p5_batched_gdn", "reference", "increment"),
-    "p6": _ops("p6_batched_attention", "reference", "increment"),
+    "p1": _ops("p1_looped_step"),
+    "p4": _ops("p4_batched_matmul", _PLACES),
+    "p5": _ops("p5_batched_gdn", _PLACES, "phases/p5_batched_gdn/test_reference.py"),
+    "p6": _ops("p6_batched_attention", _PLACES),
 }
 """The suite's own logic, then ops and increments before the quick cases of their phase."""
 
@@ -117,6 +119,11 @@ class Score:
         return sum(fate.dead for fate in self.fates)
 
     @property
+    def timed_out(self) -> int:
+        """How many of those were noticed by the time that a test took, and nothing else."""
+        return sum(fate.how == "time" for fate in self.fates)
+
+    @property
     def tried(self) -> int:
         """How many could be planted, and so count."""
         return sum(fate.how != "not planted" for fate in self.fates)
@@ -137,7 +144,10 @@ def draw(part: Part, count: int, seed: int, root: Path = ROOT) -> list[Change]:
 
 def run(names: Sequence[str], count: int, seed: int, on_fate: Callable[[Fate], None],
         root: Path = ROOT) -> list[Score]:
-    """Try mutants drawn from some parts; those known to be equivalent are counted, not tried."""
+    """Try mutants drawn from some parts; those known to be equivalent are counted, not tried.
+
+    Raises `SuiteError` for a part of which none could be planted: that would be a score of nothing.
+    """
     known = {name for name, one in triage().items() if one.equivalent}
     scores = []
     for name in names:
@@ -146,7 +156,14 @@ def run(names: Sequence[str], count: int, seed: int, on_fate: Callable[[Fate], N
         fates = tried(due, PARTS[name].tests, root, on_fate) if due else []
         scores.append(Score(name, len(PARTS[name].changes(root)), tuple(fates),
                             len(drawn) - len(due)))
+        if fates and not scores[-1].tried:
+            raise SuiteError(f"none of the {len(fates)} mutants drawn of {name} could be planted: "
+                             f"{fates[0].by}")
     return scores
+
+
+def _numbers(score: Score) -> list[int]:
+    return [score.dead, score.timed_out, score.tried, score.equivalent, score.of]
 
 
 def lines(scores: Sequence[Score]) -> list[str]:
@@ -156,11 +173,10 @@ def lines(scores: Sequence[Score]) -> list[str]:
     told += [f"{score.part}: not planted: {fate.by}" for score in scores for fate in score.fates
              if fate.how == "not planted"]
     total = [sum(numbers) for numbers in zip(*(
-        (score.dead, score.tried, score.equivalent, score.of) for score in scores), strict=True)]
-    for name, numbers in [*((score.part, [score.dead, score.tried, score.equivalent, score.of])
-                            for score in scores), ("all", total)]:
-        dead, counted, same, of = numbers
+        _numbers(score) for score in scores), strict=True)]
+    for name, numbers in [*((score.part, _numbers(score)) for score in scores), ("all", total)]:
+        dead, late, counted, same, of = numbers
         share = f"{100 * dead / counted:.1f} %" if counted else "none"
-        told.append(f"{name:<10} {dead} of {counted} died ({share}); {same} equivalent; "
-                    f"{counted + same} of {of} drawn")
+        told.append(f"{name:<10} {dead} of {counted} died ({share}), {late} of them by the time "
+                    f"they took; {same} equivalent; {counted + same} of {of} drawn")
     return told

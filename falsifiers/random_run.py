@@ -2,12 +2,14 @@
 
 Each is tried in a forked child, where everything is imported already: the child plants the change,
 runs the tests until one fails, and goes away with whatever the change did. A test that takes much
-more than it does without a mutant has failed too.
+more than it does without a mutant has failed too. Whichever runs first loads what all share, so
+that each is allowed the time of the slowest beside its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -16,7 +18,7 @@ import signal
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,6 +76,8 @@ class Trial:
             self.trouble = f"{session.testsfailed} of the test files could not be collected" \
                 if session.testsfailed else "there are no tests"
             return True
+        for module in dict.fromkeys(change.module for change in self.changes):
+            importlib.import_module(module)  # what a test would load late has nothing to change
         first = self._forked(None, session.items)
         if first.by or first.how != "survived":
             self.trouble = f"without any mutant the tests do not pass: {first.how} {first.by}"
@@ -134,9 +138,9 @@ class Trial:
         for item, following in zip(items, [*items[1:], None], strict=True):
             if change is not None:
                 os.write(write, json.dumps(item.nodeid).encode() + b"\n")
-            usual = self._took.get(item.nodeid, 20.0)
-            signal.setitimer(signal.ITIMER_VIRTUAL, 1.0 + 4 * usual)
-            signal.setitimer(signal.ITIMER_REAL, 20.0 + 20 * usual)
+            work = allowed(self._took, item.nodeid)
+            signal.setitimer(signal.ITIMER_VIRTUAL, work)
+            signal.setitimer(signal.ITIMER_REAL, 20.0 + 5 * work)
             began = time.process_time()
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             if self._failed:
@@ -145,6 +149,11 @@ class Trial:
                 took = time.process_time() - began
                 os.write(write, json.dumps([item.nodeid, took]).encode() + b"\n")
         return 0
+
+
+def allowed(took: Mapping[str, float], name: str) -> float:
+    """Return the seconds of work that a test may take, by what each took without a mutant."""
+    return 1.0 + 4 * (took.get(name, 20.0) + max(took.values(), default=0.0))
 
 
 def _fate(change: Change, last: str, code: int, took: float) -> Fate:

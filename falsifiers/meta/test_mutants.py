@@ -82,6 +82,12 @@ def test_falsifier_that_fails_on_the_right_subject_too_kills_nothing() -> None:
         kill(bank(falsifier=angry), mutant(), "rows_hold")
 
 
+def test_case_that_is_not_quick_kills_nothing() -> None:
+    data = contract("p1", [row("quick", "look away"), row("slow", "watch", quick=False)])
+    made = replace(bank(), contract=Contract.model_validate(data))
+    assert kill(made, mutant(), "rows_hold") is None
+
+
 def test_survivor_and_idle_falsifier_are_named() -> None:
     matrix = run_matrix([bank(mutant(), falsifier=deaf)])
     assert matrix.survivors == ("p1/odd_row",)

@@ -19,7 +19,7 @@ from falsifiers.errors import SuiteError
 from falsifiers.operators import Change, changes
 from falsifiers.planting import plant
 from falsifiers.random_mutants import PARTS, Score, draw, lines, triage
-from falsifiers.random_run import Fate
+from falsifiers.random_run import Fate, allowed
 
 TOY = """\
 \"\"\"A toy.\"\"\"
@@ -146,7 +146,8 @@ def toy_tree(folder: Path, test: str) -> None:
     (folder / "conftest.py").write_text(
         "from hypothesis import settings\nsettings.register_profile('gate', derandomize=True)\n\n"
         "def pytest_addoption(parser):\n    parser.addoption('--device')\n")
-    (folder / "test_loop.py").write_text(f"from loop import up\n\n\ndef test_up():\n    {test}\n")
+    (folder / "test_loop.py").write_text(  # it imports as late as most tests of a phase do
+        f"def test_up():\n    from loop import up\n    {test}\n")
 
 
 def test_fate_of_each_mutant_is_told(tmp_path: Path) -> None:
@@ -158,6 +159,11 @@ def test_fate_of_each_mutant_is_told(tmp_path: Path) -> None:
         "loop.py up: i += 1 -> i -= 1": "time", "loop.py up: i += 1 -> i += 2": "failed",
         "loop.py up: i += 1 -> pass": "time", "loop.py up: return i if n else -1 -> return None":
         "failed", "loop.py up: if n -> if not n": "failed", "loop.py up: -1 -> -2": "survived"}
+
+
+def test_whichever_runs_first_may_load_what_all_share() -> None:
+    took = {"loads": 9.0, "uses": 0.1}
+    assert all(allowed(took, name) > 9.0 + took[name] for name in took)
 
 
 def test_tests_that_fail_by_themselves_kill_nothing(tmp_path: Path) -> None:
@@ -222,7 +228,8 @@ def test_score_leaves_out_what_is_equivalent_or_was_not_planted() -> None:
     assert (score.dead, score.tried, len(score.survivors)) == (3, 4, 1)
     told = lines([score])
     assert told[0].startswith(f"gate: survived: {change.id}")
-    assert "3 of 4 died (75.0 %); 2 equivalent; 6 of 90 drawn" in told[-1]
+    assert told[-1].endswith("3 of 4 died (75.0 %), 1 of them by the time they took; 2 equivalent; "
+                             "6 of 90 drawn")
 
 
 @pytest.mark.parametrize(("words", "why"), [
@@ -252,3 +259,10 @@ def test_equivalent_mutants_are_counted_and_not_tried(monkeypatch: pytest.Monkey
     (score,) = random_mutants.run(["gate"], 0, 0, lambda fate: None)
     assert (score.equivalent, len(seen)) == (1, len(PARTS["gate"].changes()) - 1)
     assert known not in seen
+
+
+def test_part_of_which_none_could_be_planted_is_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_mutants, "tried", lambda due, *rest: [
+        Fate(change, "no such function is loaded", "not planted", 1.0) for change in due])
+    with pytest.raises(SuiteError, match="none of the 2 mutants drawn of gate could be planted"):
+        random_mutants.run(["gate"], 2, 0, lambda fate: None)
