@@ -185,6 +185,7 @@ NOT_RUN = {
 
 ON_A_DEVICE = (
     "p3/offsets_lose_their_high_bits", "p3/a_launch_a_row_on_a_device", "p3/read_on_another_stream",
+    "p3/chunks_share_their_integers",
     "p4/argmax_offset_of_32_bits", "p5/slot_offset_of_32_bits", "p5/cuda_follows_the_first_pointer",
     "p5/cuda_works_on_pads", "p5/cuda_shares_heads_side_by_side",
     "p5/cuda_pairs_distant_lanes_first", "p5/cuda_begins_sums_with_a_key",
@@ -192,7 +193,11 @@ ON_A_DEVICE = (
     "p5/cuda_window_backwards", "p5/cuda_takes_the_token_for_the_head",
     "p5/cuda_delta_step_contracted", "p5/cuda_conv_step_contracted", "p5/cuda_gates_contracted",
     "p6/offset_of_31_bits", "p6/cuda_sum_contracted", "p6/cuda_reads_the_cache_alone",
-    "p6/cuda_truncates", "p6/cuda_reads_fresh_keys_unrounded")
+    "p6/cuda_truncates", "p6/cuda_reads_fresh_keys_unrounded",
+    "p6/cuda_leaves_integers_of_the_ungated_result",
+    "p6/cuda_counts_integers_from_a_launchs_first_token", "p6/cuda_norm_takes_the_queries_weight",
+    "p6/cuda_norm_adds_distant_lanes_first", "p6/cuda_rotation_contracted",
+    "p6/cuda_turns_by_the_first_position", "p6/cuda_heads_taken_side_by_side")
 """Mutants that only a device can show."""
 
 EVENTLESS = {
