@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from falsifiers.errors import Declined, SuiteError, Unmeasurable
 from falsifiers.judge import Judge
 from falsifiers.mutants import Bank, attack
@@ -106,8 +108,10 @@ def read(path: Path) -> Full:
     try:
         return Full.model_validate_json(content(path, LARGEST))
     except (UnreadableError, ValueError) as error:
+        why = error.errors()[0] if isinstance(error, ValidationError) else None
+        told = ": ".join((*map(str, why["loc"]), why["msg"])) if why else str(error).splitlines()[0]
         raise SuiteError(f"{path}: holds no matrix of `rowtwin mutants --full --json`: "
-                         f"{str(error).splitlines()[0]}") from None
+                         f"{told}") from None
 
 
 def smallest(matrix: Full) -> list[Tried]:
