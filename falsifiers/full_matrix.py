@@ -109,7 +109,8 @@ def read(path: Path) -> Full:
         return Full.model_validate_json(content(path, LARGEST))
     except (UnreadableError, ValueError) as error:
         why = error.errors()[0] if isinstance(error, ValidationError) else None
-        told = ": ".join((*map(str, why["loc"]), why["msg"])) if why else str(error).splitlines()[0]
+        told = (": ".join((*map(str, why["loc"]), why["msg"])) if why
+                else str(error).splitlines()[0])
         raise SuiteError(f"{path}: holds no matrix of `rowtwin mutants --full --json`: "
                          f"{told}") from None
 
