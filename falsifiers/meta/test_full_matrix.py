@@ -124,5 +124,5 @@ def test_matrix_is_read_back_and_its_selection_printed(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match=r"pipe is not a plain file"):
         read(tmp_path / "pipe")
     path.write_text(json.dumps({"phase": "p1"}))
-    with pytest.raises(SuiteError, match="holds no matrix .*: cases: Field required"):
+    with pytest.raises(SuiteError, match=r"holds no matrix .*: cases: Field required"):
         read(path)
