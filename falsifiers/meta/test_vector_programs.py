@@ -35,6 +35,8 @@ from falsifiers.vectors.program import Program
 from falsifiers.verdict import Finding
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "gemv_rows.c"
+
+
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command line: exit code, stdout, stderr."""

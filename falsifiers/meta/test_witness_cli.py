@@ -28,6 +28,8 @@ heavy = {{"torch", "triton", "numpy", "yaml", "pytest", "httpx", "jinja2", "prom
          "asyncio.runners"}}
 print("\\nloaded", sorted(heavy & set(sys.modules)), code)
 """
+
+
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command line: exit code, stdout, stderr."""
