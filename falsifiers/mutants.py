@@ -18,10 +18,15 @@ from falsifiers.matrix import Matrix, Row
 from falsifiers.subject import Mutant, Subject
 
 Attack = Callable[..., None]
-
-
 SAMPLE = 5
 """Mutants of a phase that a quick run tries; `rowtwin mutants` tries all."""
+
+
+def changed(source: str, right: str, wrong: str) -> str:
+    """Return a program's text with one part for another; raise `ValueError` if it has no such."""
+    if right not in source:
+        raise ValueError(f"the source holds no {right!r} to be changed")
+    return source.replace(right, wrong)
 
 
 @dataclass

@@ -99,7 +99,8 @@ def test_only_our_own_norm_and_rotation_share_a_kernel(monkeypatch: pytest.Monke
     others = calls.of("norm"), calls.of("rotate")
     ours = path.norm, path.rotate
     path.norm_rotate(*ours, [DEVICE])
-    apart = [(*ours, [HOST]), (others[0], ours[1], [DEVICE]), (ours[0], others[1], [DEVICE])]
+    apart = [(*ours, [HOST]), *((*mixed, [place]) for place in (DEVICE, HOST)
+                                for mixed in ((others[0], ours[1]), (ours[0], others[1])))]
     for given in apart:
         path.norm_rotate(*given)
     assert calls == [("kernel", ([DEVICE],)), *(("one by one", given) for given in apart)]

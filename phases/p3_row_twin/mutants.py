@@ -71,13 +71,9 @@ def _kernel(name: str, kind: str, *given: int, tier: str = "interpret") -> Build
     return _offered(make, ORDERED, lambda case: case.tier != tier or case["kind"] != kind)
 
 
-def _launched(subject: Subject) -> Subject:
-    """Offer a product by its name, as another process can find it too."""
-    return replace(subject, candidate=load("module:phases.p3_row_twin.wrong_launches"))
-
-
-def _chunked(subject: Subject) -> Subject:
-    return replace(subject, candidate=load("module:phases.p3_row_twin.wrong_chunks"))
+def _module(name: str) -> Build:
+    """Return a builder of products offered by name, as another process can find them too."""
+    return lambda subject: replace(subject, candidate=load(f"module:phases.p3_row_twin.{name}"))
 
 
 def _path(**wrong: Any) -> Build:
@@ -204,9 +200,9 @@ KERNELS = (
     Mutant("offsets_lose_their_high_bits", "A row's offset wraps, as an int32 does.", (FAR,),
            _kernel("f32_rows", "F32", 6, tier="cuda"), device="cuda"),
     Mutant("a_launch_a_row_on_a_device", "On a device every row takes a launch of its own.",
-           (READS,), _launched, device="cuda"),
+           (READS,), _module("wrong_launches"), device="cuda"),
     Mutant("chunks_share_their_integers", "Rows past the 64th are made of the first 64's integers.",
-           (SHARED,), _chunked, device="cuda"),
+           (SHARED,), _module("wrong_chunks"), device="cuda"),
     Mutant("read_on_another_stream", "Work waits on a stream that the caller does not know.",
            (CALLS,), _kernel("on_a_stream_of_its_own", "Q4_K", tier="cuda"), device="cuda"),
 )

@@ -7,18 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from contracts.schema import Case
-from engine.weights import EXACT, Weight
+from engine.weights import Weight
 from phases.p3_row_twin.increment import WIDEST, gemv_rows
 from phases.p3_row_twin.increment import gemv_rows_all as right
+from phases.p3_row_twin.wrong_launches import ARITHMETIC, supports
 
 __all__ = ["ARITHMETIC", "gemv_rows", "gemv_rows_all", "supports"]
-
-ARITHMETIC = EXACT
-
-
-def supports(case: Case) -> str | None:
-    return None if case.tier == "cuda" else "its fault is one of launches on a device"
 
 
 def gemv_rows_all(weights: Sequence[Weight], x: Tensor, outs: Sequence[Tensor]) -> None:

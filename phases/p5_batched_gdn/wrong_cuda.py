@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from engine.kernels.nvrtc import Kernel, compile_source, source_of
+from falsifiers.mutants import changed
 from phases.p5_batched_gdn import kernel_gdn_cuda as right
 from phases.p5_batched_gdn.wrong_states import Build, op
 
@@ -37,10 +38,7 @@ def _function(old: str, new: str, name: str, warps: int, contracted: bool) -> Ke
 
 def source(old: str, new: str) -> str:
     """Return the program with one text in place of another."""
-    text = source_of(right.SOURCE)
-    if old not in text:
-        raise ValueError(f"gdn.cu holds no {old!r} to be changed")
-    return text.replace(old, new)
+    return changed(source_of(right.SOURCE), old, new)
 
 
 def cuda(fault: str) -> Build:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from contracts.schema import Case, load_contract
-from engine import ops, testmodels
+from engine import testmodels
 from engine.errors import InputError
 from engine.state import Ints, Refs
 from falsifiers.errors import Unmeasurable
@@ -25,8 +24,7 @@ from phases.p6_batched_attention.launches import ROOM, WIDEST, check, launches
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["append", "attend_split", "attend_merge", "rotate", "append-f16", "attend_split-bf16",
-         "attend.cu-4", "attend.cu-4-f16", "attend.cu-4-bf16",
-         "norm_rotate.cu"]
+         "attend.cu-4", "attend.cu-4-f16", "attend.cu-4-bf16", "norm_rotate.cu"]
 
 
 def test_kernels_compile_without_contraction_approximation_or_spills() -> None:
@@ -81,27 +79,6 @@ def test_want_of_memory_says_nothing_about_the_subject(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch, "empty", full)
     with pytest.raises(Unmeasurable, match=r"need 8\.2 GiB of device memory"):
         attacks.far_apart(step, case["stride"])
-
-
-class OnDevice(torch.Tensor):
-    """A tensor that says it lies on a device."""
-
-    is_cuda = True
-
-
-@pytest.mark.parametrize(("changed", "launches_for_both"), [
-    ({}, True), ({"norm": ops.norm}, False), ({"rotate": ops.rotate}, False)])
-def test_norm_and_rotation_share_a_launch_only_where_both_are_the_paths_own(
-        monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any],
-        launches_for_both: bool) -> None:
-    from phases.p6_batched_attention import kernel_norm_rotate
-    ran: list[str] = []
-    monkeypatch.setattr(kernel_norm_rotate, "norm_rotate", lambda *args: ran.append("both"))
-    monkeypatch.setattr(ops, "norm_rotate", lambda norm, rotate, *args: ran.append("each"))
-    path = replace(increment.path(), **changed)
-    for out in (torch.zeros(1).as_subclass(OnDevice), torch.zeros(1)):
-        path.norm_rotate(path.norm, path.rotate, [out])
-    assert ran == ["both" if launches_for_both else "each", "each"]
 
 
 def operands(**changed: Any) -> list[Any]:

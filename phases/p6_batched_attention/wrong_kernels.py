@@ -16,6 +16,7 @@ import triton.language as tl
 from engine.kernels import launch
 from engine.kernels.nvrtc import Kernel, compile_source, source_of
 from engine.state import Refs
+from falsifiers.mutants import changed
 from falsifiers.subject import Subject
 from phases.p6_batched_attention import (
     kernel_attend,
@@ -195,13 +196,6 @@ def read_as_bf16(x, KV: tl.constexpr):
 @cache
 def _from(source: str, name: str, options: tuple[str, ...]) -> Kernel:
     return Kernel(compile_source(source, options), name)
-
-
-def changed(source: str, right: str, wrong: str) -> str:
-    """Return a source with one text for another, which must be there."""
-    if right not in source:
-        raise RuntimeError(f"the source has no {right!r}")
-    return source.replace(right, wrong)
 
 
 def cuda_source(right: str, wrong: str) -> Build:
