@@ -15,8 +15,9 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from contracts.schema import Case
@@ -158,10 +159,19 @@ def _must_be_known(spec: str, arithmetic: str) -> None:
                          f"'ordered', 'exact-' and the bits kept, or 'own'")
 
 
+class _AsItIsNow(SourceFileLoader):
+    """Compiles a file each time: a cached .pyc passes for one edited within the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the code of what the file holds."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def _from_file(path: Path) -> ModuleType:
     name = f"rowtwin_candidate_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path.resolve())
-    if spec is None or spec.loader is None:
+    spec = importlib.util.spec_from_file_location(
+        name, path, loader=_AsItIsNow(name, str(path.resolve())))
+    if path.suffix != ".py" or spec is None or spec.loader is None:
         raise SuiteError(f"candidate file:{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # triton and dataclasses look a function's module up by name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,16 @@ def test_file_shows_what_it_declares(tmp_path: Path) -> None:
     assert mine.project(None, None, None) == "mine"
     assert mine.op("project") is mine.project
     assert mine.op("attend") is None
+
+
+def test_file_edited_within_a_second_is_read_anew(tmp_path: Path,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    path = tmp_path / "mine.py"
+    for size in ("1", "2"):
+        path.write_text(f"SIZE = {size}\n")
+        os.utime(path, (1e9, 1e9))  # as long as before and as old, like a bytecode cache's source
+        assert candidates.load(f"file:{path}").SIZE == int(size)
 
 
 def test_what_is_not_declared_has_a_default(tmp_path: Path) -> None:
