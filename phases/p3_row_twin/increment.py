@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.emulate import on_device
 from engine.errors import InputError
 from engine.model import Model
 from engine.path import Path, Rows, Sink
@@ -48,7 +49,7 @@ def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:
     rows.
     """
     check(weight, x, out)
-    product = kernel(weight.arithmetic, "cuda") if x.is_cuda else reference.gemv_rows
+    product = kernel(weight.arithmetic, "cuda") if on_device(x) else reference.gemv_rows
     for row in range(0, len(x), WIDEST):
         product(weight, x[row:row + WIDEST], out[row:row + WIDEST])
 

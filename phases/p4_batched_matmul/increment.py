@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from engine import ops
+from engine.emulate import on_device
 from engine.path import Path
 from engine.weights import Weight
 from phases.p3_row_twin import increment as before
@@ -26,7 +27,7 @@ class OnDevice:
 
     def __call__(self, *args: Any, **options: Any) -> None:
         """Run the op where its output, the last argument, is."""
-        (self.kernel if args[-1].is_cuda else self.reference)(*args, **options)
+        (self.kernel if on_device(args[-1]) else self.reference)(*args, **options)
 
 
 def path() -> Path:
@@ -47,7 +48,7 @@ def integer_kernels() -> Any:
 
 
 def _project(weight: Weight, x: Tensor, out: Tensor) -> None:
-    if x.is_cuda:
+    if on_device(x):
         before.gemv_rows_all([weight], x, [out])
     else:
         before.kernel(weight.arithmetic)(weight, x, out)
@@ -55,7 +56,7 @@ def _project(weight: Weight, x: Tensor, out: Tensor) -> None:
 
 def _project_all(project: Op, weights: Sequence[Weight], x: Tensor,
                  outs: Sequence[Tensor]) -> None:
-    if project is PROJECT and x.is_cuda:  # what else stands for it takes one matrix at a time
+    if project is PROJECT and on_device(x):  # what else stands for it takes one matrix at a time
         before.gemv_rows_all(weights, x, outs)
     else:
         ops.project_all(project, weights, x, outs)
@@ -69,14 +70,14 @@ class Joined(OnDevice):
 
     def __call__(self, given: Op, *args: Any, **options: Any) -> None:
         """Run the op where its output is; what stands for the other op is run as it is."""
-        if given is self.own and args[-1].is_cuda:
+        if given is self.own and on_device(args[-1]):
             self.kernel(*args, **options)
         else:
             self.reference(given, *args, **options)
 
 
 def _add_norm(*args: Any) -> None:
-    if args[-1].is_cuda:
+    if on_device(args[-1]):
         from phases.p4_batched_matmul.kernel_fused import add_norm
     else:
         from phases.p4_batched_matmul.kernel_add_norm import add_norm
@@ -89,7 +90,7 @@ def _norm(*args: Any) -> None:  # Triton is imported when a kernel first runs
 
 
 def _gated_norm(*args: Any) -> None:
-    if args[-1].is_cuda:
+    if on_device(args[-1]):
         from phases.p4_batched_matmul.kernel_fused import gated_norm
     else:
         from phases.p4_batched_matmul.kernel_gated_norm import gated_norm
@@ -97,7 +98,7 @@ def _gated_norm(*args: Any) -> None:
 
 
 def _silu_mul(*args: Any) -> None:
-    if args[-1].is_cuda:
+    if on_device(args[-1]):
         from phases.p4_batched_matmul.kernel_fused import silu_mul
     else:
         from phases.p4_batched_matmul.kernel_silu_mul import silu_mul

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from engine import ops
+from engine.emulate import on_device
 from engine.path import Path
 from phases.p5_batched_gdn import increment as before
 from phases.p6_batched_attention import reference
@@ -26,7 +27,7 @@ def _rotate(*args: Any) -> None:  # Triton and NVRTC are imported when a kernel 
 
 def _norm_rotate(norm: Any, rotate: Any, *args: Any) -> None:
     """Run one kernel for both on a device; what stands for either of them is run as it is."""
-    if norm is before.NORM and rotate is ROTATE and args[-1][0].is_cuda:
+    if norm is before.NORM and rotate is ROTATE and on_device(args[-1][0]):
         from phases.p6_batched_attention.kernel_norm_rotate import norm_rotate
         norm_rotate(*args)
     else:
@@ -34,7 +35,7 @@ def _norm_rotate(norm: Any, rotate: Any, *args: Any) -> None:
 
 
 def _attend(*args: Any) -> None:
-    if args[-1].is_cuda:
+    if on_device(args[-1]):
         from phases.p6_batched_attention.kernel_attend_cuda import attend
     else:
         from phases.p6_batched_attention.kernel_attend import attend

@@ -1,0 +1,113 @@
+"""CUDA C++ kernels on the CPU, without a device: the same sources, one thread after another.
+
+`emulated()` puts a host compiler in NVRTC's place and a launcher in the driver's, so that kernels
+which call themselves CUDA C++ take tensors of the CPU. It proves what they compute, where they read
+and write and that they wait for their copies; a device alone proves the device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from engine import emulate
+from engine.emulate.rewrite import kernels, rewritten
+from engine.errors import InputError
+from engine.kernels import nvrtc
+
+HEADER = Path(__file__).with_name("simt.h")
+CACHE = Path(__file__).parent.parent.parent / ".cache" / "emulated"
+FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fno-strict-aliasing", "-w", "-U_FORTIFY_SOURCE")
+ROUNDED, CONTRACTED = ("-ffp-contract=off",), ("-ffp-contract=fast", "-mfma")
+MULTIPROCESSORS = 8
+"""Of the device that is emulated: few, so that a block has more than one round to do."""
+
+
+def missing() -> str | None:
+    """Return why kernels cannot be emulated here, or None when they can."""
+    if torch.cuda.is_available():
+        return "a device is here, and kernels run on it"
+    return None if _compiler() else "there is no C++ compiler on the PATH (g++)"
+
+
+@contextmanager
+def emulated(backwards: bool = False) -> Iterator[None]:
+    """Run kernels in CUDA C++ on tensors of the CPU.
+
+    Run `backwards`, blocks and their threads take turns in reverse; no bit may tell. Raises `InputError` where that cannot be."""
+    reason = missing()
+    if reason:
+        raise InputError(f"CUDA C++ cannot be emulated: {reason}")
+    device = SimpleNamespace(multi_processor_count=MULTIPROCESSORS)
+    with patch.object(nvrtc, "compiled", _compiled), \
+            patch.object(nvrtc.Kernel, "__init__", _load), \
+            patch.object(nvrtc.Kernel, "__call__", _run), \
+            patch("torch.cuda.current_stream", lambda *_: SimpleNamespace(cuda_stream=0)), \
+            patch("torch.cuda.get_device_properties", lambda *_: device), \
+            patch("torch.cuda.synchronize", lambda *_: None), \
+            patch.object(emulate, "active", True), patch.object(emulate, "backwards", backwards):
+        yield
+
+
+@cache
+def _compiler() -> str | None:
+    return shutil.which(os.environ.get("CXX", "g++"))
+
+
+def _compiled(source: str, options: tuple[str, ...], _arch: str) -> tuple[str, bytes]:
+    """Return preprocessed text and a shared object, in place of PTX and a cubin; kept on disk."""
+    defines = [option for option in options if option.startswith("-D")]
+    rounding = CONTRACTED if "-fmad=true" in options else ROUNDED
+    flags = (*FLAGS, *rounding)
+    what = repr((HEADER.read_text(encoding="utf-8"), source, defines, flags)).encode()
+    made = CACHE / f"{hashlib.sha256(what).hexdigest()[:32]}.so"
+    text = _run_compiler(("-E", "-P", "-x", "c++", *defines, "-"), source)
+    if not made.exists():
+        names = "".join(f"SIMT_KERNEL({name})\n" for name in kernels(text))
+        program = f'#include "{HEADER}"\nnamespace {{\n{rewritten(text)}\n}}\n{names}'
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as folder:  # another process may make it too
+            file = Path(folder) / made.name
+            _run_compiler((*flags, "-x", "c++", "-", "-o", str(file)), program)
+            file.replace(made)
+    return text, str(made).encode()
+
+
+def _run_compiler(options: tuple[str, ...], source: str) -> str:
+    done = subprocess.run([str(_compiler()), *options], input=source, capture_output=True,
+                          text=True, check=False)
+    if done.returncode:
+        first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr)
+        raise nvrtc.CudaError(f"the host compiler refused a kernel: {first.strip()}")
+    return done.stdout
+
+
+def _load(kernel: Any, cubin: bytes, name: str, early: bool = False) -> None:
+    """Take the place of `Kernel.__init__`: the cubin is the path of a shared object."""
+    kernel.early = early
+    kernel.emulated = getattr(ctypes.CDLL(cubin.decode()), f"simt_{name}")
+    kernel.emulated.restype = ctypes.c_char_p
+
+
+def _run(kernel: Any, grid: tuple[int, int], block: int, shared: int, *args: object) -> None:
+    """Take the place of `Kernel.__call__`."""
+    values = [nvrtc._value(arg) for arg in args]
+    pointers = (ctypes.c_void_p * len(values))(
+        *(ctypes.cast(ctypes.byref(v), ctypes.c_void_p) for v in values))
+    shape = (ctypes.c_uint * 5)(*grid, block, shared, int(emulate.backwards))
+    failure = kernel.emulated(shape, pointers)
+    if failure:
+        raise nvrtc.CudaError(f"emulated kernel: {failure.decode(errors='replace')}")
