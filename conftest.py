@@ -9,6 +9,8 @@ import pytest
 import rowtwin
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from contracts.schema import Case
     from falsifiers.subject import Subject
 
@@ -16,9 +18,11 @@ pytest_plugins = ["falsifiers.plugin", "pytester"]
 
 
 @pytest.fixture
-def subject(case: Case, request: pytest.FixtureRequest) -> Subject:
-    """Return what the case judges: its own phase's part of the tree, or the candidate."""
-    return rowtwin.subject_for(case, request.config.getoption("--candidate"))
+def subject(case: Case, request: pytest.FixtureRequest) -> Iterator[Subject]:
+    """Yield what the case judges: its own phase's part of the tree, or the candidate."""
+    subject = rowtwin.subject_for(case, request.config.getoption("--candidate"))
+    with subject.around():
+        yield subject
 
 
 @pytest.fixture(scope="session")

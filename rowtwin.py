@@ -114,6 +114,9 @@ def subject_for(case: Case, candidate: str | None = None) -> Subject:
     subject = assemble(path, stack, candidate)
     if subject.candidate is not None:
         subject.candidate.must_offer(contract_of(case.phase).ops)
+    if case.tier == "emulate":
+        around = importlib.import_module("engine.emulate.run").emulated
+        return replace(subject, around=around)
     return replace(subject, device="cuda" if case.tier == "cuda" else "cpu")
 
 

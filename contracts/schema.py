@@ -25,7 +25,8 @@ else:  # by libyaml where it was built in: every process of a run loads every co
 HERE = Path(__file__).parent
 FIELD = re.compile(r"\{(\w+)\}")
 """An axis in a case's id; nothing else of a format string counts."""
-Tier = Literal["cpu", "interpret", "cuda"]
+Tier = Literal["cpu", "interpret", "cuda", "emulate"]
+"""Where a case is judged: PyTorch, Triton's interpreter, a device, or a device emulated."""
 CASE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.=+-]*$")
 
 
@@ -87,7 +88,7 @@ class Row(Record):
     """One row of the case table, before its axes are multiplied out."""
 
     falsifier: str
-    tier: tuple[Tier, ...] = ("cpu",)
+    tier: tuple[Literal["cpu", "interpret", "cuda"], ...] = ("cpu",)
     id: str
     """The case's id with its axes as fields, `nano-m{m}`."""
     given: dict[str, Any] = {}
@@ -132,6 +133,15 @@ class Case(Record):
         return self.given[key]
 
 
+class Emulated(Record):
+    """Which device cases are also judged on the CPU, where the device is emulated."""
+
+    falsifiers: tuple[str, ...] = ()
+    """All of whose device cases can be."""
+    long: tuple[str, ...] = ()
+    """Names of those that `--thorough` alone runs."""
+
+
 class Contract(Record):
     """What one phase claims and how the claim is attacked."""
 
@@ -148,6 +158,8 @@ class Contract(Record):
     cases: tuple[Row, ...] = Field(min_length=1)
     sanitized: tuple[str, ...] = ()
     """Falsifiers whose device cases a receipt also runs under compute-sanitizer."""
+    emulated: Emulated = Emulated()
+    """No part of what a receipt is about: it was measured on a device."""
     mutants: tuple[str, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -165,10 +177,15 @@ class Contract(Record):
                 if case.id in seen:
                     raise _InconsistentError(f"case {case.id!r} stands twice", "cases", number)
                 seen.add(case.id)
-        for name in self.sanitized:
-            if not any(row.falsifier == name and "cuda" in row.tier for row in self.cases):
-                raise _InconsistentError(f"{name!r} has no device case to be sanitized",
-                                         "sanitized")
+        for key, names, purpose in (("sanitized", self.sanitized, "sanitized"),
+                                    ("emulated", self.emulated.falsifiers, "emulated")):
+            for name in names:
+                if not any(row.falsifier == name and "cuda" in row.tier for row in self.cases):
+                    raise _InconsistentError(f"{name!r} has no device case to be {purpose}", key)
+        short = sorted(set(self.emulated.long)
+                       - {case.name for case in self.expand() if case.tier == "emulate"})
+        if short:
+            raise _InconsistentError(f"no emulated case is called {short[0]!r}", "emulated", "long")
         idle = sorted(set(known) - {row.falsifier for row in self.cases})
         if idle:
             raise _InconsistentError(f"falsifier {idle[0]!r} has no case",
@@ -196,8 +213,12 @@ class Contract(Record):
                 raise _InconsistentError(
                     f"case id {name!r} holds a character that cannot stand in a test's name",
                     "cases", number, "id")
-            yield Case(phase=self.phase, falsifier=row.falsifier, tier=tier, name=name,
-                       given=given, quick=row.quick, must_claim=row.must_claim)
+            case = Case(phase=self.phase, falsifier=row.falsifier, tier=tier, name=name,
+                        given=given, quick=row.quick, must_claim=row.must_claim)
+            yield case
+            if tier == "cuda" and row.falsifier in self.emulated.falsifiers:
+                yield case.model_copy(update={
+                    "tier": "emulate", "quick": row.quick and name not in self.emulated.long})
 
 
 def _once(what: str, ids: list[str], key: str) -> None:

@@ -54,8 +54,9 @@ def bisect(
     prompt: Prompt = 70,
     seed: Seed = 0,
     device: Annotated[str, typer.Option(
-        metavar="cpu|interpret|cuda", help="Where the batch runs; interpret runs the kernels of "
-        "the phase's own ops, which is slow.")] = "cpu",
+        metavar="cpu|interpret|cuda|emulate", help="Where the batch runs; interpret runs the "
+        "Triton kernels of the phase's own ops, emulate every kernel for a device, on the CPU.")
+        ] = "cpu",
     shrink: Annotated[Path | None, typer.Option(
         metavar="FILE", help="Shrink what parts to the smallest case that does, and write a "
                              "script that runs it alone; the file must not exist.")] = None,
@@ -186,8 +187,8 @@ def _check(m: int, steps: int, prompt: int, device: str) -> None:
             raise SuiteError(f"{name} must be 1 to {most}, but is {value}")
     if device not in tiers.TIERS:
         raise SuiteError(f"unknown device {device!r}: choose one of {', '.join(tiers.TIERS)}")
-    if device == "cuda" and (why := tiers.cuda_missing()):
-        raise SuiteError(f"the batch cannot run on cuda: {why}")
+    for tier, why in tiers.choose(device).absent.items():
+        raise SuiteError(f"the batch cannot run on {tier}: {why}")
     tiers.fix_triton_mode(tiers.choose(device))
     tiers.one_thread()
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
-Device = Annotated[str, typer.Option(metavar="auto|cpu|interpret|cuda", help="Tier to run.")]
+Device = Annotated[str, typer.Option(metavar="auto|cpu|interpret|cuda|emulate", help="Tier to run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 
 
@@ -246,6 +246,7 @@ def banks_here(bank_of: Callable[[str], Bank], phase: str | None, device: str) -
     """Return the banks of the phases wanted, wired by whoever assembled the command line."""
     from falsifiers import tiers
     from falsifiers.errors import SuiteError
+    from falsifiers.mutants import emulated
     from falsifiers.session import ROOT, built, contracts_of, phase_name
     chosen = tiers.choose(device)
     for tier, why in chosen.absent.items():
@@ -258,4 +259,6 @@ def banks_here(bank_of: Callable[[str], Bank], phase: str | None, device: str) -
     banks = [bank_of(p) for p in ready if phase is None or p == phase_name(phase)]
     for bank in banks:
         bank.tiers = chosen.run
-    return banks
+    if "emulate" not in chosen.run:
+        return banks
+    return [made for bank in banks if (made := emulated(bank)).mutants]

@@ -8,7 +8,7 @@ import hashlib
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from contracts.schema import Case, Contract, Tier
@@ -18,6 +18,8 @@ from falsifiers.matrix import Matrix, Row
 from falsifiers.subject import Mutant, Subject
 
 Attack = Callable[..., None]
+DEVICE: tuple[Tier, ...] = ("cuda", "emulate")
+"""Tiers that show mutants of kernels for a device."""
 SAMPLE = 5
 """Mutants of a phase that a quick run tries; `rowtwin mutants` tries all."""
 
@@ -48,12 +50,22 @@ class Bank:
         """Yield the quick cases with which a falsifier attacks a mutant here."""
         for case in self.contract.expand():
             if (case.falsifier == falsifier and case.quick and case.tier in self.tiers
-                    and (case.tier == "cuda") == (mutant.device == "cuda")):
+                    and (case.tier in DEVICE) == (mutant.device == "cuda")):
                 yield case
 
     def runs_here(self, mutant: Mutant) -> bool:
         """Return whether the mutant's tier can be run here."""
-        return mutant.device in self.tiers or mutant.device == "cpu"
+        fit = DEVICE if mutant.device == "cuda" else ("cpu", mutant.device)
+        return mutant.device == "cpu" or any(tier in fit for tier in self.tiers)
+
+
+def emulated(bank: Bank) -> Bank:
+    """Return what of a bank the CPU can show where a device is emulated: mutants of its kernels."""
+    killers = set(bank.contract.emulated.falsifiers)
+    shown = [one for one in bank.mutants if one.device == "cuda" and killers >= {*one.killers}]
+    used = {name for one in shown for name in one.killers}
+    return replace(bank, mutants=shown,
+                   falsifiers={k: v for k, v in bank.falsifiers.items() if k in used})
 
 
 def named(bank: Bank, name: str) -> Mutant:
@@ -72,7 +84,8 @@ def attack(function: Attack, case: Case, subject: Subject) -> str | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # as pytest is set up to do
-            function(case=case, subject=subject, judge=judge)
+            with subject.around():
+                function(case=case, subject=subject, judge=judge)
     except ParityBroken as broken:
         return broken.finding.rung
     except (SuiteError, Declined, Unmeasurable):
@@ -119,7 +132,8 @@ def _hold_healthy(bank: Bank, function: Attack, case: Case, right: Subject) -> N
     if case.id not in bank.healthy:
         judge = Judge(case)
         try:
-            function(case=case, subject=right, judge=judge)
+            with right.around():
+                function(case=case, subject=right, judge=judge)
         except Exception as error:
             raise SuiteError(f"{case.id} does not pass without a mutant either: "
                              f"{type(error).__name__}: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,8 @@ class Subject:
     device: str = "cpu"
     candidate: Any = None
     """The candidate module or object, when there is one."""
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Within which it is judged: where a device is emulated, its kernels take the CPU's tensors."""
 
 
 @dataclass(frozen=True)

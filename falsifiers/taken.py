@@ -67,7 +67,8 @@ def taken(case: Case, bank: Bank, subject: Subject) -> list[Taken]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            bank.falsifiers[case.falsifier](case=case, subject=watched, judge=Judge(case))
+            with subject.around():
+                bank.falsifiers[case.falsifier](case=case, subject=watched, judge=Judge(case))
     except (ParityBroken, Declined, Unmeasurable):
         pass
     except SuiteError:

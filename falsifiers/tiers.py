@@ -1,4 +1,4 @@
-"""Which tiers run here: cpu (PyTorch), interpret (Triton's interpreter), cuda (a device).
+"""Which tiers run here: cpu (PyTorch), interpret (Triton's interpreter), cuda (a device), emulate.
 
 Triton's mode is fixed when its kernels are first imported, so it is decided before torch or
 triton is loaded, from the driver's files and the installed packages' names alone.
@@ -79,17 +79,27 @@ def interpret_missing() -> str | None:
     return None if version_of("triton") else "triton is not installed"
 
 
+def emulate_missing() -> str | None:
+    """Return why a device cannot be emulated here, or None when it can."""
+    if cuda_missing() is None:
+        return "a device is here, and kernels run on it"
+    compiler = os.environ.get("CXX", "g++")
+    return interpret_missing() or (None if shutil.which(compiler) else
+                                   f"there is no C++ compiler {compiler} on the PATH")
+
+
 def choose(device: str) -> Tiers:
     """Resolve a `--device` value; raise `SuiteError` naming the known ones when it is none."""
     if device not in DEVICES:
         raise SuiteError(f"unknown device {device!r}: choose one of {', '.join(DEVICES)}")
     missing: dict[Tier, str | None] = {"cpu": None, "interpret": interpret_missing(),
-                                       "cuda": cuda_missing()}
+                                       "cuda": cuda_missing(), "emulate": emulate_missing()}
     if device != "auto":
         others = {tier: f"only {device} was asked for" for tier in TIERS if tier != device}
         absent = {tier: why for tier, why in missing.items() if tier == device and why}
         return Tiers(tuple(t for t in TIERS if t == device), absent, others)
     left_out = {tier: why for tier, why in missing.items() if why}
+    left_out.setdefault("emulate", "--device emulate runs it")
     if "cuda" not in left_out:
         left_out["interpret"] = "one process runs one Triton mode, and a device is here"
     return Tiers(tuple(t for t in TIERS if t not in left_out), {}, left_out)
@@ -99,7 +109,7 @@ def fix_triton_mode(tiers: Tiers) -> None:
     """Set or clear TRITON_INTERPRET for this process and its children."""
     if "cuda" in tiers.run and not tiers.absent:
         os.environ.pop("TRITON_INTERPRET", None)
-    elif "interpret" in tiers.run or cuda_missing():
+    elif {"interpret", "emulate"} & {*tiers.run} or cuda_missing():
         os.environ["TRITON_INTERPRET"] = "1"
 
 

@@ -63,7 +63,7 @@ class Verdict(Record):
     phase: str
     """`engine` or `p0` .. `p8`."""
     falsifier: str
-    tier: Literal["cpu", "interpret", "cuda"]
+    tier: Literal["cpu", "interpret", "cuda", "emulate"]
     subject: str
     """What was judged: `in-tree`, or the candidate as it was named."""
     outcome: Outcome

@@ -22,8 +22,9 @@ def setup_of(subject: Subject, phase: str, wrong: Mutant | None, model: str,
     """Return a setup for a subject, or for a mutant of it, over a model's layers.
 
     `peer` makes the path that rows are held to when `against` names a phase, else the phase's
-    own. On the device `interpret` the phase's own `ops` run as kernels, under the interpreter. A
-    mutant is made anew for each run, as it may keep something.
+    own. On the device `interpret` the phase's own `ops` run as kernels, under the interpreter; on
+    `emulate` all run as on a device, the CUDA C++ emulated. A mutant is made anew for each run, as
+    it may keep something.
     """
     own = subject.candidate is not None and not subject.candidate.bitwise
     if against == "auto":
@@ -39,6 +40,8 @@ def setup_of(subject: Subject, phase: str, wrong: Mutant | None, model: str,
         found = subject if wrong is None else wrong.build(subject)
         if wrong is not None and _product_of(found):
             found = replace(found, path=with_product(batched, found.candidate))
+        if device == "emulate":
+            return replace(found, path=_emulated(found.path))
         return _on_kernels(found, subject, ops) if device == "interpret" else found
 
     if wrong is not None and _product_of(made()):
@@ -77,6 +80,17 @@ def _loaded(model: str, subject: Subject) -> Model:
 
 def _product_of(subject: Subject) -> bool:
     return subject.candidate is not None and subject.candidate.op("gemv_rows") is not None
+
+
+def _emulated(path: Path) -> Path:
+    """Return a path that steps with the kernels for a device, on the CPU."""
+    from engine.emulate.run import emulated
+
+    def step_rows(*args: Any) -> Any:
+        with emulated():
+            return path.step_rows(*args)
+
+    return replace(path, step_rows=step_rows)
 
 
 def _on_kernels(subject: Subject, right: Subject, ops: Sequence[str]) -> Subject:

@@ -47,7 +47,9 @@ def missing() -> str | None:
 def emulated(backwards: bool = False) -> Iterator[None]:
     """Run kernels in CUDA C++ on tensors of the CPU.
 
-    Run `backwards`, blocks and their threads take turns in reverse; no bit may tell. Raises `InputError` where that cannot be."""
+    Run `backwards`, blocks and their threads take turns in reverse; no bit may tell. Raises
+    `InputError` where no kernel can be emulated.
+    """
     reason = missing()
     if reason:
         raise InputError(f"CUDA C++ cannot be emulated: {reason}")

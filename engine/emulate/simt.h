@@ -37,7 +37,7 @@ static uint3 threadIdx, blockIdx, blockDim, gridDim;
 namespace simt {
 
 // Where a thread of control stands. Swapping two of them saves what a call must preserve.
-#ifdef __x86_64__
+#if defined(__x86_64__) && !defined(SIMT_PORTABLE)
 asm(".text\nsimt_swap:\n"
     "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
     "mov %rsp, (%rdi)\nmov (%rsi), %rsp\n"
