@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +28,8 @@ FIELD = re.compile(r"\{(\w+)\}")
 """An axis in a case's id; nothing else of a format string counts."""
 Tier = Literal["cpu", "interpret", "cuda", "emulate"]
 """Where a case is judged: PyTorch, Triton's interpreter, a device, or a device emulated."""
+StatedTier = Literal["cpu", "interpret", "cuda"]
+"""What a row of a contract may state; cases of `emulate` are made of those of `cuda`."""
 CASE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.=+-]*$")
 
 
@@ -88,7 +91,7 @@ class Row(Record):
     """One row of the case table, before its axes are multiplied out."""
 
     falsifier: str
-    tier: tuple[Literal["cpu", "interpret", "cuda"], ...] = ("cpu",)
+    tier: tuple[StatedTier, ...] = ("cpu",)
     id: str
     """The case's id with its axes as fields, `nano-m{m}`."""
     given: dict[str, Any] = {}
@@ -133,15 +136,6 @@ class Case(Record):
         return self.given[key]
 
 
-class Emulated(Record):
-    """Which device cases are also judged on the CPU, where the device is emulated."""
-
-    falsifiers: tuple[str, ...] = ()
-    """All of whose device cases can be."""
-    long: tuple[str, ...] = ()
-    """Names of those that `--thorough` alone runs."""
-
-
 class Contract(Record):
     """What one phase claims and how the claim is attacked."""
 
@@ -158,8 +152,9 @@ class Contract(Record):
     cases: tuple[Row, ...] = Field(min_length=1)
     sanitized: tuple[str, ...] = ()
     """Falsifiers whose device cases a receipt also runs under compute-sanitizer."""
-    emulated: Emulated = Emulated()
-    """No part of what a receipt is about: it was measured on a device."""
+    emulated: dict[str, tuple[str, ...]] = {}
+    """Device cases that are also judged on the CPU, where the device is emulated: a falsifier's, by
+    patterns of their names. A receipt is not about them."""
     mutants: tuple[str, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -177,15 +172,17 @@ class Contract(Record):
                 if case.id in seen:
                     raise _InconsistentError(f"case {case.id!r} stands twice", "cases", number)
                 seen.add(case.id)
-        for key, names, purpose in (("sanitized", self.sanitized, "sanitized"),
-                                    ("emulated", self.emulated.falsifiers, "emulated")):
-            for name in names:
-                if not any(row.falsifier == name and "cuda" in row.tier for row in self.cases):
-                    raise _InconsistentError(f"{name!r} has no device case to be {purpose}", key)
-        short = sorted(set(self.emulated.long)
-                       - {case.name for case in self.expand() if case.tier == "emulate"})
-        if short:
-            raise _InconsistentError(f"no emulated case is called {short[0]!r}", "emulated", "long")
+        for name in self.sanitized:
+            if not any(row.falsifier == name and "cuda" in row.tier for row in self.cases):
+                raise _InconsistentError(f"{name!r} has no device case to be sanitized",
+                                         "sanitized")
+        on_device = [case for case in self.expand() if case.tier == "cuda"]
+        for name, patterns in self.emulated.items():
+            for pattern in patterns:
+                if not any(case.falsifier == name and fnmatchcase(case.name, pattern)
+                           for case in on_device):
+                    raise _InconsistentError(f"{name!r} has no device case {pattern!r} to be "
+                                             f"emulated", "emulated", name)
         idle = sorted(set(known) - {row.falsifier for row in self.cases})
         if idle:
             raise _InconsistentError(f"falsifier {idle[0]!r} has no case",
@@ -216,9 +213,9 @@ class Contract(Record):
             case = Case(phase=self.phase, falsifier=row.falsifier, tier=tier, name=name,
                         given=given, quick=row.quick, must_claim=row.must_claim)
             yield case
-            if tier == "cuda" and row.falsifier in self.emulated.falsifiers:
-                yield case.model_copy(update={
-                    "tier": "emulate", "quick": row.quick and name not in self.emulated.long})
+            patterns = self.emulated.get(row.falsifier, ()) if tier == "cuda" else ()
+            if any(fnmatchcase(name, pattern) for pattern in patterns):
+                yield case.model_copy(update={"tier": "emulate"})
 
 
 def _once(what: str, ids: list[str], key: str) -> None:

@@ -50,6 +50,13 @@ def test_axes_are_multiplied_out_over_tiers(tmp_path: Path) -> None:
     assert [case.must_claim for case in cases] == [True, True, False, False]
 
 
+def test_device_cases_that_are_named_are_emulated_too(tmp_path: Path) -> None:
+    cases = list(loaded(tmp_path, GOOD + 'emulated: {slots_hold: ["o*"]}\n').expand())
+    assert [case.id for case in cases[3:]] == ["p1/slots_hold[cuda-one]",
+                                               "p1/slots_hold[emulate-one]"]
+    assert cases[4].model_dump(exclude={"tier"}) == cases[3].model_dump(exclude={"tier"})
+
+
 def test_own_arithmetic_has_a_budget_only_where_one_is_given(tmp_path: Path) -> None:
     budget = ("own: {cosine: 0.999, norm: 0.01, near_tie: 0, reason: sums in another order, "
               "measured: 1e-7 on one machine}")
@@ -79,6 +86,10 @@ BROKEN = {
     "idle falsifier": (12, "{falsifier: slots_hold, tier: [cpu, cuda]",
                        "{falsifier: rows_hold, tier: [cpu, cuda]", "'slots_hold' has no case"),
     "unknown tier": (17, "tier: [cpu, cuda]", "tier: [cpu, tpu]", "tier"),
+    "tier that no case names": (17, "tier: [cpu, cuda]", "tier: [cpu, emulate]", "tier"),
+    "emulated without a device case": (19, "mutants: [one_row_for_all, no_slot]\n",
+                                       "mutants: [no_slot]\nemulated: {rows_hold: ['*']}\n",
+                                       "'rows_hold' has no device case '*' to be emulated"),
     "case id without its axis": (16, "nano-m{m}", "nano-m{n}", "cannot be filled in"),
     "case id twice": (16, "nano-m{m}", "nano", "'p1/rows_hold[cpu-nano]' stands twice"),
     "case id with a space": (16, "nano-m{m}", "nano m{m}", "cannot stand in a test's name"),

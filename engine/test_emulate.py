@@ -32,7 +32,8 @@ def launch(source: str, *args: Any, grid: tuple[int, int] = (1, 1), block: int =
 
 
 def test_kernels_are_found_by_their_declarations() -> None:
-    assert kernels(f"{HEAD}int x) {{}}\nextern \"C\" __global__ void two(int y) {{}}") == ["k", "two"]
+    source = f'{HEAD}int x) {{}}\nextern "C" __global__ void two(int y) {{}}'
+    assert kernels(source) == ["k", "two"]
 
 
 @pytest.mark.parametrize(("asm", "call"), [

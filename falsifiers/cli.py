@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
-Device = Annotated[str, typer.Option(metavar="auto|cpu|interpret|cuda|emulate", help="Tier to run.")]
+Device = Annotated[str, typer.Option(
+    metavar="auto|cpu|interpret|cuda|emulate", help="Tier to run; emulate takes CUDA C++ to the "
+                                                    "CPU.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 
 

@@ -61,7 +61,7 @@ class Bank:
 
 def emulated(bank: Bank) -> Bank:
     """Return what of a bank the CPU can show where a device is emulated: mutants of its kernels."""
-    killers = set(bank.contract.emulated.falsifiers)
+    killers = set(bank.contract.emulated)
     shown = [one for one in bank.mutants if one.device == "cuda" and killers >= {*one.killers}]
     used = {name for one in shown for name in one.killers}
     return replace(bank, mutants=shown,

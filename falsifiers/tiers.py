@@ -83,9 +83,13 @@ def emulate_missing() -> str | None:
     """Return why a device cannot be emulated here, or None when it can."""
     if cuda_missing() is None:
         return "a device is here, and kernels run on it"
-    compiler = os.environ.get("CXX", "g++")
-    return interpret_missing() or (None if shutil.which(compiler) else
-                                   f"there is no C++ compiler {compiler} on the PATH")
+    here = shutil.which(compiler())
+    return interpret_missing() or (None if here else f"no C++ compiler {compiler()} on the PATH")
+
+
+def compiler() -> str:
+    """Return the C++ compiler that takes kernels where a device is emulated."""
+    return os.environ.get("CXX", "g++")
 
 
 def choose(device: str) -> Tiers:

@@ -134,8 +134,7 @@ def _tools(nvrtc: Callable[[], str | None]) -> Iterator[Line]:
     why = nvrtc()
     yield Line("NVRTC", why is None, why or "loaded", "compiles CUDA C++ for sm_90 without a GPU")
     for what, names, so in (
-            ("nvcc", ("nvcc",), "builds a candidate in CUDA C++ (docs/examples/cuda_rows.py)"),
-            ("C++ compiler", ("c++", "g++", "clang++"), "builds it beside nvcc"),
+            ("C++ compiler", (tiers.compiler(),), "runs CUDA C++ on the CPU (docs/emulated.md)"),
             ("ncu", ("ncu",), "counts on a GPU how often weights are read"),
             ("browser", tiers.BROWSERS, "tests open the report in it")):
         path = next(filter(None, map(shutil.which, names)), None)
@@ -157,6 +156,8 @@ def _provable(tools: Mapping[str, Line], torch: str | None,
     yield _proof("each row's bits on the CPU", torch, "rowtwin gate --device cpu")
     yield _proof("the Triton kernels' text, op by op, under the interpreter",
                  torch or tiers.interpret_missing(), "rowtwin gate --device interpret")
+    yield _proof("the CUDA C++ kernels' text on the CPU, the device emulated",
+                 torch or tiers.emulate_missing(), "rowtwin gate --device emulate")
     yield _proof("that the suite catches wrong versions", torch, "rowtwin mutants")
     yield _proof("the kernels' machine code", gpu, "rowtwin gate --device cuda")
     yield _proof("the same, kept for machines without a GPU", gpu, "rowtwin receipt")
@@ -167,9 +168,6 @@ def _provable(tools: Mapping[str, Line], torch: str | None,
     yield _proof("how often a device reads weights", gpu or _missing(tools["ncu"]),
                  "rowtwin gate --phase 3 --device cuda")
     yield _proof("times beside the memory floor", gpu, "rowtwin bench gemv")
-    yield _proof("a candidate in CUDA C++", gpu or _missing(tools["nvcc"])
-                 or _missing(tools["C++ compiler"]),
-                 "rowtwin gate --phase 3 --device cuda --candidate file:docs/examples/cuda_rows.py")
     yield _proof("that kernels compile for sm_90 without contraction or spills",
                  torch or _missing(tools["Triton"]) or _missing(tools["NVRTC"]),
                  "pytest engine phases -k compile")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from contracts.schema import Budget, Case, Contract, Falsifier, Parity, Row, Tier
+from contracts.schema import Budget, Case, Contract, Falsifier, Parity, Row, StatedTier
 from falsifiers import gate, matrix
 from falsifiers.verdict import Finding, Verdict, Worst
 from reports.evidence import Evidence, Kills, NotRun, OwnRun
@@ -18,7 +18,7 @@ BUDGET = Budget(cosine=0.999, norm=1e-3, near_tie=0.05, reason="a made-up reason
 
 
 def contract(phase: str = "p1", text: str = TAME, truth: Any = "bitwise",
-             tier: Tier = "cpu") -> Contract:
+             tier: StatedTier = "cpu") -> Contract:
     """Return a contract of two falsifiers, one with a table of cases and one with a single case."""
     attacks = tuple(Falsifier(id=name, attacks=f"{text} attacks", if_fails=f"{text}: look here ...")
                     for name in ("rows_hold", "slots_hold"))

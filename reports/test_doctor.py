@@ -115,7 +115,7 @@ def test_command_prints_one_object_for_programs(capsys: pytest.CaptureFixture[st
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     code, out = told(capsys, monkeypatch, "--json")
     found = json.loads(out)
-    assert (code, found["broken"], found["phases"]) == (0, [], [["p1", "7", "-", "-",
+    assert (code, found["broken"], found["phases"]) == (0, [], [["p1", "7", "-", "-", "-",
                                                                 "no device case"]])
 
 

@@ -1,16 +1,18 @@
-"""A candidate for P3 in CUDA C++, built when it is first used by torch's extension loader.
+"""A candidate for P3 in CUDA C++, compiled when it is first used.
 
+    rowtwin gate --phase 3 --device emulate --candidate file:docs/examples/cuda_rows.py
     rowtwin gate --phase 3 --device cuda --candidate file:docs/examples/cuda_rows.py
 
-It needs a device, `nvcc` and a host compiler, and takes Q4_K alone; everything else it declines
-with its reason. Its arithmetic is its own (f32, fused multiply-adds, 32 lanes), so `truth` is
-judged by the contract's budget. It passes `twin` because a row is added up in the same order, by
-the same instructions, whatever m is: more rows only mean more sums held in registers.
+The first runs it on the CPU, with the device emulated; the second needs a device, and NVRTC, which
+a CUDA build of torch brings. It takes Q4_K alone; everything else it declines with its reason. Its
+arithmetic is its own (f32, fused multiply-adds, 32 lanes), so `truth` is judged by the contract's
+budget. It passes `twin` because a row is added up in the same order, by the same instructions,
+whatever m is: more rows only mean more sums held in registers.
 """
 
 from __future__ import annotations
 
-import warnings
+from ctypes import c_longlong
 from functools import cache
 from typing import Any
 
@@ -18,7 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-WIDEST = 64
+from engine.kernels.nvrtc import Kernel, compile_source
+
+WARPS = 4
+"""Rows of weights that a block takes, a warp each."""
 KERNEL = """
 __device__ __forceinline__ float half_of(const unsigned char* at) {
   float value;
@@ -28,11 +33,11 @@ __device__ __forceinline__ float half_of(const unsigned char* at) {
 }
 
 // out[i][row] for up to M rows of x: a warp takes one row of weights and reads each block once.
-template <int M>
-__global__ void rows(const unsigned char* weight, const float* x, float* out, long long n,
-                     long long blocks, int m, long long x_stride, long long out_stride) {
-  const long long row = (long long)blockIdx.x * blockDim.y + threadIdx.y;
-  const int lane = threadIdx.x;
+extern "C" __global__ void rows(const unsigned char* weight, const float* x, float* out,
+                                long long n, long long blocks, int m, long long x_stride,
+                                long long out_stride) {
+  const long long row = (long long)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  const int lane = threadIdx.x % 32;
   if (row >= n) return;
   float sum[M];
 #pragma unroll
@@ -59,57 +64,35 @@ __global__ void rows(const unsigned char* weight, const float* x, float* out, lo
   }
 }
 """
-HOST = """
-#include <ATen/cuda/CUDAContext.h>
-#include <c10/cuda/CUDAException.h>
-
-template <int M>
-void launch(const torch::Tensor& weight, const torch::Tensor& x, torch::Tensor& out) {
-  const dim3 block(32, 4);
-  const long long n = weight.size(0);
-  rows<M><<<(n + 3) / 4, block, 0, at::cuda::getCurrentCUDAStream()>>>(
-      weight.data_ptr<unsigned char>(), x.data_ptr<float>(), out.data_ptr<float>(), n,
-      weight.size(1) / 144, x.size(0), x.stride(0), out.stride(0));
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
-}
-
-void gemv_rows(torch::Tensor weight, torch::Tensor x, torch::Tensor out) {
-  const auto m = x.size(0);
-  if (m <= 1) launch<1>(weight, x, out);
-  else if (m <= 4) launch<4>(weight, x, out);
-  else if (m <= 16) launch<16>(weight, x, out);
-  else launch<64>(weight, x, out);
-}
-"""
+ROWS = (1, 4, 16, 64)
+"""Rows that a variant of the kernel takes at most."""
 
 
 def supports(case: Any) -> str | None:
     """Return why a case cannot be taken, or None."""
-    if case.tier != "cuda" or not torch.cuda.is_available():
-        return "it runs on a CUDA device alone"
-    if case["kind"] != "Q4_K":
-        return "it decodes Q4_K alone"
-    from torch.utils import cpp_extension
-    return None if cpp_extension.CUDA_HOME else "it is built by nvcc, which is not here"
+    if case.tier not in ("cuda", "emulate"):
+        return "it runs on a CUDA device alone, or where one is emulated"
+    return None if case["kind"] == "Q4_K" else "it decodes Q4_K alone"
 
 
 @cache
-def built() -> Any:
-    """Return the compiled extension; torch keeps it for the next process."""
-    from torch.utils import cpp_extension
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # which architectures are built is no fault of a product
-        return cpp_extension.load_inline(
-            "rowtwin_cuda_rows", "void gemv_rows(torch::Tensor, torch::Tensor, torch::Tensor);",
-            "#include <torch/extension.h>\n" + KERNEL + HOST, functions=["gemv_rows"])
+def compiled(most: int) -> Kernel:
+    """Return the variant for up to so many rows."""
+    return Kernel(compile_source(KERNEL, (f"-DM={most}",)), "rows")
 
 
 def prepare(weight: Any) -> Tensor:
-    """Return the matrix as the kernel wants it: the file's blocks u8[N, bytes], on the device."""
-    return torch.from_numpy(np.array(weight.raw)).cuda()
+    """Return the matrix as the kernel wants it: the file's blocks u8[N, bytes]."""
+    blocks = torch.from_numpy(np.array(weight.raw))
+    return blocks.cuda() if torch.cuda.is_available() else blocks
 
 
 def gemv_rows(weight: Tensor, x: Tensor, out: Tensor) -> None:
     """Write W x for every row of x f32[m, K] into out f32[m, N]."""
-    for first in range(0, len(x), WIDEST):
-        built().gemv_rows(weight, x[first:first + WIDEST], out[first:first + WIDEST])
+    n, blocks = len(weight), weight.shape[1] // 144
+    for first in range(0, len(x), ROWS[-1]):
+        some, into = x[first:first + ROWS[-1]], out[first:first + ROWS[-1]]
+        m = len(some)
+        kernel = compiled(next(most for most in ROWS if m <= most))
+        kernel(((n + WARPS - 1) // WARPS, 1), 32 * WARPS, 0, weight, some, into, c_longlong(n),
+               c_longlong(blocks), m, c_longlong(some.stride(0)), c_longlong(into.stride(0)))

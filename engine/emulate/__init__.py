@@ -1,4 +1,4 @@
-"""CUDA C++ kernels on the CPU, without a device: whether they run so now (`run.emulated` begins it)."""
+"""CUDA C++ kernels on the CPU, without a device: whether they run so now (`run.emulated`)."""
 
 from __future__ import annotations
 

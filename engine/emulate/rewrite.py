@@ -19,8 +19,9 @@ CALLS = {
     "cp.async.wait_group": "cp_async_wait_group", "cp.async.wait_all": "cp_async_wait_all",
     "cp.async.bulk": "bulk_copy", "bar.sync": "bar_sync", "mbarrier.init": "mbarrier_init",
     "mbarrier.arrive.expect_tx": "mbarrier_expect", "mbarrier.try_wait.parity": "mbarrier_wait",
-    "ld.global.nc": "load_quad", "prmt.b32": "prmt", "wgmma.mma_async.sync.aligned.m64n96k32.s32.u8.s8":
-    "wgmma_m64n96k32", "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32": "mma_m16n8k16",
+    "ld.global.nc": "load_quad", "prmt.b32": "prmt",
+    "wgmma.mma_async.sync.aligned.m64n96k32.s32.u8.s8": "wgmma_m64n96k32",
+    "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32": "mma_m16n8k16",
     **{f"mma.sync.aligned.m16n8k32.row.col.s32.{a}8.s8.s32": f"mma_m16n8k32<{c}int8_t>"
        for a, c in (("s", ""), ("u", "u"))},
     **{f"cvt.{r}.{t}.f32": f"cvt_{r}_{t}_f32" for r in ("rn", "rz") for t in ("f16", "bf16")},

@@ -48,10 +48,11 @@ def test_file_edited_within_a_second_is_read_anew(tmp_path: Path,
                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.dont_write_bytecode", False)
     path = tmp_path / "mine.py"
-    for size in ("1", "2"):
-        path.write_text(f"SIZE = {size}\n")
+    for text in ("1", "2"):
+        path.write_text(f"SIZE = {text}\n")
         os.utime(path, (1e9, 1e9))  # as long as before and as old, like a bytecode cache's source
-        assert candidates.load(f"file:{path}").SIZE == int(size)
+        found = candidates.load(f"file:{path}").SIZE
+        assert found == int(text)
 
 
 def test_what_is_not_declared_has_a_default(tmp_path: Path) -> None:

@@ -54,6 +54,14 @@ def test_receipt_of_this_code_is_fresh(root: Path) -> None:
     assert proof(root) == "fresh"
 
 
+def test_what_is_emulated_besides_is_no_part_of_what_was_measured(root: Path) -> None:
+    leave(root)
+    contract = root / "contracts/p3.yaml"
+    contract.write_text(contract.read_text() + "\nemulated: {rows_hold: ['b']}\n")
+    assert "emulate-b" in {f"{c.tier}-{c.name}" for c in load_contract(contract).expand()}
+    assert proof(root) == "fresh"
+
+
 @pytest.mark.parametrize("name", [
     "phases/p3_made_up/kernel_rows.py", "phases/p2_more/kernel_more.py", "engine/arithmetic.py"])
 def test_changed_code_makes_it_stale_and_changed_layout_does_not(root: Path, name: str) -> None:

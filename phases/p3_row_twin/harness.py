@@ -85,7 +85,8 @@ class Product:
             self._offered(case, self.candidate)
         elif case.tier != "cpu":
             portable = case.given.get("kernel") == "portable"
-            self._function = kernel(self.arithmetic, "cpu" if portable else self.device)
+            interpreted = portable or case.tier == "interpret"
+            self._function = kernel(self.arithmetic, "cpu" if interpreted else "cuda")
 
     def _offered(self, case: Case, candidate: Candidate) -> None:
         candidate.refuse(case)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from contracts.schema import Case, load_contract
+from engine.emulate.run import emulated
 from engine.kernels.machine_code import spilled
 from engine.kernels.nvrtc import compile_source
 from falsifiers.candidates import Candidate, load
@@ -67,23 +68,23 @@ def test_split_of_k_by_the_width_fails_twin(tmp_path: Path) -> None:
     judged(next(cases("products_are_true")), candidate)  # its sums are as good as any
 
 
-def test_cuda_example_declines_where_it_cannot_run_and_compiles_for_what_it_can(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_example_declines_what_it_cannot_take_and_compiles(tmp_path: Path) -> None:
     candidate = offered(tmp_path, "cuda_rows.py")
-    on_device = next(cases("rows_equal_alone", tier="cuda"))
-    with pytest.raises(Declined, match="on a CUDA device alone"):
+    with pytest.raises(Declined, match="on a CUDA device alone, or where one is emulated"):
         judged(next(cases("rows_equal_alone", tier="cpu")), candidate)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", None)
-    with pytest.raises(Declined, match="built by nvcc, which is not here"):
-        candidate.refuse(on_device)
-    monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", "/cuda")
-    candidate.refuse(on_device)
     with pytest.raises(Declined, match="Q4_K alone"):
         candidate.refuse(next(cases("rows_equal_alone", tier="cuda", kind="Q6_K")))
-    made = "template __global__ void rows<16>(const unsigned char*, const float*, float*, " \
-           "long long, long long, int, long long, long long);"
-    assert spilled(compile_source(f"{candidate.target.KERNEL}\n{made}", ())) == []
+    candidate.refuse(next(cases("rows_equal_alone", tier="cuda")))
+    for most in candidate.target.ROWS:
+        assert spilled(compile_source(candidate.target.KERNEL, (f"-DM={most}",))) == []
+
+
+@pytest.mark.emulated
+def test_cuda_example_passes_twin_in_bits_where_a_device_is_emulated(tmp_path: Path) -> None:
+    (case, *_) = cases("rows_equal_alone", tier="emulate")
+    with emulated():
+        assert {worst.rung for worst in judged(case, offered(tmp_path, "cuda_rows.py")).worst} == {
+            "bits"}
 
 
 def test_all_that_must_be_claimed_is_q4_k() -> None:

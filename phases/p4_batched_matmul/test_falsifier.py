@@ -225,7 +225,7 @@ def test_kernels_give_the_reference_bits(case: Case, subject: Subject, judge: Ju
         attacks.hold_carried(judge, _own_step(subject), subject.device, case["m"], case["n"])
     elif case["op"] == "add_norm":
         path = _own_step(subject)
-        fused = partial(path.add_norm, path.norm) if subject.device == "cuda" else (
+        fused = partial(path.add_norm, path.norm) if case.tier in ("cuda", "emulate") else (
             _kernel(case, path.add_norm))
         attacks.hold_add_norm(judge, fused, subject.device, case["n"])
     else:
