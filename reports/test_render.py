@@ -147,7 +147,8 @@ def test_ladder_names_every_phase_and_what_is_not_proven() -> None:
 
 
 @pytest.mark.parametrize(("tier", "told"), [("cuda", "none"), ("cpu", "no device case")])
-def test_ladder_misses_no_proof_where_no_case_asks_for_a_device(tier: StatedTier, told: str) -> None:
+def test_ladder_misses_no_proof_where_no_case_asks_for_a_device(tier: StatedTier,
+                                                                told: str) -> None:
     evidence = made_up.evidence(contracts={"p1": made_up.contract(tier=tier)})
     rows = Outline(page(evidence)).texts("table.wide")[0]
     assert f"7 passed {told}a plain word, 2026-01-30" in rows  # a receipt's device, below
