@@ -78,15 +78,16 @@ def _increment(phase: str | None, chain: tuple[str, ...]) -> Any:
 
 @cache
 def assemble(path: str | None = "newest", stack: str | None = "newest",
-             candidate: str | None = None) -> Subject:
+             candidate: str | None = None, phase: str | None = None) -> Subject:
     """Return what is judged: a decode path and a serving stack by their phases' names.
 
     `newest` takes the last that is built, None leaves the part out. A candidate's functions
-    stand in for the path's ops of the same name. Raises `SuiteError` for an unknown part.
+    stand in for the path's ops of the same name; those of one that is no Python are what `phase`
+    puts before it. Raises `SuiteError` for an unknown part.
     """
     from falsifiers.candidates import load
     from falsifiers.subject import Subject
-    offered = load(candidate) if candidate else None
+    offered = load(candidate, partial(_offer_of, phase)) if candidate else None
     decode, serving = _increment(path, DECODE), _increment(stack, SERVING)
     ops = decode.path() if decode else None
     if offered is not None and ops is not None:
@@ -94,6 +95,10 @@ def assemble(path: str | None = "newest", stack: str | None = "newest",
     return Subject(name=candidate or "in-tree", models=load_model, path=ops,
                    stack=serving.stack() if serving else None, candidate=offered,
                    engine=importlib.import_module("engine.surface").surface())
+
+
+def _offer_of(phase: str | None) -> Any:
+    return importlib.import_module("phases.vector_sets").offer_of(phase)
 
 
 @cache
@@ -111,7 +116,7 @@ def subject_for(case: Case, candidate: str | None = None) -> Subject:
     if path is None and case.phase in SERVING[1:]:
         path = "newest"
     stack = case.phase if case.phase in SERVING else None
-    subject = assemble(path, stack, candidate)
+    subject = assemble(path, stack, candidate, case.phase)
     if subject.candidate is not None:
         subject.candidate.must_offer(contract_of(case.phase).ops)
     if case.tier == "emulate":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from falsifiers.errors import SuiteError
 from falsifiers.mutants import Bank
@@ -22,14 +23,27 @@ WITHOUT = {
 
 def of(phase: str, bank_of: Callable[[str], Bank]) -> VectorSet:
     """Return a phase's calls; raise `SuiteError` for a phase that has none."""
-    having = {path.parent.name.split("_")[0]: path.parent.name
-              for path in Path(__file__).parent.glob("p*/vectors.py")}
     name = f"p{phase.removeprefix('p')}"
-    if name not in having:
-        told = ", ".join(one.removeprefix("p") for one in sorted(having))
+    asked = _module(name)
+    if asked is None:
+        told = ", ".join(one.removeprefix("p") for one in sorted(_having()))
         why = f", for {WITHOUT[name]}" if name in WITHOUT else ""
         raise SuiteError(f"phase {phase!r} has no vectors{why}: choose one of {told}")
-    asked = importlib.import_module(f"phases.{having[name]}.vectors")
     bank, cases = bank_of(name), tuple(asked.cases())
     return VectorSet(bank.contract, cases, bank.falsifiers, asked.right, asked.ARITHMETIC,
-                     bank.subject_for(cases[0]).path, getattr(asked, "OFFER", Offer))
+                     bank.subject_for(cases[0]), offer_of(name))
+
+
+def offer_of(phase: str | None) -> type[Offer]:
+    """Return the functions that a phase puts before a program, or those that all of them have."""
+    return getattr(_module(phase), "OFFER", Offer)
+
+
+def _having() -> dict[str, str]:
+    return {path.parent.name.split("_")[0]: path.parent.name
+            for path in Path(__file__).parent.glob("p*/vectors.py")}
+
+
+def _module(phase: str | None) -> Any:
+    package = _having().get(phase or "")
+    return importlib.import_module(f"phases.{package}.vectors") if package else None
