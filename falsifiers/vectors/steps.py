@@ -1,4 +1,4 @@
-"""A whole step as a call: weights, tokens, positions and every slot's state in, logits and state out.
+"""A whole step as a call: weights, tokens and every slot's state in, logits and state out.
 
 The caller keeps the pool, and a call holds all of it, so that a program finds a row's state by its
 slot as any engine does, and what it was not asked to write is held to stay. The weights are a GGUF

@@ -11,25 +11,30 @@ from typing import Any
 import torch
 
 from contracts.schema import Case
-from engine.candidate import Engine, engine_of, is_whole
+from engine.candidate import Engine, PathEngine, engine_of, is_whole
 from engine.path import Path, Rows, traced
+from engine.weights import EXACT
 from falsifiers.errors import Declined
 from falsifiers.judge import Judge
 from falsifiers.streams import Batch, Stream, alone, bad_steps, prompt_of, state_digest
 from falsifiers.subject import Subject
 from falsifiers.traces import Trace, hold_traces
-from phases.p4_batched_matmul import attacks, increment
+from phases.p4_batched_matmul import attacks, increment, row_calls
 from phases.p4_batched_matmul.looped import looped
 
 CAPACITY = 96
 
 
 def test_rows_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
+    if "op" in case.given:
+        _must_have_op(case["op"], subject)
+        row_calls.hold_alone(judge, subject.path, case, _arithmetic(subject))
+        return
     engine, model = _engine(case, subject)
-    draw = random.Random(case["m"])
-    batch = Batch(engine, Rows, judge, slots=case["m"] + 1, capacity=CAPACITY)
+    draw, capacity = random.Random(case["m"]), _capacity(case)
+    batch = Batch(engine, Rows, judge, slots=case["m"] + 1, capacity=capacity)
     order = draw.sample(range(case["m"] + 1), case["m"])
-    streams = [_solo(engine, model, i, 1 + (5 * i + 2) % 7, case["decode"])
+    streams = [_solo(engine, model, i, 1 + (5 * i + 2) % 7, case["decode"], capacity)
                for i in range(min(case["m"], case["streams"]))]
     for row, slot in enumerate(order):  # where rows share streams, no two side by side do
         batch.join(slot, streams[row % len(streams)])
@@ -41,25 +46,31 @@ def test_rows_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
 
 def test_ops_equal_looped_step(case: Case, subject: Subject, judge: Judge) -> None:
     _must_be_bitwise(subject)
-    path, oracle = _own_step(subject), subject.models(case["model"])
-    model = oracle.to(subject.device) if subject.device != "cpu" else oracle
+    (engine, model), oracle = _engine(case, subject), subject.models(case["model"])
+    whole = is_whole(subject.candidate)  # whose ops cannot be traced
+    if whole:
+        oracle = oracle.with_arithmetic(_arithmetic(subject))
     m, draw = case["m"], random.Random(100 + case["m"])
-    pools = model.new_pool(m + 1, CAPACITY), oracle.new_pool(m + 1, CAPACITY)
+    pool, own = (made.new_pool(m + 1, _capacity(case)) for made in (engine, oracle))
     slots, held = draw.sample(range(m + 1), m), dict.fromkeys(range(m + 1), 0)
     for step in range(case["steps"]):
         counts = tuple(1 + (3 * i + step) % 5 if step % 2 == 0 else 1 for i in range(m))
         rows = Rows(tuple(slots), tuple(held[s] for s in slots), counts)
         tokens = prompt_of(step, sum(counts), model.config.vocab)
         got, want = Trace(), Trace()
-        logits = traced(path, got).step(model, pools[0], tokens, rows)
-        right = looped(oracle, pools[1], tokens, rows, want)
-        hold_traces(judge, got, want, step=step)
+        seen = engine if whole else PathEngine(traced(subject.path, got), model)
+        logits = seen.step(tokens, rows, pool)
+        right = looped(oracle, own, tokens, rows, want)
+        if not whole:
+            hold_traces(judge, got, want, step=step)
         judge.equal("logits", logits, right, rule="truth", step=step)
         held.update({s: held[s] + count for s, count in zip(slots, counts, strict=True)})
         for slot, length in held.items():
-            for name, view in pools[0].slot(slot).named(length).items():
-                judge.equal(name, view, pools[1].slot(slot).named(length)[name], rule="truth",
-                            slot=slot, step=step)
+            right_state, state = own.slot(slot).named(length), engine.read_state(pool, slot)
+            if state.keys() == right_state.keys():  # an engine of its own may keep it otherwise
+                for name, right in right_state.items():
+                    judge.equal(name, state[name][:len(right)], right, rule="truth", slot=slot,
+                                step=step)
         draw.shuffle(slots)
 
 
@@ -85,9 +96,9 @@ def test_membership_may_change_every_step(case: Case, subject: Subject, judge: J
 def test_prefill_equals_steps(case: Case, subject: Subject, judge: Judge) -> None:
     engine, model = _engine(case, subject)
     length = case["length"]
-    stream = _solo(engine, model, 70, length, 2)
+    stream = _solo(engine, model, 70, length, 2, _capacity(case))
     for split in attacks.splits(case["splits"], length):
-        batch = Batch(engine, Rows, judge, slots=2, capacity=CAPACITY)
+        batch = Batch(engine, Rows, judge, slots=2, capacity=_capacity(case))
         batch.join(1, stream)
         for count in (*split, 1, 1):
             batch.step([1], [count])
@@ -102,11 +113,12 @@ def test_prefill_equals_steps(case: Case, subject: Subject, judge: Judge) -> Non
 def test_chunks_stand_beside_decoding_rows(case: Case, subject: Subject, judge: Judge) -> None:
     engine, model = _engine(case, subject)
     chunks, steps = case["chunks"], len(case["chunks"][0])
-    batch = Batch(engine, Rows, judge, slots=len(chunks) + 2, capacity=CAPACITY)
+    capacity = _capacity(case)
+    batch = Batch(engine, Rows, judge, slots=len(chunks) + 2, capacity=capacity)
     for slot in (0, len(chunks) + 1):
-        batch.join(slot, _solo(engine, model, 60 + slot, 2, steps))
+        batch.join(slot, _solo(engine, model, 60 + slot, 2, steps, capacity))
     for slot, counts in enumerate(chunks, 1):
-        batch.join(slot, _solo(engine, model, 60 + slot, sum(counts), 1))
+        batch.join(slot, _solo(engine, model, 60 + slot, sum(counts), 1, capacity))
     for step in range(steps):
         given = {0: 1, len(chunks) + 1: 1, **{s: c[step] for s, c in enumerate(chunks, 1)}}
         order = sorted(given, reverse=step % 2 == 0)
@@ -118,12 +130,12 @@ def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judg
     engine, model = _engine(case, subject)
     if not hasattr(engine, "write_state"):
         raise Declined("the candidate's engine has no write_state(), so no slot can be poisoned")
-    victim = _solo(engine, model, 80, 2, 2)
+    victim = _solo(engine, model, 80, 2, 2, _capacity(case))
     for order in ((2, 0), (0, 2), (1, 0, 2)):
-        pool = engine.new_pool(3, CAPACITY)
+        pool = engine.new_pool(3, _capacity(case))
         for slot in (1, 2):
             held = engine.read_state(pool, slot)
-            engine.write_state(pool, slot, {name: torch.full_like(x, case["tenant"])
+            engine.write_state(pool, slot, {name: torch.full_like(x, float(case["tenant"]))
                                             for name, x in held.items()})
         row = order.index(0)
         for step, token in enumerate(victim.tokens[:len(victim.logits)]):
@@ -223,10 +235,14 @@ def test_kernels_give_the_reference_bits(case: Case, subject: Subject, judge: Ju
         attacks.hold_functions(judge, subject.engine.kernel("pointwise"), subject.device)
     elif case["op"] == "carried":
         attacks.hold_carried(judge, _own_step(subject), subject.device, case["m"], case["n"])
+    elif case["op"] in ("embed", "project"):
+        _must_have_op(case["op"], subject)
+        row_calls.hold_true(judge, subject.path, case, _arithmetic(subject))
     elif case["op"] == "add_norm":
-        path = _own_step(subject)
-        fused = partial(path.add_norm, path.norm) if case.tier in ("cuda", "emulate") else (
-            _kernel(case, path.add_norm))
+        _must_have_op(case["op"], subject)
+        own = subject.path.add_norm
+        kernel = _kernel(case, own)  # the tree's alone is given no norm there
+        fused = partial(own, subject.path.norm) if kernel is own else kernel
         attacks.hold_add_norm(judge, fused, subject.device, case["n"])
     else:
         hold = {"norm": attacks.hold_norm, "gated_norm": attacks.hold_gated_norm,
@@ -272,6 +288,22 @@ def _own_step(subject: Subject) -> Path:
         raise Declined("the ops of a foreign step cannot be traced")
     path: Path = subject.path
     return path
+
+
+def _must_have_op(op: str, subject: Subject) -> None:
+    if is_whole(subject.candidate) and subject.candidate.op(op) is None:
+        raise Declined(f"the candidate's step is its own and it offers no {op}, so the tree's "
+                       f"would be judged")
+
+
+def _arithmetic(subject: Subject) -> str:
+    """Return the arithmetic whose bits products are held to."""
+    candidate = subject.candidate
+    return candidate.arithmetic if candidate is not None and candidate.bitwise else EXACT
+
+
+def _capacity(case: Case) -> int:
+    return int(case.given.get("capacity", CAPACITY))
 
 
 def _must_be_bitwise(subject: Subject) -> None:

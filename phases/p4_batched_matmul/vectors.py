@@ -1,33 +1,67 @@
-"""What P4 asks of programs in other languages: calls of the ops beside its products."""
+"""What P4 asks of programs in other languages: whole steps, and the ops of a step's rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from contracts.schema import Case
-from engine import ops
+from engine.blocks import TYPES
+from engine.candidate import PathEngine
+from engine.path import Rows
+from engine.testmodels import load
 from engine.weights import EXACT
 from falsifiers.vectors.calls import Call
-from falsifiers.vectors.row_ops import RowOps
+from falsifiers.vectors.steps import StepOps, step_of
+from phases.p4_batched_matmul import increment, row_calls
 
 ARITHMETIC = EXACT
-"""The engine's arithmetic; both of its names mean the same bits in these ops."""
-OFFER = RowOps
+"""The engine's arithmetic; `ordered` has other bits in products alone."""
+OFFER = StepOps
+MODEL, CAPACITY = "nano", 16
+WIDTHS = [1, 2, 3, 5, 8, 9, 17]
 
 
 def cases() -> Iterator[Case]:
-    """Yield cases of P4's falsifiers; argmax must be taken, as in the contract."""
+    """Yield cases of P4's falsifiers; steps and argmax must be taken, as in the contract."""
+    yield from steps()
+    yield from beside()
     for vocab in (509, 4096):
         yield _case("argmax_takes_the_lowest_index", f"argmax-vocab{vocab}", must=True,
                     vocab=vocab, stride=vocab + 7)
     yield _case("argmax_refuses_nan", "argmax-nan", must=True, vocab=509, rows=5)
-    for op, sizes in (("norm", (128, 300)), ("silu_mul", (512, 1500)), ("gated_norm", (4,))):
+
+
+def steps() -> Iterator[Case]:
+    """Yield cases of whole steps of a small model."""
+    for m in (1, 2, 3):
+        yield _step("rows_equal_solo", f"m{m}", m=m, streams=3, decode=1)
+    yield _step("ops_equal_looped_step", "m3", must=False, m=3, steps=2)
+    yield _step("prefill_equals_steps", "9-tokens", length=9, splits="few")
+    yield _step("chunks_stand_beside_decoding_rows", "two-prompts", chunks=[[3, 2], [4, 1]])
+    yield _step("neighbours_cannot_reach_a_row", "nan-tenant", tenant="nan")
+    yield _step("refusals_change_nothing", "refusals")
+
+
+def beside() -> Iterator[Case]:
+    """Yield cases that the contract lacks on a CPU: single ops, which a whole step has inside."""
+    for op, n in (("norm", 300), ("add_norm", 300), ("gated_norm", 256), ("silu_mul", 300),
+                  ("argmax", 509)):
+        yield _case("rows_equal_solo", op, op=op, n=n, m=WIDTHS)
+    for op, sizes in (("norm", (128, 300)), ("add_norm", (128, 300)), ("silu_mul", (512, 1500)),
+                      ("gated_norm", (4,))):
         for n in sizes:
             yield _case("kernels_give_the_reference_bits", f"{op}-n{n}", op=op, n=n)
+    for kind in TYPES:
+        for op in ("embed", "project"):
+            yield _case("rows_equal_solo", f"{op}-{kind}", op=op, n=256, kind=kind, m=WIDTHS)
+            yield _case("kernels_give_the_reference_bits", f"{op}-{kind}", op=op, n=256, kind=kind)
+
+
+def _step(falsifier: str, name: str, must: bool = True, **given: Any) -> Case:
+    return _case(falsifier, f"step-{name}", must, model=MODEL, capacity=CAPACITY, **given)
 
 
 def _case(falsifier: str, name: str, must: bool = False, **given: Any) -> Case:
@@ -37,11 +71,6 @@ def _case(falsifier: str, name: str, must: bool = False, **given: Any) -> Case:
 
 def right(call: Call) -> dict[str, Tensor]:
     """Answer a call as the engine does."""
-    given, out = dict(call.inputs), torch.empty(call.outputs["out"])
-    if call.op == "argmax":
-        chosen = torch.empty(out.shape, dtype=torch.int64)
-        ops.argmax(given["logits"], chosen, refuse=False)
-        return {"out": chosen.float()}
-    eps = [float(given.pop("eps"))] if "eps" in given else []
-    getattr(ops, call.op)(*given.values(), *eps, out)
-    return {"out": out}
+    if call.op == "step":
+        return step_of(PathEngine(increment.path(), load(MODEL)), Rows, call)
+    return row_calls.right(call)
