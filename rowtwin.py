@@ -242,6 +242,11 @@ def vectors_of(phase: str) -> VectorSet:
     return cast("VectorSet", importlib.import_module("phases.vector_sets").of(phase, bank))
 
 
+def beside(phase: str) -> tuple[Case, ...]:
+    """Return what a phase asks of a program beside the cases of its contract."""
+    return cast("tuple[Case, ...]", importlib.import_module("phases.vector_sets").beside(phase))
+
+
 def golden_makers() -> Makers:
     """Return what makes the goldens: test models, transformers on their weights, and the engine."""
     from contracts.golden import Makers
@@ -285,6 +290,7 @@ def root(ctx: typer.Context) -> None:
         open_model=open_model, assemble=assemble, bisected=bisected, case=case_of,
         golden=golden_makers,
         path_of=path_of, figures=measures, sample_weights=sample_weights, vectors=vectors_of,
+        beside=beside,
         nvrtc_missing=nvrtc_missing, trace_map=partial(page, "trace_map"),
         witness_page=partial(page, "witness_page"))
 

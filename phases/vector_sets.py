@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from contracts.schema import Case
 from falsifiers.errors import SuiteError
 from falsifiers.mutants import Bank
 from falsifiers.vectors.calls import Offer
@@ -37,6 +38,11 @@ def of(phase: str, bank_of: Callable[[str], Bank]) -> VectorSet:
 def offer_of(phase: str | None) -> type[Offer]:
     """Return the functions that a phase puts before a program, or those that all of them have."""
     return getattr(_module(phase), "OFFER", Offer)
+
+
+def beside(phase: str) -> tuple[Case, ...]:
+    """Return the cases that a phase asks of a program beside its contract's."""
+    return tuple(getattr(_module(phase), "beside", tuple)())
 
 
 def _having() -> dict[str, str]:

@@ -135,7 +135,7 @@ def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judg
         pool = engine.new_pool(3, _capacity(case))
         for slot in (1, 2):
             held = engine.read_state(pool, slot)
-            engine.write_state(pool, slot, {name: torch.full_like(x, float(case["tenant"]))
+            engine.write_state(pool, slot, {name: torch.full_like(x, case["tenant"])
                                             for name, x in held.items()})
         row = order.index(0)
         for step, token in enumerate(victim.tokens[:len(victim.logits)]):

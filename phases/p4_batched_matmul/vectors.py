@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,7 +42,7 @@ def steps() -> Iterator[Case]:
     yield _step("ops_equal_looped_step", "m3", must=False, m=3, steps=2)
     yield _step("prefill_equals_steps", "9-tokens", length=9, splits="few")
     yield _step("chunks_stand_beside_decoding_rows", "two-prompts", chunks=[[3, 2], [4, 1]])
-    yield _step("neighbours_cannot_reach_a_row", "nan-tenant", tenant="nan")
+    yield _step("neighbours_cannot_reach_a_row", "nan-tenant", tenant=math.nan)
     yield _step("refusals_change_nothing", "refusals")
 
 
@@ -72,5 +73,6 @@ def _case(falsifier: str, name: str, must: bool = False, **given: Any) -> Case:
 def right(call: Call) -> dict[str, Tensor]:
     """Answer a call as the engine does."""
     if call.op == "step":
-        return step_of(PathEngine(increment.path(), load(MODEL)), Rows, call)
+        model = load(call.facts["model"].rpartition("-")[0])  # what follows is a digest
+        return step_of(PathEngine(increment.path(), model), Rows, call)
     return row_calls.right(call)
