@@ -19,6 +19,7 @@ from falsifiers.judge import Judge
 from falsifiers.streams import Batch, Stream, alone, bad_steps, prompt_of, state_digest
 from falsifiers.subject import Subject
 from falsifiers.traces import Trace, hold_traces
+from falsifiers.vectors.step_rows import hold_rows
 from phases.p4_batched_matmul import attacks, increment, row_calls
 from phases.p4_batched_matmul.looped import looped
 
@@ -31,10 +32,13 @@ def test_rows_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
         row_calls.hold_alone(judge, subject.path, case, _arithmetic(subject))
         return
     engine, model = _engine(case, subject)
-    draw, capacity = random.Random(case["m"]), _capacity(case)
-    batch = Batch(engine, Rows, judge, slots=case["m"] + 1, capacity=capacity)
+    if "counts" in case.given:
+        _one_step(case, subject, judge)
+        return
+    draw = random.Random(case["m"])
+    batch = Batch(engine, Rows, judge, slots=case["m"] + 1, capacity=CAPACITY)
     order = draw.sample(range(case["m"] + 1), case["m"])
-    streams = [_solo(engine, model, i, 1 + (5 * i + 2) % 7, case["decode"], capacity)
+    streams = [_solo(engine, model, i, 1 + (5 * i + 2) % 7, case["decode"])
                for i in range(min(case["m"], case["streams"]))]
     for row, slot in enumerate(order):  # where rows share streams, no two side by side do
         batch.join(slot, streams[row % len(streams)])
@@ -96,9 +100,9 @@ def test_membership_may_change_every_step(case: Case, subject: Subject, judge: J
 def test_prefill_equals_steps(case: Case, subject: Subject, judge: Judge) -> None:
     engine, model = _engine(case, subject)
     length = case["length"]
-    stream = _solo(engine, model, 70, length, 2, _capacity(case))
+    stream = _solo(engine, model, 70, length, 2)
     for split in attacks.splits(case["splits"], length):
-        batch = Batch(engine, Rows, judge, slots=2, capacity=_capacity(case))
+        batch = Batch(engine, Rows, judge, slots=2, capacity=CAPACITY)
         batch.join(1, stream)
         for count in (*split, 1, 1):
             batch.step([1], [count])
@@ -113,12 +117,11 @@ def test_prefill_equals_steps(case: Case, subject: Subject, judge: Judge) -> Non
 def test_chunks_stand_beside_decoding_rows(case: Case, subject: Subject, judge: Judge) -> None:
     engine, model = _engine(case, subject)
     chunks, steps = case["chunks"], len(case["chunks"][0])
-    capacity = _capacity(case)
-    batch = Batch(engine, Rows, judge, slots=len(chunks) + 2, capacity=capacity)
+    batch = Batch(engine, Rows, judge, slots=len(chunks) + 2, capacity=CAPACITY)
     for slot in (0, len(chunks) + 1):
-        batch.join(slot, _solo(engine, model, 60 + slot, 2, steps, capacity))
+        batch.join(slot, _solo(engine, model, 60 + slot, 2, steps))
     for slot, counts in enumerate(chunks, 1):
-        batch.join(slot, _solo(engine, model, 60 + slot, sum(counts), 1, capacity))
+        batch.join(slot, _solo(engine, model, 60 + slot, sum(counts), 1))
     for step in range(steps):
         given = {0: 1, len(chunks) + 1: 1, **{s: c[step] for s, c in enumerate(chunks, 1)}}
         order = sorted(given, reverse=step % 2 == 0)
@@ -130,9 +133,12 @@ def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judg
     engine, model = _engine(case, subject)
     if not hasattr(engine, "write_state"):
         raise Declined("the candidate's engine has no write_state(), so no slot can be poisoned")
-    victim = _solo(engine, model, 80, 2, 2, _capacity(case))
+    if "counts" in case.given:
+        _one_step(case, subject, judge)
+        return
+    victim = _solo(engine, model, 80, 2, 2)
     for order in ((2, 0), (0, 2), (1, 0, 2)):
-        pool = engine.new_pool(3, _capacity(case))
+        pool = engine.new_pool(3, CAPACITY)
         for slot in (1, 2):
             held = engine.read_state(pool, slot)
             engine.write_state(pool, slot, {name: torch.full_like(x, case["tenant"])
@@ -151,13 +157,15 @@ def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judg
 
 def test_refusals_change_nothing(case: Case, subject: Subject, judge: Judge) -> None:
     engine, model = _engine(case, subject)
-    batch = Batch(engine, Rows, judge, slots=3, capacity=8)
-    for slot in range(2):
+    batch, fresh = Batch(engine, Rows, judge, slots=3, capacity=8), case.given.get("fresh")
+    for slot in range(0 if fresh else 2):
         batch.join(slot, _solo(engine, model, 90 + slot, 2, 2, 8))
-    batch.step([0, 1])
+    if not fresh:
+        batch.step([0, 1])
     for name, value, tokens, rows in bad_steps(Rows, model.config.vocab):
         batch.refuse(name, value, tokens, rows)
-    batch.step([1, 0])
+    if not fresh:
+        batch.step([1, 0])
 
 
 def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
@@ -280,6 +288,13 @@ def _engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
         model = model.to(subject.device)
     candidate = subject.candidate if is_whole(subject.candidate) else None
     return engine_of(subject.path, candidate, model), model
+
+
+def _one_step(case: Case, subject: Subject, judge: Judge) -> None:
+    """Hold one step to its rows alone, from states that no answer has a part in."""
+    engine, model = _engine(case, subject)
+    hold_rows(judge, engine, PathEngine(increment.path(), model), Rows, model.config.vocab,
+              case["counts"], _capacity(case), tenant=case.given.get("tenant"))
 
 
 def _own_step(subject: Subject) -> Path:

@@ -36,14 +36,17 @@ def cases() -> Iterator[Case]:
 
 
 def steps() -> Iterator[Case]:
-    """Yield cases of whole steps of a small model."""
-    for m in (1, 2, 3):
-        yield _step("rows_equal_solo", f"m{m}", m=m, streams=3, decode=1)
+    """Yield cases of whole steps of a small model, none of which asks what an answer decides.
+
+    Save in `ops_equal_looped_step`, whose every answer is held to the engine's bits.
+    """
+    for m in (1, 2, 3, 5, 8):
+        yield _step("rows_equal_solo", f"m{m}", counts=[1] * m)
+    yield _step("rows_equal_solo", "chunks", counts=[1, 4, 2, 1])
     yield _step("ops_equal_looped_step", "m3", must=False, m=3, steps=2)
-    yield _step("prefill_equals_steps", "9-tokens", length=9, splits="few")
-    yield _step("chunks_stand_beside_decoding_rows", "two-prompts", chunks=[[3, 2], [4, 1]])
-    yield _step("neighbours_cannot_reach_a_row", "nan-tenant", tenant=math.nan)
-    yield _step("refusals_change_nothing", "refusals")
+    yield _step("neighbours_cannot_reach_a_row", "nan-tenant", tenant=math.nan, counts=[1, 1, 2])
+    yield _step("neighbours_cannot_reach_a_row", "huge-tenant", tenant=3e38, counts=[1, 2])
+    yield _step("refusals_change_nothing", "refusals", fresh=True)
 
 
 def beside() -> Iterator[Case]:
