@@ -247,6 +247,11 @@ def beside(phase: str) -> tuple[Case, ...]:
     return cast("tuple[Case, ...]", importlib.import_module("phases.vector_sets").beside(phase))
 
 
+def in_force(contract: Contract) -> Contract:
+    """Return a contract with the budget to which its phase holds what is no Python."""
+    return cast("Contract", importlib.import_module("phases.vector_sets").in_force(contract))
+
+
 def golden_makers() -> Makers:
     """Return what makes the goldens: test models, transformers on their weights, and the engine."""
     from contracts.golden import Makers
@@ -290,7 +295,7 @@ def root(ctx: typer.Context) -> None:
         open_model=open_model, assemble=assemble, bisected=bisected, case=case_of,
         golden=golden_makers,
         path_of=path_of, figures=measures, sample_weights=sample_weights, vectors=vectors_of,
-        beside=beside,
+        beside=beside, in_force=in_force,
         nvrtc_missing=nvrtc_missing, trace_map=partial(page, "trace_map"),
         witness_page=partial(page, "witness_page"))
 

@@ -77,7 +77,10 @@ def gate(
     else:
         for line in sample.lines() if sample else ():
             print(line)
-        print_gate(gated, session.contracts_of())
+        asked = {case.phase for case in cases or () if candidate and not sample}
+        print_gate(gated, session.contracts_of() | {
+            phase: ctx.meta["in_force"](contract) for phase, contract in
+            session.contracts_of().items() if phase in asked})
     from falsifiers.gate import exit_code
     raise typer.Exit(exit_code(gated.results))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from contracts.schema import Case
+from contracts.schema import Case, Contract
 from falsifiers.errors import SuiteError
 from falsifiers.mutants import Bank
 from falsifiers.vectors.calls import Offer
@@ -31,13 +31,20 @@ def of(phase: str, bank_of: Callable[[str], Bank]) -> VectorSet:
         why = f", for {WITHOUT[name]}" if name in WITHOUT else ""
         raise SuiteError(f"phase {phase!r} has no vectors{why}: choose one of {told}")
     bank, cases = bank_of(name), tuple(asked.cases())
-    return VectorSet(bank.contract, cases, bank.falsifiers, asked.right, asked.ARITHMETIC,
-                     bank.subject_for(cases[0]), offer_of(name))
+    return VectorSet(in_force(bank.contract), cases, bank.falsifiers, asked.right,
+                     asked.ARITHMETIC, bank.subject_for(cases[0]), offer_of(name))
 
 
 def offer_of(phase: str | None) -> type[Offer]:
     """Return the functions that a phase puts before a program, or those that all of them have."""
     return getattr(_module(phase), "OFFER", Offer)
+
+
+def in_force(contract: Contract) -> Contract:
+    """Return a contract with the budget to which its phase holds what is no Python."""
+    own = getattr(_module(contract.phase), "OWN", contract.parity.own)
+    return contract.model_copy(update={
+        "parity": contract.parity.model_copy(update={"own": own})})
 
 
 def beside(phase: str) -> tuple[Case, ...]:

@@ -19,7 +19,7 @@ from falsifiers.judge import Judge
 from falsifiers.streams import Batch, Stream, alone, bad_steps, prompt_of, state_digest
 from falsifiers.subject import Subject
 from falsifiers.traces import Trace, hold_traces
-from falsifiers.vectors.step_rows import hold_rows
+from falsifiers.vectors import step_rows
 from phases.p4_batched_matmul import attacks, increment, row_calls
 from phases.p4_batched_matmul.looped import looped
 
@@ -33,7 +33,7 @@ def test_rows_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
         return
     engine, model = _engine(case, subject)
     if "counts" in case.given:
-        _one_step(case, subject, judge)
+        step_rows.hold_alone(judge, engine, _one_step(case, model))
         return
     draw = random.Random(case["m"])
     batch = Batch(engine, Rows, judge, slots=case["m"] + 1, capacity=CAPACITY)
@@ -49,13 +49,18 @@ def test_rows_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
 
 
 def test_ops_equal_looped_step(case: Case, subject: Subject, judge: Judge) -> None:
-    _must_be_bitwise(subject)
     (engine, model), oracle = _engine(case, subject), subject.models(case["model"])
     whole = is_whole(subject.candidate)  # whose ops cannot be traced
     if whole:
         oracle = oracle.with_arithmetic(_arithmetic(subject))
+    if "counts" in case.given:
+        own = subject.candidate is not None and not subject.candidate.bitwise
+        step_rows.hold_true(judge, engine, PathEngine(increment.path(), oracle),
+                            _one_step(case, model), step_rows.OWN_STEP if own else None)
+        return
+    _must_be_bitwise(subject)
     m, draw = case["m"], random.Random(100 + case["m"])
-    pool, own = (made.new_pool(m + 1, _capacity(case)) for made in (engine, oracle))
+    pool, peer = (made.new_pool(m + 1, CAPACITY) for made in (engine, oracle))
     slots, held = draw.sample(range(m + 1), m), dict.fromkeys(range(m + 1), 0)
     for step in range(case["steps"]):
         counts = tuple(1 + (3 * i + step) % 5 if step % 2 == 0 else 1 for i in range(m))
@@ -64,13 +69,13 @@ def test_ops_equal_looped_step(case: Case, subject: Subject, judge: Judge) -> No
         got, want = Trace(), Trace()
         seen = engine if whole else PathEngine(traced(subject.path, got), model)
         logits = seen.step(tokens, rows, pool)
-        right = looped(oracle, own, tokens, rows, want)
+        right = looped(oracle, peer, tokens, rows, want)
         if not whole:
             hold_traces(judge, got, want, step=step)
         judge.equal("logits", logits, right, rule="truth", step=step)
         held.update({s: held[s] + count for s, count in zip(slots, counts, strict=True)})
         for slot, length in held.items():
-            right_state, state = own.slot(slot).named(length), engine.read_state(pool, slot)
+            right_state, state = peer.slot(slot).named(length), engine.read_state(pool, slot)
             if state.keys() == right_state.keys():  # an engine of its own may keep it otherwise
                 for name, right in right_state.items():
                     judge.equal(name, state[name][:len(right)], right, rule="truth", slot=slot,
@@ -134,7 +139,7 @@ def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judg
     if not hasattr(engine, "write_state"):
         raise Declined("the candidate's engine has no write_state(), so no slot can be poisoned")
     if "counts" in case.given:
-        _one_step(case, subject, judge)
+        step_rows.hold_alone(judge, engine, _one_step(case, model))
         return
     victim = _solo(engine, model, 80, 2, 2)
     for order in ((2, 0), (0, 2), (1, 0, 2)):
@@ -290,11 +295,10 @@ def _engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
     return engine_of(subject.path, candidate, model), model
 
 
-def _one_step(case: Case, subject: Subject, judge: Judge) -> None:
-    """Hold one step to its rows alone, from states that no answer has a part in."""
-    engine, model = _engine(case, subject)
-    hold_rows(judge, engine, PathEngine(increment.path(), model), Rows, model.config.vocab,
-              case["counts"], _capacity(case), tenant=case.given.get("tenant"))
+def _one_step(case: Case, model: Any) -> step_rows.OneStep:
+    """Return a step from states that no answer has a part in."""
+    return step_rows.drawn(PathEngine(increment.path(), model), Rows, model.config.vocab,
+                           case["counts"], case["capacity"], case.given.get("tenant"))
 
 
 def _own_step(subject: Subject) -> Path:
@@ -315,10 +319,6 @@ def _arithmetic(subject: Subject) -> str:
     """Return the arithmetic whose bits products are held to."""
     candidate = subject.candidate
     return candidate.arithmetic if candidate is not None and candidate.bitwise else EXACT
-
-
-def _capacity(case: Case) -> int:
-    return int(case.given.get("capacity", CAPACITY))
 
 
 def _must_be_bitwise(subject: Subject) -> None:

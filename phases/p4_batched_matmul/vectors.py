@@ -15,12 +15,13 @@ from engine.path import Rows
 from engine.testmodels import load
 from engine.weights import EXACT
 from falsifiers.vectors.calls import Call
+from falsifiers.vectors.step_rows import OWN_STEP
 from falsifiers.vectors.steps import StepOps, step_of
 from phases.p4_batched_matmul import increment, row_calls
 
 ARITHMETIC = EXACT
 """The engine's arithmetic; `ordered` has other bits in products alone."""
-OFFER = StepOps
+OFFER, OWN = StepOps, OWN_STEP
 MODEL, CAPACITY = "nano", 16
 WIDTHS = [1, 2, 3, 5, 8, 9, 17]
 
@@ -28,7 +29,7 @@ WIDTHS = [1, 2, 3, 5, 8, 9, 17]
 def cases() -> Iterator[Case]:
     """Yield cases of P4's falsifiers; steps and argmax must be taken, as in the contract."""
     yield from steps()
-    yield from beside()
+    yield from rows()
     for vocab in (509, 4096):
         yield _case("argmax_takes_the_lowest_index", f"argmax-vocab{vocab}", must=True,
                     vocab=vocab, stride=vocab + 7)
@@ -36,21 +37,30 @@ def cases() -> Iterator[Case]:
 
 
 def steps() -> Iterator[Case]:
-    """Yield cases of whole steps of a small model, none of which asks what an answer decides.
-
-    Save in `ops_equal_looped_step`, whose every answer is held to the engine's bits.
-    """
+    """Yield cases of whole steps of a small model, none of which asks what an answer decides."""
     for m in (1, 2, 3, 5, 8):
         yield _step("rows_equal_solo", f"m{m}", counts=[1] * m)
     yield _step("rows_equal_solo", "chunks", counts=[1, 4, 2, 1])
-    yield _step("ops_equal_looped_step", "m3", must=False, m=3, steps=2)
+    yield from true()
     yield _step("neighbours_cannot_reach_a_row", "nan-tenant", tenant=math.nan, counts=[1, 1, 2])
     yield _step("neighbours_cannot_reach_a_row", "huge-tenant", tenant=3e38, counts=[1, 2])
     yield _step("refusals_change_nothing", "refusals", fresh=True)
 
 
+def true() -> Iterator[Case]:
+    """Yield cases of whole steps that are held to the engine's."""
+    for name, counts in (("m1", [1]), ("m3", [1, 1, 1]), ("chunks", [1, 4, 2, 1])):
+        yield _step("ops_equal_looped_step", name, counts=counts)
+
+
 def beside() -> Iterator[Case]:
-    """Yield cases that the contract lacks on a CPU: single ops, which a whole step has inside."""
+    """Yield cases that the contract lacks: the truth of steps in any arithmetic, and single ops."""
+    yield from true()
+    yield from rows()
+
+
+def rows() -> Iterator[Case]:
+    """Yield cases of single ops on rows, which a whole step has inside."""
     for op, n in (("norm", 300), ("add_norm", 300), ("gated_norm", 256), ("silu_mul", 300),
                   ("argmax", 509)):
         yield _case("rows_equal_solo", op, op=op, n=n, m=WIDTHS)
@@ -64,8 +74,8 @@ def beside() -> Iterator[Case]:
             yield _case("kernels_give_the_reference_bits", f"{op}-{kind}", op=op, n=256, kind=kind)
 
 
-def _step(falsifier: str, name: str, must: bool = True, **given: Any) -> Case:
-    return _case(falsifier, f"step-{name}", must, model=MODEL, capacity=CAPACITY, **given)
+def _step(falsifier: str, name: str, **given: Any) -> Case:
+    return _case(falsifier, f"step-{name}", must=True, model=MODEL, capacity=CAPACITY, **given)
 
 
 def _case(falsifier: str, name: str, must: bool = False, **given: Any) -> Case:
