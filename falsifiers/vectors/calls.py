@@ -94,6 +94,8 @@ class Offer:
         {"weights": torch.zeros(1, 144, dtype=torch.uint8), "x": torch.zeros(1, 256)},
         {"out": (1, 1)})
     """A call whose answer is read only for the arithmetic that it declares."""
+    no_program: ClassVar[str] = ""
+    """Why a program that is started for every call cannot be judged; empty where it can."""
 
     def __init__(self, answerer: Answerer) -> None:
         self.answerer = answerer

@@ -71,6 +71,9 @@ def load(spec: str, offer: type[Offer]) -> Any:
     """Return a phase's functions, `offer`, before a program or a directory, for a module."""
     if spec.startswith("cmd:"):
         from falsifiers.vectors.program import Program
+        if offer.no_program:
+            raise SuiteError(f"candidate {spec}: {offer.no_program}, so answer a directory in one "
+                             f"process: rowtwin vectors export DIR")
         return offer(Program(words(spec), probe=offer.probe))
     from falsifiers.vectors.exchange import Directory
     return offer(Directory(Path(spec.partition(":")[2]).expanduser()))

@@ -70,23 +70,26 @@ class OneStep:
 
 
 def drawn(right: Any, rows_of: Callable[..., Any], vocab: int, counts: Sequence[int],
-          capacity: int, tenant: float | None = None) -> OneStep:
+          capacity: int, tenant: float | None = None, seed: int = 0) -> OneStep:
     """Draw a step of rows of `counts` tokens, its states left by the tree's own engine, `right`.
+
+    Slots, lengths and tokens are others for another seed.
 
     `tenant` stands in place of all that the first row's neighbours hold, and then the first row
     alone is judged.
     """
     m, slots = len(counts), len(counts) + 1
-    order = random.Random(repr(list(counts))).sample(range(slots), m)
-    lengths = [1 + (3 * slot + 2) % 5 for slot in range(slots)]
+    order = random.Random(f"{seed} {list(counts)}").sample(range(slots), m)
+    lengths = [1 + (3 * slot + 2 + seed) % 5 for slot in range(slots)]
     pool = right.new_pool(slots, capacity)
     for slot, length in enumerate(lengths):
-        right.step(prompt_of(slot, length, vocab), rows_of((slot,), (0,), (length,)), pool)
+        prompt = prompt_of(100 * seed + slot, length, vocab)
+        right.step(prompt, rows_of((slot,), (0,), (length,)), pool)
     states = [right.read_state(pool, slot) for slot in range(slots)]
     for slot in order[1:] if tenant is not None else ():
         states[slot] = {name: torch.full_like(x, tenant or 0.0) for name, x in
                         states[slot].items()}
-    tokens = [prompt_of(50 + slot, count, vocab) for slot, count in
+    tokens = [prompt_of(100 * seed + 50 + slot, count, vocab) for slot, count in
               zip(order, counts, strict=True)]
     return OneStep(rows_of, tuple(states), capacity, tuple(order),
                    tuple(lengths[slot] for slot in order), tuple(tokens),
