@@ -4,38 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import torch
 
-import rowtwin
-from contracts.schema import Case
 from falsifiers.vectors import manifest
-from falsifiers.vectors.exchange import VectorSet
 from falsifiers.vectors.files import read, write
 from falsifiers.verdict import Finding, Verdict
-
-SOME_STEPS = ("m1", "m3", "chunks", "nan-tenant", "refusals")
-
-
-def some(phase: str, wanted: Callable[[Case], bool]) -> VectorSet:
-    """Return those cases of a phase's vectors that are wanted."""
-    every = rowtwin.vectors_of(phase)
-    return replace(every, cases=tuple(filter(wanted, every.cases)))
-
-
-@cache
-def ops() -> VectorSet:
-    """Return what P4 asks of single ops."""
-    return some("4", lambda case: "model" not in case.given)
-
-
-@cache
-def steps() -> VectorSet:
-    """Return some of the whole steps that P4 asks for."""
-    return some("4", lambda case: case.name.removeprefix("vectors-step-") in SOME_STEPS)
 
 
 def rightly(exported: Path, folder: Path) -> Path:

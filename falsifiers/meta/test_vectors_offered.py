@@ -19,8 +19,8 @@ from falsifiers import candidates
 from falsifiers.candidates import Candidate
 from falsifiers.cli import cases_of_vectors
 from falsifiers.errors import SuiteError
-from falsifiers.meta.answered import steps
 from falsifiers.meta.command import Main, main_of
+from falsifiers.meta.test_vectors_steps import steps
 from falsifiers.session import Wanted
 from falsifiers.vectors import exchange, manifest
 from falsifiers.vectors.exchange import VectorSet, judged

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import rowtwin
+from contracts.schema import Case
 from falsifiers.errors import SuiteError
-from falsifiers.meta.answered import some
 from falsifiers.vectors import exchange
 from falsifiers.vectors.exchange import VectorSet
 from falsifiers.vectors.files import read, write
 from falsifiers.verdict import Finding
+
+
+def some(phase: str, wanted: Callable[[Case], bool]) -> VectorSet:
+    """Return those cases of a phase's vectors that are wanted."""
+    every = rowtwin.vectors_of(phase)
+    return replace(every, cases=tuple(filter(wanted, every.cases)))
 
 
 def answered(folder: Path, wanted: VectorSet) -> Path:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,19 +16,31 @@ from falsifiers.meta.answered import (
     changed,
     finding,
     flipped,
-    ops,
     rightly,
     slots_of,
-    some,
     step_answer,
-    steps,
 )
+from falsifiers.meta.test_vectors_state import some
 from falsifiers.vectors import exchange, manifest
+from falsifiers.vectors.exchange import VectorSet
 from falsifiers.vectors.files import HEADER, read, write
 
+SOME_STEPS = ("m1", "m3", "chunks", "nan-tenant", "refusals")
 OPS = {"norm": "norm", "add_norm": "add_norm", "gated_norm": "gated_norm", "silu_mul": "silu_mul",
        "argmax": "argmax", "embed-Q6_K": "embed", "project-Q4_K": "gemv_rows"}
 """Cases of single ops, and the op that their calls ask for."""
+
+
+@cache
+def ops() -> VectorSet:
+    """Return what P4 asks of single ops."""
+    return some("4", lambda case: "model" not in case.given)
+
+
+@cache
+def steps() -> VectorSet:
+    """Return some of the whole steps that P4 asks for."""
+    return some("4", lambda case: case.name.removeprefix("vectors-step-") in SOME_STEPS)
 
 
 @pytest.fixture(scope="module")
