@@ -15,7 +15,7 @@ from falsifiers.vectors.exchange import VectorSet
 
 WITHOUT = {
     "p0": "a scheduler is no op, and is driven step by step",
-    "p1": "its step is that of a whole model, whose ops the later phases ask for",
+    "p1": "its step is P4's, which asks for it",
     "p2": "a server is judged over HTTP, by `rowtwin witness URL`",
     "p7": "what it keeps are a server's states between requests, which no call has"}
 """Why a phase asks nothing of files."""

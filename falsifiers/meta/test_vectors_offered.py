@@ -9,12 +9,15 @@ import shutil
 import stat
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import rowtwin
 from contracts.schema import Case
+from engine.candidate import PathEngine
+from engine.path import Rows
 from falsifiers import candidates
 from falsifiers.candidates import Candidate
 from falsifiers.cli import cases_of_vectors
@@ -23,10 +26,11 @@ from falsifiers.meta.command import Main, main_of
 from falsifiers.meta.test_vectors_steps import steps
 from falsifiers.session import Wanted
 from falsifiers.vectors import exchange, manifest
+from falsifiers.vectors.calls import Recorder
 from falsifiers.vectors.exchange import VectorSet, judged
 from falsifiers.vectors.files import write
 from falsifiers.vectors.program import Program
-from falsifiers.vectors.steps import StepOps
+from falsifiers.vectors.steps import StepOps, step_of
 
 ROOT = Path(__file__).parents[2]
 NUMPY_STEP = ROOT / "docs" / "examples" / "numpy_step.py"
@@ -108,7 +112,8 @@ def copying(folder: Path, exported: Path, *lines: str) -> Candidate:
 def test_program_is_asked_for_steps_with_the_model_beside_them(exported: Path,
                                                                tmp_path: Path) -> None:
     kept = tmp_path / "seen.gguf"
-    program = copying(tmp_path, exported, f"cp $1/nano-*.gguf {kept} && : > $1/*.gguf",
+    program = copying(tmp_path, exported,
+                      f'for g in $1/*.gguf; do cp "$g" {kept} && : > "$g"; done',
                       "exit 0")
     assert program.arithmetic == "exact-23"
     verdicts = [judged(case, program, steps(), "") for case in steps().cases]
@@ -116,6 +121,16 @@ def test_program_is_asked_for_steps_with_the_model_beside_them(exported: Path,
     call = next(call for call in manifest.load(exported).calls if call.op == "step")
     for path in (kept, exported / "inputs" / call.facts["model"]):
         assert hashlib.sha256(path.read_bytes()).hexdigest() == call.facts["sha256"]
+
+
+def test_step_that_declares_the_ordered_arithmetic_is_held_to_its_bits() -> None:
+    for name, outcome in (("ordered", "passed"), ("exact-23", "failed")):
+        engine = PathEngine(rowtwin.path_of("p4"), rowtwin.load_model("nano").with_arithmetic(name))
+        recorder = Recorder("ordered", partial(step_of, engine, Rows))
+        (case, *_) = [case for case in steps().cases if case.falsifier == "ops_equal_looped_step"]
+        verdict = judged(case, Candidate("mine", StepOps(recorder)), steps(), "")
+        assert verdict.outcome == outcome
+        assert verdict.finding is None or verdict.finding.rule == "truth"
 
 
 def test_program_that_writes_beside_its_answer_is_told(exported: Path,
