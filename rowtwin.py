@@ -78,15 +78,16 @@ def _increment(phase: str | None, chain: tuple[str, ...]) -> Any:
 
 @cache
 def assemble(path: str | None = "newest", stack: str | None = "newest",
-             candidate: str | None = None) -> Subject:
+             candidate: str | None = None, phase: str | None = None) -> Subject:
     """Return what is judged: a decode path and a serving stack by their phases' names.
 
     `newest` takes the last that is built, None leaves the part out. A candidate's functions
-    stand in for the path's ops of the same name. Raises `SuiteError` for an unknown part.
+    stand in for the path's ops of the same name; those of one that is no Python are what `phase`
+    puts before it. Raises `SuiteError` for an unknown part.
     """
     from falsifiers.candidates import load
     from falsifiers.subject import Subject
-    offered = load(candidate) if candidate else None
+    offered = load(candidate, partial(_offer_of, phase)) if candidate else None
     decode, serving = _increment(path, DECODE), _increment(stack, SERVING)
     ops = decode.path() if decode else None
     if offered is not None and ops is not None:
@@ -94,6 +95,10 @@ def assemble(path: str | None = "newest", stack: str | None = "newest",
     return Subject(name=candidate or "in-tree", models=load_model, path=ops,
                    stack=serving.stack() if serving else None, candidate=offered,
                    engine=importlib.import_module("engine.surface").surface())
+
+
+def _offer_of(phase: str | None) -> Any:
+    return importlib.import_module("phases.vector_sets").offer_of(phase)
 
 
 @cache
@@ -111,7 +116,7 @@ def subject_for(case: Case, candidate: str | None = None) -> Subject:
     if path is None and case.phase in SERVING[1:]:
         path = "newest"
     stack = case.phase if case.phase in SERVING else None
-    subject = assemble(path, stack, candidate)
+    subject = assemble(path, stack, candidate, case.phase)
     if subject.candidate is not None:
         subject.candidate.must_offer(contract_of(case.phase).ops)
     if case.tier == "emulate":
@@ -237,6 +242,16 @@ def vectors_of(phase: str) -> VectorSet:
     return cast("VectorSet", importlib.import_module("phases.vector_sets").of(phase, bank))
 
 
+def beside(phase: str) -> tuple[Case, ...]:
+    """Return what a phase asks of a program beside the cases of its contract."""
+    return cast("tuple[Case, ...]", importlib.import_module("phases.vector_sets").beside(phase))
+
+
+def in_force(contract: Contract) -> Contract:
+    """Return a contract with the budget to which its phase holds what is no Python."""
+    return cast("Contract", importlib.import_module("phases.vector_sets").in_force(contract))
+
+
 def golden_makers() -> Makers:
     """Return what makes the goldens: test models, transformers on their weights, and the engine."""
     from contracts.golden import Makers
@@ -280,6 +295,7 @@ def root(ctx: typer.Context) -> None:
         open_model=open_model, assemble=assemble, bisected=bisected, case=case_of,
         golden=golden_makers,
         path_of=path_of, figures=measures, sample_weights=sample_weights, vectors=vectors_of,
+        beside=beside, in_force=in_force,
         nvrtc_missing=nvrtc_missing, trace_map=partial(page, "trace_map"),
         witness_page=partial(page, "witness_page"))
 

@@ -136,12 +136,16 @@ def absolute(spec: str) -> str:
     return f"file:{Path(rest).expanduser().resolve()}" if kind == "file" and rest else spec
 
 
-def load(spec: str) -> Candidate:
-    """Load a candidate by its kind and name; raise `SuiteError` when it cannot be."""
+def load(spec: str, offer: Callable[[], Any] | None = None) -> Candidate:
+    """Load a candidate by its kind and name; raise `SuiteError` when it cannot be.
+
+    `offer` returns the functions that a phase puts before what is no Python (a subclass of
+    `falsifiers.vectors.calls.Offer`); without it they are those that every phase's have.
+    """
     check(spec)
     kind, _, rest = spec.partition(":")
     try:
-        target = foreign.load(spec) if kind in foreign.KINDS else \
+        target = foreign.load(spec, (offer or _functions)()) if kind in foreign.KINDS else \
             _from_file(Path(rest).expanduser()) if kind == "file" else _from_module(rest)
     except SuiteError:
         raise
@@ -151,6 +155,11 @@ def load(spec: str) -> Candidate:
     candidate = Candidate(spec, target)
     _must_be_known(spec, candidate.arithmetic)
     return candidate
+
+
+def _functions() -> Any:
+    from falsifiers.vectors.calls import Offer
+    return Offer
 
 
 def _must_be_known(spec: str, arithmetic: str) -> None:

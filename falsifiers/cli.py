@@ -77,7 +77,10 @@ def gate(
     else:
         for line in sample.lines() if sample else ():
             print(line)
-        print_gate(gated, session.contracts_of())
+        asked = {case.phase for case in cases or () if candidate and not sample}
+        print_gate(gated, session.contracts_of() | {
+            phase: ctx.meta["in_force"](contract) for phase, contract in
+            session.contracts_of().items() if phase in asked})
     from falsifiers.gate import exit_code
     raise typer.Exit(exit_code(gated.results))
 
@@ -125,18 +128,37 @@ def _sampled(ctx: typer.Context, weights: str | None, tensors: int, seed: int,
 
 def cases_of_vectors(ctx: Any, candidate: str | None,
                      wanted: Wanted) -> tuple[Case, ...] | None:
-    """Return the cases that a directory of vectors answers, when it is the candidate."""
+    """Return the cases that a directory of vectors answers, when it is the candidate.
+
+    A program is asked the contract's, and those that its phase has for programs beside them.
+    """
     from falsifiers.errors import SuiteError
     from falsifiers.vectors.foreign import phase_of
+    if candidate and candidate.startswith("cmd:") and wanted.case is None:
+        return _beside(ctx, wanted.phases)
     phase = phase_of(candidate) if candidate else None
     if phase is None:
         return None
     if wanted.phases != (phase,) or wanted.case is not None:
         raise SuiteError(f"candidate {candidate} answers calls of {phase} alone: give --phase "
                          f"{phase.removeprefix('p')} with it")
-    alone = f"rowtwin gate --phase {phase.removeprefix('p')}"  # pytest collects no such case
-    return tuple(case.model_copy(update={"repro": alone})
-                 for case in ctx.meta["vectors"](phase).cases)
+    return tuple(map(_of_the_gate, ctx.meta["vectors"](phase).cases))
+
+
+def _beside(ctx: Any, phases: Sequence[str]) -> tuple[Case, ...] | None:
+    """Return the contracts' cases of phases and those beside them, or None when there are none."""
+    from falsifiers.session import contracts_of
+    beside = [case for phase in phases for case in ctx.meta["beside"](phase)]
+    if not beside:
+        return None
+    own = [case for phase in phases for case in contracts_of()[phase].expand()]
+    return (*own, *map(_of_the_gate, beside))
+
+
+def _of_the_gate(case: Case) -> Case:
+    """Return a case with the command that runs it, since pytest collects no such case."""
+    alone = f"rowtwin gate --phase {case.phase.removeprefix('p')}"
+    return case.model_copy(update={"repro": alone})
 
 
 def _print_json(objects: Sequence[dict[str, Any]], alone: bool) -> None:

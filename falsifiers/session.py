@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import json
 import subprocess
 import sys
 import tempfile
@@ -11,8 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-from pydantic import TypeAdapter
 
 from contracts.schema import Case, Contract, load_all
 from falsifiers import candidates, gate, ledger, receipts, recording, tiers
@@ -168,8 +167,8 @@ def run_pytest(wanted: Wanted, nodes: Sequence[str], device: str,
     with tempfile.TemporaryDirectory(prefix="rowtwin-") as folder:
         book, log = Path(folder, "verdicts.jsonl"), Path(folder, "output.txt")
         if wanted.cases is not None:
-            given = TypeAdapter(tuple[Case, ...]).dump_json(wanted.cases)
-            book.with_name(CASES).write_bytes(given)
+            given = json.dumps([case.model_dump() for case in wanted.cases])  # NaN stays NaN
+            book.with_name(CASES).write_text(given, encoding="utf-8")
         with log.open("wb") as out:
             process = subprocess.Popen(command(wanted, nodes, device, book), cwd=wanted.root,
                                        stdout=out, stderr=subprocess.STDOUT,

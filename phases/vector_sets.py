@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from contracts.schema import Case, Contract
 from falsifiers.errors import SuiteError
 from falsifiers.mutants import Bank
 from falsifiers.vectors.calls import Offer
@@ -13,23 +15,47 @@ from falsifiers.vectors.exchange import VectorSet
 
 WITHOUT = {
     "p0": "a scheduler is no op, and is driven step by step",
-    "p1": "its step is that of a whole model, whose ops the later phases ask for",
+    "p1": "its step is P4's, which asks for it",
     "p2": "a server is judged over HTTP, by `rowtwin witness URL`",
-    "p7": "what it keeps are a server's states between requests, which no call has",
-    "p8": "its graph replays the launches of one device's ops and is no op itself"}
+    "p7": "what it keeps are a server's states between requests, which no call has"}
 """Why a phase asks nothing of files."""
 
 
 def of(phase: str, bank_of: Callable[[str], Bank]) -> VectorSet:
     """Return a phase's calls; raise `SuiteError` for a phase that has none."""
-    having = {path.parent.name.split("_")[0]: path.parent.name
-              for path in Path(__file__).parent.glob("p*/vectors.py")}
     name = f"p{phase.removeprefix('p')}"
-    if name not in having:
-        told = ", ".join(one.removeprefix("p") for one in sorted(having))
+    asked = _module(name)
+    if asked is None:
+        told = ", ".join(one.removeprefix("p") for one in sorted(_having()))
         why = f", for {WITHOUT[name]}" if name in WITHOUT else ""
         raise SuiteError(f"phase {phase!r} has no vectors{why}: choose one of {told}")
-    asked = importlib.import_module(f"phases.{having[name]}.vectors")
     bank, cases = bank_of(name), tuple(asked.cases())
-    return VectorSet(bank.contract, cases, bank.falsifiers, asked.right, asked.ARITHMETIC,
-                     bank.subject_for(cases[0]).path, getattr(asked, "OFFER", Offer))
+    return VectorSet(in_force(bank.contract), cases, bank.falsifiers, asked.right,
+                     asked.ARITHMETIC, bank.subject_for(cases[0]), offer_of(name))
+
+
+def offer_of(phase: str | None) -> type[Offer]:
+    """Return the functions that a phase puts before a program, or those that all of them have."""
+    return getattr(_module(phase), "OFFER", Offer)
+
+
+def in_force(contract: Contract) -> Contract:
+    """Return a contract with the budget to which its phase holds what is no Python."""
+    own = getattr(_module(contract.phase), "OWN", contract.parity.own)
+    return contract.model_copy(update={
+        "parity": contract.parity.model_copy(update={"own": own})})
+
+
+def beside(phase: str) -> tuple[Case, ...]:
+    """Return the cases that a phase asks of a program beside its contract's."""
+    return tuple(getattr(_module(phase), "beside", tuple)())
+
+
+def _having() -> dict[str, str]:
+    return {path.parent.name.split("_")[0]: path.parent.name
+            for path in Path(__file__).parent.glob("p*/vectors.py")}
+
+
+def _module(phase: str | None) -> Any:
+    package = _having().get(phase or "")
+    return importlib.import_module(f"phases.{package}.vectors") if package else None

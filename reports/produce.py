@@ -15,6 +15,7 @@ from contracts.schema import Case, Contract
 from falsifiers import candidates, gate, mutants, recording, session, tiers
 from falsifiers.errors import SuiteError
 from falsifiers.session import ROOT, Gated, Wanted
+from falsifiers.vectors import foreign
 from falsifiers.verdict import Verdict
 from reports import claims, environment, files, killing, speeds
 from reports.evidence import NOT_ASKED, Evidence, Kills, OwnRun
@@ -105,7 +106,10 @@ def set_aside(candidate: str | None, phases: Sequence[str],
     offered = candidates.load(candidate)
     engine = offered.op("engine") is not None
     known = sorted({op for phase in phases for op in contracts[phase].ops})
-    aside = {phase: "the candidate has none of this phase's functions" for phase in phases
+    why = "what this phase asks of a program, if anything, is asked by `rowtwin gate` alone" \
+        if candidate.partition(":")[0] in foreign.KINDS else \
+        "the candidate has none of this phase's functions"
+    aside = {phase: why for phase in phases
              if not any(offered.op(op) for op in contracts[phase].ops)
              and not (engine and "step" in contracts[phase].ops)}
     if "engine" in phases:

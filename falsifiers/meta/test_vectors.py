@@ -171,6 +171,11 @@ HOSTILE: list[tuple[Callable[[Path], object], str, str]] = [
      "is not a safetensors file: "),
     (lambda path: path.write_bytes(b" " * (HEADER + 2000)), "crash", "bytes, but at most"),
     (lambda path: write(path, {}, {"arithmetic": "exact-23"}), "shape", "has no tensor 'out'"),
+    (lambda path: write(path, {**read(path, 1 << 20)[0], "more\x1b": torch.zeros(1)},
+                        {"arithmetic": "exact-23"}), "shape",
+     r"has a tensor 'more\\x1b' that was not asked for"),
+    (lambda path: write(path, {}, {"arithmetic": "exact-23", "refused": "too wide\n"}), "law",
+     r"refuses a call that can be made: 'too wide\\n'"),
     (lambda path: changed(path, lambda out: out.T), "shape",
      r"out has shape \[17, 3\], but should have \[3, 17\]"),
     (lambda path: changed(path, lambda out: out[:, :16]), "shape", "out has shape"),
@@ -214,6 +219,8 @@ def _linked(name: str) -> Callable[[Path], object]:
     (_linked("manifest.json"), "is a symbolic link"),
     (_linked("outputs"), "is a symbolic link"),
     (lambda folder: shutil.rmtree(folder / "outputs"), "nothing has answered these calls yet"),
+    (lambda folder: write(folder / "outputs" / "a\x1b.safetensors", {}, {}),
+     r"answers a call that was not asked, 'a\\x1b'"),
     (lambda folder: (folder / "manifest.json").write_bytes(b"\xff{"), "is not JSON"),
     (lambda folder: (folder / "manifest.json").write_text("[" * 9999), "is not JSON"),
     (lambda folder: (folder / "manifest.json").write_text("[]"), "is not a manifest: the whole"),
@@ -232,7 +239,9 @@ def test_directory_that_is_none_is_refused_in_one_sentence(
 
 
 def test_call_that_the_directory_does_not_hold_is_an_error(whole: Path) -> None:
+    gone = manifest.load(whole).calls[0].name
     _manifest(lambda data: data["calls"].pop(0))(whole)  # type: ignore[attr-defined]
+    (whole / "outputs" / f"{gone}.safetensors").unlink()
     result, verdicts = judged(whole)
     assert (result.verdict, result.error) == ("UNMEASURABLE", 1)
     assert any("does not hold the call" in (v.reason or "") for v in verdicts)

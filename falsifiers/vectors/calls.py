@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -23,8 +23,9 @@ from falsifiers.sample import printable
 from falsifiers.vectors.files import UnreadableError, read
 from falsifiers.verdict import Finding, Rung
 
-ARITHMETIC, DECLINED = "arithmetic", "declined"
-"""What an answer's metadata may say: the arithmetic it keeps, and why it was not made."""
+ARITHMETIC, DECLINED, REFUSED = "arithmetic", "declined", "refused"
+"""What an answer's metadata may say: the arithmetic it keeps, why it was not made, and why a call
+cannot be made by anyone."""
 OWN = "own"
 Outputs = Mapping[str, tuple[int, ...]]
 
@@ -41,6 +42,10 @@ class Call:
     inputs: Mapping[str, Tensor]
     outputs: Outputs
     """Shapes of what it must answer, all f32."""
+    files: tuple[Path, ...] = ()
+    """Files that stand beside its own, named with their digests among the facts."""
+    refusable: bool = False
+    """Whether an answer may say why nobody could make it."""
 
     @cached_property
     def name(self) -> str:
@@ -63,6 +68,10 @@ class Call:
         return sum(4 * torch.Size(shape).numel() for shape in self.outputs.values())
 
 
+class Refused(Exception):
+    """An answer says that a call cannot be made by anyone, and why."""
+
+
 class Answerer(Protocol):
     """Whoever answers calls."""
 
@@ -71,11 +80,22 @@ class Answerer(Protocol):
         """The arithmetic it declares; `own` when it says nothing."""
 
     def answer(self, call: Call) -> Mapping[str, Tensor]:
-        """Return the call's outputs; raise `ParityBroken` or `Declined` when there are none."""
+        """Return the call's outputs.
+
+        Raises `ParityBroken` or `Declined` when there are none, `Refused` where the call may be.
+        """
 
 
 class Offer:
     """A candidate with the functions of a phase, each call put to an answerer."""
+
+    probe: ClassVar[Call] = Call(
+        "gemv_rows", "probe", {"type": "Q4_K"},
+        {"weights": torch.zeros(1, 144, dtype=torch.uint8), "x": torch.zeros(1, 256)},
+        {"out": (1, 1)})
+    """A call whose answer is read only for the arithmetic that it declares."""
+    no_program: ClassVar[str] = ""
+    """Why a program that is started for every call cannot be judged; empty where it can."""
 
     def __init__(self, answerer: Answerer) -> None:
         self.answerer = answerer
@@ -171,8 +191,9 @@ def declared(path: Path, most: int) -> str | None:
 def answered(call: Call, path: Path, arithmetic: str) -> dict[str, Tensor]:
     """Return the outputs that a file holds for a call, held to their shapes and to f32.
 
-    Raises `Declined` when the file says why it was not made, and `ParityBroken` for a file that
-    is missing, cannot be read, or was made in another arithmetic than the first was.
+    Raises `Declined` when the file says why it was not made, `Refused` when it says why a call that
+    may be refused cannot be, and `ParityBroken` for a file that is missing, cannot be read, holds
+    other tensors than were asked for, or was made in another arithmetic than the first was.
     """
     try:
         tensors, told = read(path, call.answer_bytes)
@@ -183,6 +204,10 @@ def answered(call: Call, path: Path, arithmetic: str) -> dict[str, Tensor]:
     if (other := told.get(ARITHMETIC, OWN)) != arithmetic:
         broken("law", f"{path} declares the arithmetic '{printable(other)}', but the first answer "
                       f"declares '{printable(arithmetic)}'")
+    if REFUSED in told:
+        if call.refusable:
+            raise Refused(printable(told[REFUSED]))
+        broken("law", f"{path} refuses a call that can be made: {printable(told[REFUSED])}")
     for name, shape in call.outputs.items():
         if name not in tensors:
             broken("shape", f"{path} has no tensor {name!r}")
@@ -192,6 +217,8 @@ def answered(call: Call, path: Path, arithmetic: str) -> dict[str, Tensor]:
         if tensors[name].dtype != torch.float32:
             broken("dtype", f"{path}: {name} has dtype {tensors[name].dtype}, but should have "
                             f"{torch.float32}")
+    if strays := tensors.keys() - call.outputs.keys():
+        broken("shape", f"{path} has a tensor {printable(min(strays))} that was not asked for")
     return {name: tensors[name] for name in call.outputs}
 
 
@@ -211,9 +238,17 @@ class Recorder:
 
     def answer(self, call: Call) -> dict[str, Tensor]:
         """Return the right outputs of a call."""
-        kept = self.kept.get(call.name) or Kept(call, self.right(call))
+        kept = self.kept.setdefault(call.name, self.kept.get(call.name) or self._made(call))
         kept.cases[self.case] = None
-        return self.kept.setdefault(call.name, kept).outputs
+        if REFUSED in kept.told:
+            raise Refused(kept.told[REFUSED])
+        return kept.outputs
+
+    def _made(self, call: Call) -> Kept:
+        try:
+            return Kept(call, self.right(call))
+        except Refused as refused:
+            return Kept(call, {}, {REFUSED: str(refused)})
 
 
 @dataclass(frozen=True)
@@ -222,4 +257,6 @@ class Kept:
 
     call: Call
     outputs: dict[str, Tensor]
+    told: dict[str, str] = field(default_factory=dict)
+    """What the answer says beside its arithmetic."""
     cases: dict[str, None] = field(default_factory=dict)

@@ -16,7 +16,8 @@ vectors_app = typer.Typer(no_args_is_help=True,
 app.add_typer(vectors_app, name="vectors")
 
 NOT_PROVEN = ("more than these calls of {ops} ask, or that each call was made by itself: files "
-              "cannot show it, but cmd:PROGRAM runs each in a process of its own")
+              "cannot show it, {but}")
+OF_ITS_OWN = "but cmd:PROGRAM runs each in a process of its own"
 """What a pass of a directory does not say, beside the contract's."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 
@@ -57,7 +58,9 @@ def check(
     tiers.one_thread()
     told = manifest.load(folder)
     wanted = ctx.meta["vectors"](told.phase)
-    not_proven = NOT_PROVEN.format(ops=" and ".join(sorted({call.op for call in told.calls})))
+    not_proven = NOT_PROVEN.format(
+        ops=", ".join(sorted({call.op for call in told.calls})),
+        but=f"and {wanted.offer.no_program}" if wanted.offer.no_program else OF_ITS_OWN)
     with Progress(as_json) as tell:
         verdicts = exchange.check(folder, wanted, tell)
     result = gate.judge_phase(wanted.contract.phase, verdicts, wanted.cases)

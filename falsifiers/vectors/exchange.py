@@ -8,6 +8,7 @@ both times and named by its content, so nothing in the directory but its outputs
 from __future__ import annotations
 
 import shlex
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -26,6 +27,7 @@ from falsifiers.folders import whole
 from falsifiers.judge import Judge
 from falsifiers.lazy import readable
 from falsifiers.mutants import Attack
+from falsifiers.sample import printable
 from falsifiers.subject import Subject
 from falsifiers.vectors import calls
 from falsifiers.vectors import manifest as forms
@@ -50,8 +52,8 @@ class VectorSet:
     """Answers a call as the engine does."""
     arithmetic: str
     """The arithmetic of those answers."""
-    path: Any
-    """The phase's own path, in which a candidate's functions stand."""
+    subject: Subject
+    """The phase's own path, in which a candidate's functions stand, and the test models."""
     offer: type[Offer] = Offer
     """Has the functions that the phase's calls are made through."""
 
@@ -67,6 +69,10 @@ class Directory:
             raise SuiteError(f"{self.outputs} is a symbolic link, which is not followed")
         if not self.outputs.is_dir() or not any(self.outputs.iterdir()):
             raise SuiteError(f"{self.outputs} is empty: nothing has answered these calls yet")
+        strays = {path.stem for path in self.outputs.glob(file_of("*"))} - self.names
+        if strays:
+            raise SuiteError(f"{self.outputs} answers a call that was not asked, "
+                             f"{printable(min(strays))}")
 
     @cached_property
     def arithmetic(self) -> str:
@@ -103,7 +109,9 @@ def export(folder: Path, wanted: VectorSet) -> Manifest:
         for name, one in kept.items():
             write(part / INPUTS / file_of(name), one.call.inputs, one.call.metadata)
             write(part / EXPECTED / file_of(name), one.outputs,
-                  {calls.ARITHMETIC: wanted.arithmetic})
+                  {calls.ARITHMETIC: wanted.arithmetic, **one.told})
+        for file in {file for one in kept.values() for file in one.call.files}:
+            shutil.copyfile(file, part / INPUTS / file.name)
         made = manifest_of(kept, wanted)
         (part / NAME).write_text(made.model_dump_json(indent=1) + "\n", encoding="utf-8")
     return made
@@ -163,8 +171,9 @@ def check(folder: Path, wanted: VectorSet,
 def judged(case: Case, candidate: Candidate, wanted: VectorSet, repro: str) -> Verdict:
     """Run one case over a candidate and return the verdict."""
     judge, started, error = Judge(case), time.perf_counter(), None
-    own = {f.name: op for f in fields(wanted.path) if (op := candidate.op(f.name))}
-    subject = Subject(candidate.name, models=_no_models, path=replace(wanted.path, **own),
+    path = wanted.subject.path
+    own = {f.name: op for f in fields(path) if (op := candidate.op(f.name))}
+    subject = replace(wanted.subject, name=candidate.name, path=replace(path, **own),
                       candidate=candidate)
     before = candidate.target.asked
     try:
@@ -175,7 +184,3 @@ def judged(case: Case, candidate: Candidate, wanted: VectorSet, repro: str) -> V
         error = ended
     return recording.record(case, error, judge, subject=candidate.name, repro=repro,
                             seconds=time.perf_counter() - started)
-
-
-def _no_models(name: str) -> Any:
-    raise SuiteError(f"vectors are about ops alone, but a case asks for the model {name!r}")

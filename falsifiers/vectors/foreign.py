@@ -1,6 +1,7 @@
 """Candidates that are no Python: `cmd:PROGRAM`, `vectors:DIR`, and why `server:URL` is neither.
 
-Nothing here imports torch before a candidate is loaded: pytest looks at one before it may.
+Nothing here imports torch before a candidate is loaded: pytest looks at one before it may. Which
+functions stand before a program is for the phase to say, so it is handed in.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ import os
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from falsifiers.errors import SuiteError
 from falsifiers.lazy import readable
 from falsifiers.vectors import manifest
+
+if TYPE_CHECKING:
+    from falsifiers.vectors.calls import Offer
 
 KINDS = ("cmd", "vectors", "server")
 
@@ -63,13 +67,13 @@ def absolute(spec: str) -> str:
                                          for word in others)])
 
 
-def load(spec: str) -> Any:
-    """Return what offers a phase's functions in place of a module."""
-    from falsifiers.vectors.calls import Offer
+def load(spec: str, offer: type[Offer]) -> Any:
+    """Return a phase's functions, `offer`, before a program or a directory, for a module."""
     if spec.startswith("cmd:"):
         from falsifiers.vectors.program import Program
-        return Offer(Program(words(spec)))
+        if offer.no_program:
+            raise SuiteError(f"candidate {spec}: {offer.no_program}, so answer a directory in one "
+                             f"process: rowtwin vectors export DIR")
+        return offer(Program(words(spec), probe=offer.probe))
     from falsifiers.vectors.exchange import Directory
-    from falsifiers.vectors.row_ops import RowOps
-    held = Directory(Path(spec.partition(":")[2]).expanduser())
-    return RowOps(held) if held.manifest.phase == "p4" else Offer(held)
+    return offer(Directory(Path(spec.partition(":")[2]).expanduser()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -15,29 +16,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO
 
-import torch
 from torch import Tensor
 
 from falsifiers.group import end_group, none_left
 from falsifiers.sample import printable
-from falsifiers.vectors.calls import OWN, Call, answered, broken, declared
+from falsifiers.vectors.calls import OWN, Call, Offer, answered, broken, declared
 from falsifiers.vectors.files import UnreadableError, write
 
 LIMIT = 60.0
 """Seconds that a program may take for one call."""
 TOLD = 200
 """Letters of a program's last words that are repeated."""
-PROBE = Call("gemv_rows", "probe", {"type": "Q4_K"},
-             {"weights": torch.zeros(1, 144, dtype=torch.uint8), "x": torch.zeros(1, 256)},
-             {"out": (1, 1)})
-"""A call whose answer is read only for the arithmetic it declares."""
 
 
 class Program:
     """An answerer that runs a program for every call."""
 
-    def __init__(self, argv: Sequence[str], limit: float = LIMIT) -> None:
-        self.argv, self.limit = list(argv), limit
+    def __init__(self, argv: Sequence[str], limit: float = LIMIT,
+                 probe: Call = Offer.probe) -> None:
+        self.argv, self.limit, self.probe = list(argv), limit, probe
         self.dead = ""
         """Why the program is not run again: one that hung once would hang at every call."""
 
@@ -46,7 +43,7 @@ class Program:
         """The arithmetic that it declares with a first answer; `own` when there is none."""
         with _scratch() as folder:
             try:
-                return declared(self._run(PROBE, folder), PROBE.answer_bytes) or OWN
+                return declared(self._run(self.probe, folder), self.probe.answer_bytes) or OWN
             except (UnreadableError, AssertionError):  # told by every case that asks for a call
                 return OWN
 
@@ -62,6 +59,8 @@ class Program:
         for part in (asked, due):
             part.mkdir()
         write(asked / f"{call.name}.safetensors", call.inputs, call.metadata)
+        for file in call.files:  # a copy: a program may write into what it is given
+            shutil.copyfile(file, asked / file.name)
         if self.dead:
             broken("crash", self.dead)
         with tempfile.TemporaryFile() as heard, none_left():  # a file without a name to reach
@@ -83,7 +82,12 @@ class Program:
             if code:
                 ended = f"was killed by signal {-code}" if code < 0 else f"exited {code}"
                 broken("crash", f"{self.argv[0]} {ended} at the call {call.name}{_last(heard)}")
-        return due / f"{call.name}.safetensors"
+        answer = due / f"{call.name}.safetensors"
+        with contextlib.suppress(OSError):  # a folder that is gone holds no answer either
+            if strays := set(os.listdir(due)) - {answer.name}:
+                broken("law", f"{self.argv[0]} wrote {printable(min(strays))} beside its answer "
+                              f"to the call {call.name}")
+        return answer
 
 
 @contextlib.contextmanager

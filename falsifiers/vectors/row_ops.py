@@ -1,6 +1,9 @@
-"""Ops that work on each row of a step by itself, as calls: norms, the FFN's product, argmax."""
+"""Ops that work on each row of a step by itself, as calls: all of a step but those with state."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -10,6 +13,29 @@ from falsifiers.vectors.calls import Call, Offer, broken, plain
 
 class RowOps(Offer):
     """A candidate that has these functions too."""
+
+    probe: ClassVar[Call] = Call("argmax", "probe", {}, {"logits": torch.zeros(1, 4)},
+                                 {"out": (1,)})
+
+    def embed(self, weight: Any, tokens: Sequence[int], out: Tensor) -> None:
+        """Write the dequantised rows of `tokens` into out[t, K]."""
+        given = {"weights": torch.tensor(weight.raw),
+                 "tokens": torch.tensor(tokens, dtype=torch.int32)}
+        label = f"{weight.kind}-k{weight.k}-t{len(out)}"
+        self._put(Call("embed", label, {"type": weight.kind}, given, {"out": tuple(out.shape)}),
+                  out=out)
+
+    def project(self, weight: Any, x: Tensor, out: Tensor) -> None:
+        """Write W x for every row of x[t, K] into out[t, N]."""
+        self.gemv_rows(weight, x, out)
+
+    def add_norm(self, norm: Callable[..., None], x: Tensor, y: Tensor, weight: Tensor, eps: float,
+                 total: Tensor, out: Tensor) -> None:
+        """Write x + y of [t, n] into `total` and its norm, times weight, into out."""
+        given = {"x": plain(x), "y": plain(y), "weight": plain(weight), "eps": torch.tensor([eps])}
+        shapes = {"total": tuple(total.shape), "out": tuple(out.shape)}
+        self._put(Call("add_norm", "x".join(map(str, x.shape)), {}, given, shapes),
+                  total=total, out=out)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
         """Write the norm of x's last axis, times weight, into out of x's shape."""
@@ -38,5 +64,11 @@ class RowOps(Offer):
     def _made(self, op: str, inputs: dict[str, Tensor], out: Tensor) -> None:
         given = {name: plain(x) for name, x in inputs.items()}
         label = "x".join(map(str, next(iter(given.values())).shape))
-        out.copy_(self._answer(Call(op, label, {}, given, {"out": tuple(out.shape)}))["out"])
+        self._put(Call(op, label, {}, given, {"out": tuple(out.shape)}), out=out)
+
+    def _put(self, call: Call, **outs: Tensor) -> None:
+        """Put a call and write each of its outputs where it belongs."""
+        answer = self._answer(call)
+        for name, out in outs.items():
+            out.copy_(answer[name])
 

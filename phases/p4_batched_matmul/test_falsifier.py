@@ -11,21 +11,30 @@ from typing import Any
 import torch
 
 from contracts.schema import Case
-from engine.candidate import Engine, engine_of, is_whole
+from engine.candidate import Engine, PathEngine, engine_of, is_whole
 from engine.path import Path, Rows, traced
+from engine.weights import EXACT
 from falsifiers.errors import Declined
 from falsifiers.judge import Judge
 from falsifiers.streams import Batch, Stream, alone, bad_steps, prompt_of, state_digest
 from falsifiers.subject import Subject
 from falsifiers.traces import Trace, hold_traces
-from phases.p4_batched_matmul import attacks, increment
+from falsifiers.vectors import step_rows
+from phases.p4_batched_matmul import attacks, increment, row_calls
 from phases.p4_batched_matmul.looped import looped
 
 CAPACITY = 96
 
 
 def test_rows_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
+    if "op" in case.given:
+        _must_have_op(case["op"], subject)
+        row_calls.hold_alone(judge, subject.path, case, _arithmetic(subject))
+        return
     engine, model = _engine(case, subject)
+    if "counts" in case.given:
+        step_rows.hold_alone(judge, engine, _one_step(case, model))
+        return
     draw = random.Random(case["m"])
     batch = Batch(engine, Rows, judge, slots=case["m"] + 1, capacity=CAPACITY)
     order = draw.sample(range(case["m"] + 1), case["m"])
@@ -40,26 +49,37 @@ def test_rows_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
 
 
 def test_ops_equal_looped_step(case: Case, subject: Subject, judge: Judge) -> None:
+    (engine, model), oracle = _engine(case, subject), subject.models(case["model"])
+    whole = is_whole(subject.candidate)  # whose ops cannot be traced
+    if whole:
+        oracle = oracle.with_arithmetic(_arithmetic(subject))
+    if "counts" in case.given:
+        own = subject.candidate is not None and not subject.candidate.bitwise
+        step_rows.hold_true(judge, engine, PathEngine(increment.path(), oracle),
+                            _one_step(case, model), step_rows.OWN_STEP if own else None)
+        return
     _must_be_bitwise(subject)
-    path, oracle = _own_step(subject), subject.models(case["model"])
-    model = oracle.to(subject.device) if subject.device != "cpu" else oracle
     m, draw = case["m"], random.Random(100 + case["m"])
-    pools = model.new_pool(m + 1, CAPACITY), oracle.new_pool(m + 1, CAPACITY)
+    pool, peer = (made.new_pool(m + 1, CAPACITY) for made in (engine, oracle))
     slots, held = draw.sample(range(m + 1), m), dict.fromkeys(range(m + 1), 0)
     for step in range(case["steps"]):
         counts = tuple(1 + (3 * i + step) % 5 if step % 2 == 0 else 1 for i in range(m))
         rows = Rows(tuple(slots), tuple(held[s] for s in slots), counts)
         tokens = prompt_of(step, sum(counts), model.config.vocab)
         got, want = Trace(), Trace()
-        logits = traced(path, got).step(model, pools[0], tokens, rows)
-        right = looped(oracle, pools[1], tokens, rows, want)
-        hold_traces(judge, got, want, step=step)
+        seen = engine if whole else PathEngine(traced(subject.path, got), model)
+        logits = seen.step(tokens, rows, pool)
+        right = looped(oracle, peer, tokens, rows, want)
+        if not whole:
+            hold_traces(judge, got, want, step=step)
         judge.equal("logits", logits, right, rule="truth", step=step)
         held.update({s: held[s] + count for s, count in zip(slots, counts, strict=True)})
         for slot, length in held.items():
-            for name, view in pools[0].slot(slot).named(length).items():
-                judge.equal(name, view, pools[1].slot(slot).named(length)[name], rule="truth",
-                            slot=slot, step=step)
+            right_state, state = peer.slot(slot).named(length), engine.read_state(pool, slot)
+            if state.keys() == right_state.keys():  # an engine of its own may keep it otherwise
+                for name, right in right_state.items():
+                    judge.equal(name, state[name][:len(right)], right, rule="truth", slot=slot,
+                                step=step)
         draw.shuffle(slots)
 
 
@@ -118,6 +138,9 @@ def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judg
     engine, model = _engine(case, subject)
     if not hasattr(engine, "write_state"):
         raise Declined("the candidate's engine has no write_state(), so no slot can be poisoned")
+    if "counts" in case.given:
+        step_rows.hold_alone(judge, engine, _one_step(case, model))
+        return
     victim = _solo(engine, model, 80, 2, 2)
     for order in ((2, 0), (0, 2), (1, 0, 2)):
         pool = engine.new_pool(3, CAPACITY)
@@ -139,13 +162,15 @@ def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judg
 
 def test_refusals_change_nothing(case: Case, subject: Subject, judge: Judge) -> None:
     engine, model = _engine(case, subject)
-    batch = Batch(engine, Rows, judge, slots=3, capacity=8)
-    for slot in range(2):
+    batch, fresh = Batch(engine, Rows, judge, slots=3, capacity=8), case.given.get("fresh")
+    for slot in range(0 if fresh else 2):
         batch.join(slot, _solo(engine, model, 90 + slot, 2, 2, 8))
-    batch.step([0, 1])
+    if not fresh:
+        batch.step([0, 1])
     for name, value, tokens, rows in bad_steps(Rows, model.config.vocab):
         batch.refuse(name, value, tokens, rows)
-    batch.step([1, 0])
+    if not fresh:
+        batch.step([1, 0])
 
 
 def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
@@ -223,10 +248,14 @@ def test_kernels_give_the_reference_bits(case: Case, subject: Subject, judge: Ju
         attacks.hold_functions(judge, subject.engine.kernel("pointwise"), subject.device)
     elif case["op"] == "carried":
         attacks.hold_carried(judge, _own_step(subject), subject.device, case["m"], case["n"])
+    elif case["op"] in ("embed", "project"):
+        _must_have_op(case["op"], subject)
+        row_calls.hold_true(judge, subject.path, case, _arithmetic(subject))
     elif case["op"] == "add_norm":
-        path = _own_step(subject)
-        fused = partial(path.add_norm, path.norm) if case.tier in ("cuda", "emulate") else (
-            _kernel(case, path.add_norm))
+        _must_have_op(case["op"], subject)
+        own = subject.path.add_norm
+        kernel = _kernel(case, own)  # the tree's alone is given no norm there
+        fused = partial(own, subject.path.norm) if kernel is own else kernel
         attacks.hold_add_norm(judge, fused, subject.device, case["n"])
     else:
         hold = {"norm": attacks.hold_norm, "gated_norm": attacks.hold_gated_norm,
@@ -266,12 +295,30 @@ def _engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
     return engine_of(subject.path, candidate, model), model
 
 
+def _one_step(case: Case, model: Any) -> step_rows.OneStep:
+    """Return a step from states that no answer has a part in."""
+    return step_rows.drawn(PathEngine(increment.path(), model), Rows, model.config.vocab,
+                           case["counts"], case["capacity"], case.given.get("tenant"))
+
+
 def _own_step(subject: Subject) -> Path:
     """Return the path when its step is the tree's, so that its ops can be seen."""
     if is_whole(subject.candidate):
         raise Declined("the ops of a foreign step cannot be traced")
     path: Path = subject.path
     return path
+
+
+def _must_have_op(op: str, subject: Subject) -> None:
+    if is_whole(subject.candidate) and subject.candidate.op(op) is None:
+        raise Declined(f"the candidate's step is its own and it offers no {op}, so the tree's "
+                       f"would be judged")
+
+
+def _arithmetic(subject: Subject) -> str:
+    """Return the arithmetic whose bits products are held to."""
+    candidate = subject.candidate
+    return candidate.arithmetic if candidate is not None and candidate.bitwise else EXACT
 
 
 def _must_be_bitwise(subject: Subject) -> None:

@@ -1,33 +1,81 @@
-"""What P4 asks of programs in other languages: calls of the ops beside its products."""
+"""What P4 asks of programs in other languages: whole steps, and the ops of a step's rows."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from contracts.schema import Case
-from engine import ops
+from engine.blocks import TYPES
+from engine.candidate import PathEngine
+from engine.path import Rows
+from engine.testmodels import load
 from engine.weights import EXACT
 from falsifiers.vectors.calls import Call
-from falsifiers.vectors.row_ops import RowOps
+from falsifiers.vectors.step_rows import OWN_STEP
+from falsifiers.vectors.steps import StepOps, step_of
+from phases.p4_batched_matmul import increment, row_calls
 
 ARITHMETIC = EXACT
-"""The engine's arithmetic; both of its names mean the same bits in these ops."""
-OFFER = RowOps
+"""The engine's arithmetic; `ordered` has other bits in products alone."""
+OFFER, OWN = StepOps, OWN_STEP
+MODEL, CAPACITY = "nano", 16
+WIDTHS = [1, 2, 3, 5, 8, 9, 17]
 
 
 def cases() -> Iterator[Case]:
-    """Yield cases of P4's falsifiers; argmax must be taken, as in the contract."""
+    """Yield cases of P4's falsifiers; steps and argmax must be taken, as in the contract."""
+    yield from steps()
+    yield from rows()
     for vocab in (509, 4096):
         yield _case("argmax_takes_the_lowest_index", f"argmax-vocab{vocab}", must=True,
                     vocab=vocab, stride=vocab + 7)
     yield _case("argmax_refuses_nan", "argmax-nan", must=True, vocab=509, rows=5)
-    for op, sizes in (("norm", (128, 300)), ("silu_mul", (512, 1500)), ("gated_norm", (4,))):
+
+
+def steps() -> Iterator[Case]:
+    """Yield cases of whole steps of a small model, none of which asks what an answer decides."""
+    for m in (1, 2, 3, 5, 8):
+        yield _step("rows_equal_solo", f"m{m}", counts=[1] * m)
+    yield _step("rows_equal_solo", "chunks", counts=[1, 4, 2, 1])
+    yield from true()
+    yield _step("neighbours_cannot_reach_a_row", "nan-tenant", tenant=math.nan, counts=[1, 1, 2])
+    yield _step("neighbours_cannot_reach_a_row", "huge-tenant", tenant=3e38, counts=[1, 2])
+    yield _step("refusals_change_nothing", "refusals", fresh=True)
+
+
+def true() -> Iterator[Case]:
+    """Yield cases of whole steps that are held to the engine's."""
+    for name, counts in (("m1", [1]), ("m3", [1, 1, 1]), ("chunks", [1, 4, 2, 1])):
+        yield _step("ops_equal_looped_step", name, counts=counts)
+
+
+def beside() -> Iterator[Case]:
+    """Yield cases that the contract lacks: the truth of steps in any arithmetic, and single ops."""
+    yield from true()
+    yield from rows()
+
+
+def rows() -> Iterator[Case]:
+    """Yield cases of single ops on rows, which a whole step has inside."""
+    for op, n in (("norm", 300), ("add_norm", 300), ("gated_norm", 256), ("silu_mul", 300),
+                  ("argmax", 509)):
+        yield _case("rows_equal_solo", op, op=op, n=n, m=WIDTHS)
+    for op, sizes in (("norm", (128, 300)), ("add_norm", (128, 300)), ("silu_mul", (512, 1500)),
+                      ("gated_norm", (4,))):
         for n in sizes:
             yield _case("kernels_give_the_reference_bits", f"{op}-n{n}", op=op, n=n)
+    for kind in TYPES:
+        for op in ("embed", "project"):
+            yield _case("rows_equal_solo", f"{op}-{kind}", op=op, n=256, kind=kind, m=WIDTHS)
+            yield _case("kernels_give_the_reference_bits", f"{op}-{kind}", op=op, n=256, kind=kind)
+
+
+def _step(falsifier: str, name: str, **given: Any) -> Case:
+    return _case(falsifier, f"step-{name}", must=True, model=MODEL, capacity=CAPACITY, **given)
 
 
 def _case(falsifier: str, name: str, must: bool = False, **given: Any) -> Case:
@@ -37,11 +85,7 @@ def _case(falsifier: str, name: str, must: bool = False, **given: Any) -> Case:
 
 def right(call: Call) -> dict[str, Tensor]:
     """Answer a call as the engine does."""
-    given, out = dict(call.inputs), torch.empty(call.outputs["out"])
-    if call.op == "argmax":
-        chosen = torch.empty(out.shape, dtype=torch.int64)
-        ops.argmax(given["logits"], chosen, refuse=False)
-        return {"out": chosen.float()}
-    eps = [float(given.pop("eps"))] if "eps" in given else []
-    getattr(ops, call.op)(*given.values(), *eps, out)
-    return {"out": out}
+    if call.op == "step":
+        model = load(call.facts["model"].rpartition("-")[0])  # what follows is a digest
+        return step_of(PathEngine(increment.path(), model), Rows, call)
+    return row_calls.right(call)

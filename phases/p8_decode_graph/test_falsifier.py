@@ -17,12 +17,16 @@ from falsifiers.errors import Declined
 from falsifiers.judge import Judge, as_bits
 from falsifiers.streams import Batch, prompt_of, state_digest
 from falsifiers.subject import Subject
-from phases.p8_decode_graph import attacks
+from falsifiers.vectors import step_rows
+from phases.p8_decode_graph import attacks, increment
 from phases.p8_decode_graph.attacks import CAPACITY, graphs_of, stream_of, with_graphs
 
 
 def test_graph_equals_single(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, _ = _engine(case, subject)
+    engine, model = _engine(case, subject)
+    if "counts" in case.given:
+        _one_step(case, subject, judge, engine, model)
+        return
     m, draw = case["m"], random.Random(case["m"])
     batch = Batch(engine, Rows, judge, slots=m + 2, capacity=CAPACITY)
     order = draw.sample(range(m + 2), m)
@@ -283,6 +287,19 @@ def test_traced_steps_report(case: Case, subject: Subject, judge: Judge) -> None
     judge.equal("logits", logits, plain)
     judge.law(("head", 0) in seen and ("0.conv_step", 1) in seen, f"a traced step told of "
               f"{len(seen)} ops, the head and the first convolution not among them")
+
+
+def _one_step(case: Case, subject: Subject, judge: Judge, engine: Engine, model: Any) -> None:
+    """Hold a step from states of the engine to its rows alone, and to the engine."""
+    right = PathEngine(increment.path(graphs=False), model)
+    step = step_rows.drawn(right, Rows, model.config.vocab, case["counts"], case["capacity"],
+                           seed=case["seed"])
+    step_rows.hold_alone(judge, engine, step)
+    candidate = subject.candidate
+    own = candidate is not None and not candidate.bitwise
+    oracle = model.with_arithmetic(candidate.arithmetic) if candidate and not own else model
+    step_rows.hold_true(judge, engine, PathEngine(increment.path(graphs=False), oracle), step,
+                        step_rows.OWN_STEP if own else None)
 
 
 def _twice(path: Path) -> Any:

@@ -1,0 +1,45 @@
+"""What P8 asks of programs in other languages: decode steps of the same widths, again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from torch import Tensor
+
+from contracts.schema import Case
+from engine.candidate import PathEngine
+from engine.path import Rows
+from engine.testmodels import load
+from engine.weights import EXACT
+from falsifiers.vectors.calls import Call
+from falsifiers.vectors.step_rows import OWN_STEP
+from falsifiers.vectors.steps import StepOps, step_of
+from phases.p8_decode_graph import increment
+
+
+class Replayed(StepOps):
+    """Steps that one process must answer, or none of them replays what another captured."""
+
+    no_program: ClassVar[str] = ("a program started for each call would replay no graph, and files "
+                                  "cannot show that one was")
+
+
+ARITHMETIC = EXACT
+"""The engine's arithmetic."""
+OFFER, OWN = Replayed, OWN_STEP
+
+
+def cases() -> Iterator[Case]:
+    """Yield cases of one decode step each, twice for every width with other slots and lengths."""
+    for seed in (0, 1):
+        for m in (3, 1, 2, 4):
+            yield Case(phase="p8", falsifier="graph_equals_single", tier="cpu", quick=True,
+                       must_claim=True, name=f"vectors-step-m{m}-seed{seed}",
+                       given={"model": "nano", "counts": [1] * m, "capacity": 16, "seed": seed})
+
+
+def right(call: Call) -> dict[str, Tensor]:
+    """Answer a call as the engine does, without a graph."""
+    model = load(call.facts["model"].rpartition("-")[0])  # what follows is a digest
+    return step_of(PathEngine(increment.path(graphs=False), model), Rows, call)
