@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 from engine import testmodels
@@ -23,8 +24,8 @@ def setup_of(subject: Subject, phase: str, wrong: Mutant | None, model: str,
 
     `peer` makes the path that rows are held to when `against` names a phase, else the phase's
     own. On the device `interpret` the phase's own `ops` run as kernels, under the interpreter; on
-    `emulate` all run as on a device, the CUDA C++ emulated. A mutant is made anew for each run, as
-    it may keep something.
+    `emulate` all ops run as on a device, the CUDA C++ emulated; of a mutant its own ops alone. A
+    mutant is made anew for each run, as it may keep something.
     """
     own = subject.candidate is not None and not subject.candidate.bitwise
     if against == "auto":
@@ -41,7 +42,7 @@ def setup_of(subject: Subject, phase: str, wrong: Mutant | None, model: str,
         if wrong is not None and _product_of(found):
             found = replace(found, path=with_product(batched, found.candidate))
         if device == "emulate":
-            return replace(found, path=_emulated(found.path))
+            return replace(found, path=_emulated(found.path, subject.path))
         return _on_kernels(found, subject, ops) if device == "interpret" else found
 
     if wrong is not None and _product_of(made()):
@@ -82,15 +83,17 @@ def _product_of(subject: Subject) -> bool:
     return subject.candidate is not None and subject.candidate.op("gemv_rows") is not None
 
 
-def _emulated(path: Path) -> Path:
-    """Return a path that steps with the kernels for a device, on the CPU."""
+def _emulated(path: Path, right: Path) -> Path:
+    """Return a path that runs its kernels for a device on the CPU; those of a mutant's ops alone."""
     from engine.emulate.run import emulated
 
-    def step_rows(*args: Any) -> Any:
+    def within(op: Callable[..., Any], *args: Any) -> Any:
         with emulated():
-            return path.step_rows(*args)
+            return op(*args)
 
-    return replace(path, step_rows=step_rows)
+    changed = [f.name for f in fields(path) if getattr(path, f.name) is not getattr(right, f.name)]
+    return replace(path, **{name: partial(within, getattr(path, name))
+                            for name in changed or ["step_rows"]})
 
 
 def _on_kernels(subject: Subject, right: Subject, ops: Sequence[str]) -> Subject:

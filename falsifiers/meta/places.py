@@ -114,6 +114,7 @@ SAME, HANDED = "the bits are the same", "what a step returned is overwritten, an
 REFUSED, ARGMAX = "only a step that is to be refused shows it", "argmax runs behind the step"
 PADS = "a row without tokens is refused before any op runs"
 VALUES = "it takes NaN, infinity, -0 or a denormal in a row, which no plan has"
+NARROW = "only a cache of 16 bits shows it"
 GREEDY, GRAPHS = "only a greedy run shows it, not a step", "it changes when graphs are made"
 UNSEEN = {
     "p1/logits_of_the_last_call": HANDED, "p1/checked_row_by_row": REFUSED,
@@ -150,7 +151,7 @@ UNSEEN = {
         "narrow_kv_rounded_in_a_batch_alone", "narrow_kv_rounded_twice",
         "narrow_kv_read_as_the_other_type", "narrow_kv_of_this_step_not_rounded",
         "narrow_kv_of_a_chunk_not_rounded", "narrow_queries_too", "four_bytes_a_narrow_value",
-        "kernel_truncates", "kernel_reads_f16_as_bf16")), "only a cache of 16 bits shows it"),
+        "kernel_truncates", "kernel_reads_f16_as_bf16")), NARROW),
     **dict.fromkeys((f"p8/{name}" for name in (
         "key_without_lengths", "capture_reseeds", "capture_at_every_step", "never_replays",
         "failure_reaches_the_caller", "failure_is_tried_again", "graphs_kept_without_end",
@@ -183,22 +184,30 @@ NOT_RUN = {
         "it writes outside of the pool, which may end the process")}
 """Mutants that are not tried in a step, and why."""
 
-ON_A_DEVICE = (
-    "p3/offsets_lose_their_high_bits", "p3/a_launch_a_row_on_a_device", "p3/read_on_another_stream",
-    "p3/chunks_share_their_integers",
-    "p4/argmax_offset_of_32_bits", "p5/slot_offset_of_32_bits", "p5/cuda_follows_the_first_pointer",
-    "p5/cuda_works_on_pads", "p5/cuda_shares_heads_side_by_side",
-    "p5/cuda_pairs_distant_lanes_first", "p5/cuda_begins_sums_with_a_key",
-    "p5/cuda_scales_the_norm", "p5/cuda_saves_one_key_late", "p5/cuda_stops_after_a_tile",
-    "p5/cuda_window_backwards", "p5/cuda_takes_the_token_for_the_head",
-    "p5/cuda_delta_step_contracted", "p5/cuda_conv_step_contracted", "p5/cuda_gates_contracted",
-    "p6/offset_of_31_bits", "p6/cuda_sum_contracted", "p6/cuda_reads_the_cache_alone",
-    "p6/cuda_truncates", "p6/cuda_reads_fresh_keys_unrounded",
-    "p6/cuda_leaves_integers_of_the_ungated_result",
-    "p6/cuda_counts_integers_from_a_launchs_first_token", "p6/cuda_norm_takes_the_queries_weight",
-    "p6/cuda_norm_adds_distant_lanes_first", "p6/cuda_rotation_contracted",
-    "p6/cuda_turns_by_the_first_position", "p6/cuda_heads_taken_side_by_side")
-"""Mutants that only a device can show."""
+EMULATED = {
+    **dict.fromkeys((f"p5/cuda_{name}" for name in (
+        "follows_the_first_pointer", "shares_heads_side_by_side", "pairs_distant_lanes_first",
+        "scales_the_norm", "saves_one_key_late", "stops_after_a_tile", "window_backwards",
+        "takes_the_token_for_the_head", "delta_step_contracted", "conv_step_contracted")), "a"),
+    "p5/cuda_gates_contracted": "b",
+    **dict.fromkeys((f"p6/cuda_{name}" for name in (
+        "sum_contracted", "reads_the_cache_alone", "norm_takes_the_queries_weight",
+        "norm_adds_distant_lanes_first", "rotation_contracted", "turns_by_the_first_position",
+        "heads_taken_side_by_side")), "a")}
+"""Mutants of kernels for a device that show where it is emulated, and in which plan."""
+
+FAR, INTEGERS = "it takes tensors of gigabytes", "nano's attn_output takes no integers"
+ON_A_DEVICE = {
+    **dict.fromkeys(("p3/offsets_lose_their_high_bits", "p4/argmax_offset_of_32_bits",
+                     "p5/slot_offset_of_32_bits", "p6/offset_of_31_bits"), FAR),
+    "p3/a_launch_a_row_on_a_device": SAME,
+    "p3/read_on_another_stream": "it depends on when another stream is run",
+    "p3/chunks_share_their_integers": "a path takes one matrix at a time of a product of its kind",
+    "p5/cuda_works_on_pads": PADS, "p5/cuda_begins_sums_with_a_key": VALUES,
+    **dict.fromkeys(("p6/cuda_truncates", "p6/cuda_reads_fresh_keys_unrounded"), NARROW),
+    **dict.fromkeys(("p6/cuda_leaves_integers_of_the_ungated_result",
+                     "p6/cuda_counts_integers_from_a_launchs_first_token"), INTEGERS)}
+"""Mutants of kernels for a device that no step over nano shows there, and why."""
 
 EVENTLESS = {
     "p2/replies_are_kept": "what is kept in memory is never told",

@@ -13,12 +13,14 @@ from functools import cache
 import pytest
 
 import rowtwin
+from engine.emulate.run import emulated
 from falsifiers.bisect import Bisection, Reference, suspects
 from falsifiers.divergence import Place, parted
 from falsifiers.errors import SuiteError
 from falsifiers.lanes import IDLE, Setup, Step, plan
 from falsifiers.meta.places import (
     CRASHES,
+    EMULATED,
     KERNELS,
     NOT_RUN,
     ON_A_DEVICE,
@@ -37,7 +39,7 @@ VOCAB, LAYERS = 509, 2
 QUICK, SHRUNK = 12, 1
 """Mutants of a quick run, and how many of them it shrinks."""
 NAMED = {phase: rowtwin.contract_of(phase).mutants for phase in PHASES}
-ELSEWHERE = {*CRASHES, *KERNELS, *NOT_RUN, *ON_A_DEVICE, *UNSEEN}
+ELSEWHERE = {*CRASHES, *EMULATED, *KERNELS, *NOT_RUN, *ON_A_DEVICE, *UNSEEN}
 LOCATED = [f"{phase}/{name}" for phase in PHASES for name in NAMED[phase]
            if f"{phase}/{name}" not in ELSEWHERE]
 
@@ -54,6 +56,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for fixture, names in (("located", LOCATED if thorough else few),
                            ("shrunk", LOCATED if thorough else few[:SHRUNK]),
                            ("kernel", KERNELS if thorough else drawn(list(KERNELS), 1)),
+                           ("there", EMULATED if thorough else drawn(list(EMULATED), 1)),
                            ("unseen", UNSEEN if thorough else drawn(list(UNSEEN), 1))):
         if fixture in metafunc.fixturenames:
             metafunc.parametrize(fixture, list(names))
@@ -97,12 +100,13 @@ def letter_of(name: str) -> str:
 
 def test_every_mutant_is_located_or_told_why_not() -> None:
     every = {f"{phase}/{name}" for phase in PHASES for name in NAMED[phase]}
-    lists = [set(one) for one in (STEPS, CRASHES, KERNELS, NOT_RUN, ON_A_DEVICE, UNSEEN)]
+    lists = [set(one) for one in (STEPS, CRASHES, EMULATED, KERNELS, NOT_RUN, ON_A_DEVICE, UNSEEN)]
     assert set().union(*lists, WIDER) <= every
     assert sum(map(len, lists)) == len(set().union(*lists)), "a mutant stands in two lists"
     assert {f"{phase}/{one.name}" for phase in PHASES for one in rowtwin.bank(phase).mutants
-            if one.device == "cuda"} == set(ON_A_DEVICE)
-    assert all(len(why) > 10 for why in (*UNSEEN.values(), *CRASHES.values(), *NOT_RUN.values()))
+            if one.device == "cuda"} == {*EMULATED, *ON_A_DEVICE}
+    assert all(len(why) > 10 for some in (UNSEEN, CRASHES, NOT_RUN, ON_A_DEVICE)
+               for why in some.values())
 
 
 def test_bisection_names_op_layer_step_and_slot(located: str) -> None:
@@ -128,6 +132,23 @@ def test_kernel_is_located_under_the_interpreter(kernel: str) -> None:
     setup, letter = setup_of(kernel, device="interpret"), KERNELS[kernel]
     steps, m = steps_of(letter)
     held(kernel, Bisection(setup, steps, m, oracle(letter)).run().place, setup, letter)
+
+
+@pytest.mark.emulated
+def test_kernel_for_a_device_is_located_where_it_is_emulated(there: str) -> None:
+    setup, letter = setup_of(there, device="emulate"), EMULATED[there]
+    steps, m = steps_of(letter)
+    place = Bisection(setup, steps, m, oracle(letter)).run().place
+    with emulated():
+        held(there, place, setup, letter)
+
+
+@pytest.mark.emulated
+def test_path_for_a_device_agrees_with_the_oracle_where_it_is_emulated() -> None:
+    steps, m = steps_of("g")
+    setup = rowtwin.bisected("nano", "p6", None, "oracle", "emulate")
+    report = Bisection(setup, steps, m, oracle("g")).run()
+    assert (report.place, report.compared > 400) == (None, True)
 
 
 def test_mutant_that_is_not_seen_changes_no_value_of_a_step(unseen: str) -> None:
