@@ -90,7 +90,7 @@ def bisect(
     from falsifiers.repro import Asked
     stack = None if model or case or trace else _serving(phase)
     if _of_traces(model or case or stack, trace, (names, cosine, norm, html)):
-        _only_steps(greedy, "--greedy", "traces are of steps that somebody else took")
+        _only_steps((shrink, greedy), "traces are of steps that somebody else took")
         from falsifiers.trace_cli import of_traces
         raise typer.Exit(of_traces(ctx, trace or (), names, (cosine, norm), html, as_json))
     asked = Asked(model or "nano", phase or "newest", candidate, against, device, mutant)
@@ -127,8 +127,7 @@ def _of_stack(ctx: typer.Context, asked: Asked, phase: str, case: Case | None,
               more: More, as_json: bool) -> int:
     """Find the first wrong event of a serving stack, in one case or in any that may show it."""
     from falsifiers.events.compare import against_the_tree, cases_of
-    for given, option in zip(more, ("--shrink", "--greedy"), strict=True):
-        _only_steps(given, option, "a serving stack is told by its events")
+    _only_steps(more, "a serving stack is told by its events")
     bank = ctx.obj(phase)
     cases = cases_of(bank, asked.mutant) if case is None else [case]
     found = against_the_tree(
@@ -143,10 +142,11 @@ def _of_stack(ctx: typer.Context, asked: Asked, phase: str, case: Case | None,
     return 1
 
 
-def _only_steps(given: object, option: str, but: str) -> None:
+def _only_steps(more: More, but: str) -> None:
     from falsifiers.errors import SuiteError
-    if given:
-        raise SuiteError(f"{option} is about steps, and {but}")
+    for given, option in zip(more, ("--shrink", "--greedy"), strict=True):
+        if given:
+            raise SuiteError(f"{option} is about steps, and {but}")
 
 
 def _searched(ctx: typer.Context, asked: Asked, runs: list[tuple[list[Step], int]],
@@ -253,13 +253,14 @@ def _sentence(report: Report, place: Place) -> str:
         return (f"{op} is handed another {place.name}, though the outputs of all ops before it "
                 f"agree [{at}]")
     if place.kind == "handed":
-        return f"{place.name} that were handed out are overwritten during a later step [{at}]"
+        return (f"{place.name}, handed out for the row, are overwritten during step {place.step} "
+                f"[{at}]")
     if place.kind == "choice":
-        return f"{op} of the step's {place.name} chooses otherwise than the row alone [{at}]"
+        return f"{op} chooses otherwise than the row alone, of the step's {place.name} [{at}]"
     if place.kind == "run":
         return f"a greedy run behind the step parts from the row alone in {place.name} [{at}]"
     if place.kind == "refusal":
-        return f"behind the step {op} does not refuse what it must: {place.name} [{at}]"
+        return f"behind the step, {op} does not refuse as it must: {place.name} [{at}]"
     if place.kind == "logits":
         return f"the step returns other logits than its ops made [{at}]"
     return f"{op} differs in its output, though its inputs agree [{at}]"

@@ -174,7 +174,8 @@ class Behind:
             for name, digest in want[slot].items():
                 self.compared += 1
                 if after[slot][name] != digest:
-                    yield Found(Place(self.number, kind, op, slot, name), note=f"seen {when}")
+                    told = f"{name} is changed" if kind == "refusal" else name
+                    yield Found(Place(self.number, kind, op, slot, told), note=f"seen {when}")
 
     def _chosen(self, logits: Tensor) -> list[int]:
         out = torch.full((len(logits),), -1, dtype=torch.int64, device=logits.device)
