@@ -83,14 +83,18 @@ def _product_of(subject: Subject) -> bool:
 
 
 def _emulated(path: Path) -> Path:
-    """Return a path that steps with the kernels for a device, on the CPU."""
+    """Return a path that steps, chooses and runs with the kernels for a device, on the CPU."""
     from engine.emulate.run import emulated
 
-    def step_rows(*args: Any) -> Any:
-        with emulated():
-            return path.step_rows(*args)
+    def inside(part: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **options: Any) -> Any:
+            with emulated():
+                return part(*args, **options)
 
-    return replace(path, step_rows=step_rows)
+        return run
+
+    return replace(path, step_rows=inside(path.step_rows), argmax=inside(path.argmax),
+                   greedy_rows=inside(path.greedy_rows))
 
 
 def _on_kernels(subject: Subject, right: Subject, ops: Sequence[str]) -> Subject:
