@@ -6,23 +6,26 @@ the tensors of that one place are kept whole.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from falsifiers.divergence import Place, Report, compared, parted
+from falsifiers.divergence import MODES, Mode, Place, Report, compared, parted
 from falsifiers.errors import SuiteError
-from falsifiers.lanes import Alone, Batched, Setup, Step
+from falsifiers.greedy import KINDS, Behind, Due, Found, due
+from falsifiers.lanes import Alone, Batched, Setup, States, Step, states_of
 from falsifiers.traces import Trace, digest, digests
 
 OWNERS = {"conv": "conv_step", "delta": "delta_step", "k": "attend", "v": "attend"}
 """Which op writes a kind of state."""
-NOT_OPS = ("name", "greedy_rows", "argmax")
+NOT_OPS, GREEDY_OPS = ("name",), ("greedy_rows", "argmax")
 AFTER_ALL = "after the last op"
-States = dict[int, dict[str, bytes]]
+HANDED = 2
+"""Steps behind a step in which what it returned is looked at again."""
 
 
 @dataclass
@@ -32,14 +35,33 @@ class Kept:
     trace: Trace
     states: States
     logits: list[bytes]
+    due: list[Due] = field(default_factory=list)
+    """What each row does behind the step, if that was asked."""
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The very logits f32[m, vocab] that a step returned, and what they were then."""
+
+    step: int
+    slots: tuple[int, ...]
+    logits: Tensor
+    digests: list[bytes]
+
+    def overwritten(self, number: int) -> Place | None:
+        """Return the first row that is no longer what it was at the end of a later step."""
+        now = zip(self.slots, digests(self.logits), self.digests, strict=True)
+        return next((Place(number, "handed", "logits", slot, f"logits of step {self.step}")
+                     for slot, left, held in now if left != held), None)
 
 
 class Reference:
     """The rows alone, run as far as somebody asked and remembered from then on."""
 
     def __init__(self, setup: Setup, path: Any, steps: Sequence[Step],
-                 silent: bool = False) -> None:
-        self.lane, self.steps, self.silent = Alone(setup, path, steps), steps, silent
+                 silent: bool = False, greedy: bool = False) -> None:
+        self.lane, self.steps = Alone(setup, path, steps), steps
+        self.silent, self.greedy = silent, greedy
         self.kept: list[Kept] = []
 
     def step(self, number: int) -> Kept:
@@ -48,21 +70,21 @@ class Reference:
             step, trace = self.steps[len(self.kept)], Trace(digests)
             self.lane.join(step)
             logits = self.lane.advance(step, None if self.silent else trace)
-            self.kept.append(Kept(trace, _states(self.lane, step.slots), digests(logits)))
+            self.kept.append(Kept(
+                trace, states_of(self.lane, step.slots), digests(logits),
+                due(self.lane, step, logits) if self.greedy else []))
         return self.kept[number]
 
 
-def _states(lane: Alone | Batched, slots: Sequence[int]) -> States:
-    return {slot: {name: digest(x) for name, x in lane.state(slot).items()} for slot in slots}
-
-
 class Bisection:
-    """One search; `run` makes the report."""
+    """One search, in greedy runs too if that is asked; `run` makes the report."""
 
     def __init__(self, setup: Setup, steps: Sequence[Step], m: int,
-                 reference: Reference | None = None) -> None:
+                 reference: Reference | None = None, greedy: bool = False) -> None:
         self.setup, self.steps, self.m = setup, steps, m
-        self.reference = reference or Reference(setup, setup.alone and setup.alone(), steps)
+        self.modes = MODES if greedy else MODES[:-1]
+        self.reference = reference or Reference(setup, setup.alone and setup.alone(), steps,
+                                                greedy=greedy)
         self.compared = 0
         self.not_compared: dict[str, None] = {}
 
@@ -72,32 +94,30 @@ class Bisection:
         A path may run a step that reports its ops in another way than one that nobody listens to,
         as graphs do; so steps that agree are run once more in silence, told by their state.
         """
-        found, silent = self.first(self.setup.path()), False
-        if found is None:
-            found, silent = self.first(self.setup.path(), silent=True), True
         told: dict[str, Any] = {}
-        if found is not None:
-            place, stray = found
-            told = {**self._located(place, silent), "stray": stray, "unreported": silent}
-            told["healed_by"] = self._healed(told["place"], silent)
+        for mode in self.modes:
+            if (found := self.first(self.setup.path(), mode=mode)) is not None:
+                told = {"seen": mode, "stray": list(found.stray), **self._located(found, mode)}
+                told["healed_by"] = self._healed(told["place"], mode)
+                break
         return Report(self.setup.name, self.setup.against, len(self.steps), self.compared,
                       list(self.not_compared), **told)
 
-    def first(self, path: Any, alone: Any = None,
-              silent: bool = False) -> tuple[Place, list[str]] | None:
+    def first(self, path: Any, alone: Any = None, mode: Mode = "reported") -> Found | None:
         """Return the first place where a path parts from the rows alone, and what it strayed to."""
-        reference = self.reference
+        reference, silent = self.reference, mode != "reported"
         if alone is not None or (silent and self.setup.alone is not None):
             again = alone or (self.setup.alone and self.setup.alone())
-            reference = Reference(self.setup, again, self.steps, silent)
+            reference = Reference(self.setup, again, self.steps, silent, mode == "greedy")
         lane = Batched(self.setup, path, self.steps, self.m)
-        before = _states(lane, lane.slots)
+        before = states_of(lane, lane.slots)
+        returned: deque[Returned] = deque(maxlen=HANDED)
         for number, step in enumerate(self.steps):
             lane.join(step)
-            before.update(_states(lane, step.joins))
+            before.update(states_of(lane, step.joins))
             trace = Trace(digests)
             logits = lane.advance(step, None if silent else trace)
-            after = _states(lane, lane.slots)
+            after = states_of(lane, lane.slots)
             kept = Kept(trace, after, digests(logits))
             stray = [(slot, name) for slot in lane.slots if slot not in step.slots
                      for name, held in after[slot].items() if held != before[slot][name]]
@@ -108,8 +128,18 @@ class Bisection:
             if place is None and stray:
                 slot, name = stray[0]
                 place = Place(number, "stray", _owner(name), slot, name)
+            for one in returned:
+                self.compared += len(one.slots)
+                place = place or one.overwritten(number)
+            returned.append(Returned(number, step.slots, logits, kept.logits))
             if place is not None:
-                return place, [f"{name} of slot {slot}" for slot, name in stray]
+                return Found(place, tuple(f"{name} of slot {slot}" for slot, name in stray))
+            if mode == "greedy":
+                behind = Behind(lane, number, step, logits, want.due)
+                found = next(behind.wrong(), None)
+                self.compared += behind.compared
+                if found is not None:
+                    return found
             before = after
         return None
 
@@ -143,15 +173,24 @@ class Bisection:
             if got.states[slot][name] != want.states[slot][name]:
                 yield Place(number, "state", _owner(name), slot, name)
 
-    def _located(self, place: Place, silent: bool) -> dict[str, Any]:
+    def _located(self, found: Found, mode: Mode) -> dict[str, Any]:
         """Run both lanes again up to a place and return it with its values."""
+        place, silent = found.place, mode != "reported"
+        if place.kind in KINDS:
+            slots = self.steps[place.step].slots
+            row = slots.index(place.slot) if place.slot in slots else None
+            return {"place": place, "row": row, "note": found.note}
         batch = Batched(self.setup, self.setup.path(), self.steps, self.m)
         alone = Alone(self.setup, self.setup.alone and self.setup.alone(), self.steps)
-        for step in self.steps[:place.step]:
+        returned: deque[tuple[Returned, Tensor]] = deque(maxlen=HANDED)
+        for number, step in enumerate(self.steps[:place.step]):
             batch.join(step)
-            batch.advance(step, None)
+            left = batch.advance(step, None)
+            returned.append((Returned(number, step.slots, left, digests(left)), left.clone()))
             alone.join(step)
             alone.advance(step, None, place.slot)
+            if mode == "greedy":
+                list(Behind(batch, number, step, left, self.reference.step(number).due).wrong())
         step = self.steps[place.step]
         batch.join(step)
         alone.join(step)
@@ -162,7 +201,11 @@ class Bisection:
         named, right = place.slot in step.slots, Trace(only=(place.op, place.slot))
         row = step.slots.index(place.slot) if named else None
         other = alone.advance(step, None if silent else right, place.slot)
-        if place.kind in ("state", "stray"):
+        if place.kind == "handed":
+            one, was = next(one for one in returned if one[0].overwritten(place.step) == place)
+            row = one.slots.index(place.slot)
+            got, want = one.logits[row], was[row]
+        elif place.kind in ("state", "stray"):
             got = batch.state(place.slot)[place.name]
             want = alone.state(place.slot)[place.name] if named else held[place.name]
             place = place if silent else replace(place, op=watch.blamed(place.op))
@@ -175,34 +218,34 @@ class Bisection:
         values, note = compared(got, want)
         return {"place": place, "row": row, "values": values, "note": note}
 
-    def _healed(self, place: Place, silent: bool) -> list[str]:
+    def _healed(self, place: Place, mode: Mode) -> list[str]:
         """Return the ops that heal the run when they are swapped back; none if no op does."""
-        own = self.setup.path()
-        names = [f.name for f in fields(own) if f.name not in NOT_OPS
+        own, left = self.setup.path(), NOT_OPS if mode == "greedy" else NOT_OPS + GREEDY_OPS
+        names = [f.name for f in fields(own) if f.name not in left
                  and getattr(own, f.name) is not getattr(self.setup.right, f.name)]
         swapped: list[str] = []
         found: Place | None = place
         while found and (new := [n for n in names if n not in swapped
                                  and n in suspects(found.op)]):
             swapped += new
-            found = self._with(swapped, silent)
+            found = self._with(swapped, mode)
         if found is None:
             for name in list(swapped):
                 rest = [n for n in swapped if n != name]
-                if rest and self._with(rest, silent) is None:
+                if rest and self._with(rest, mode) is None:
                     swapped = rest
             return swapped
         return next(([name] for name in names if [name] != swapped
-                     and self._with([name], silent) is None), [])
+                     and self._with([name], mode) is None), [])
 
-    def _with(self, names: Sequence[str], silent: bool) -> Place | None:
+    def _with(self, names: Sequence[str], mode: Mode) -> Place | None:
         back = {name: getattr(self.setup.right, name) for name in names}
         alone = replace(self.setup.path(), **back) if self.setup.itself else None
         try:
-            found = self.first(replace(self.setup.path(), **back), alone, silent)
+            found = self.first(replace(self.setup.path(), **back), alone, mode)
         except SuiteError as error:  # it does not run at all, which heals nothing
             return Place(0, "error", str(error), 0, "")
-        return found and found[0]
+        return None if found is None else found.place
 
 
 class Watch:

@@ -19,8 +19,14 @@ Steps = Annotated[int, typer.Option(metavar="S", help="Steps to run.")]
 Prompt = Annotated[int, typer.Option(metavar="P", help="Tokens of the longest row's prompt.")]
 Seed = Annotated[int, typer.Option(metavar="N", help="What tokens and slots are drawn by.")]
 
+More = tuple[Path | None, bool]
+"""A file for what parts shrunk, and whether greedy runs are taken."""
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 MOST = 64
+SEEN = {"silent": "steps that report their ops agree: this was seen by the state and logits of "
+                  "steps that do not",
+        "greedy": "steps agree, as long as nothing is chosen behind them: this was seen where each "
+                  "is followed by argmax and greedy runs"}
 
 
 @app.callback()
@@ -57,6 +63,9 @@ def bisect(
         metavar="cpu|interpret|cuda|emulate", help="Where the batch runs; interpret runs the "
         "Triton kernels of the phase's own ops, emulate every kernel for a device, on the CPU.")
         ] = "cpu",
+    greedy: Annotated[bool, typer.Option(
+        "--greedy", help="Once all steps agree, hold what argmax chooses behind each of them, and "
+        "greedy runs from there, to the rows alone.")] = False,
     shrink: Annotated[Path | None, typer.Option(
         metavar="FILE", help="Shrink what parts to the smallest case that does, and write a "
                              "script that runs it alone; the file must not exist.")] = None,
@@ -81,28 +90,29 @@ def bisect(
     from falsifiers.repro import Asked
     stack = None if model or case or trace else _serving(phase)
     if _of_traces(model or case or stack, trace, (names, cosine, norm, html)):
+        _only_steps((shrink, greedy), "traces are of steps that somebody else took")
         from falsifiers.trace_cli import of_traces
         raise typer.Exit(of_traces(ctx, trace or (), names, (cosine, norm), html, as_json))
     asked = Asked(model or "nano", phase or "newest", candidate, against, device, mutant)
     if stack is not None:
-        raise typer.Exit(_of_stack(ctx, asked, stack, None, shrink, as_json))
+        raise typer.Exit(_of_stack(ctx, asked, stack, None, (shrink, greedy), as_json))
     if case is not None:
         _check(m, steps, prompt, device)
-        raise typer.Exit(_of_case(ctx, asked, case, (model, phase), shrink, as_json))
+        raise typer.Exit(_of_case(ctx, asked, case, (model, phase), (shrink, greedy), as_json))
     _, run = planned(ctx, asked.model, (asked.phase, candidate, against, device), m, steps, prompt,
                      seed)
-    raise typer.Exit(_searched(ctx, asked, [(run, m)], shrink, as_json))
+    raise typer.Exit(_searched(ctx, asked, [(run, m)], (shrink, greedy), as_json))
 
 
 def _of_case(ctx: typer.Context, asked: Asked, case: str, said: tuple[str | None, str | None],
-             shrink: Path | None, as_json: bool) -> int:
+             more: More, as_json: bool) -> int:
     """Bisect what a case does: a serving stack's events, or a path's steps."""
     from falsifiers import bisecting, gate
     found, bank, subject = ctx.meta["case"](case, asked.candidate)
     if found.phase in gate.SERVING:
-        return _of_stack(ctx, asked, found.phase, found, shrink, as_json)
+        return _of_stack(ctx, asked, found.phase, found, more, as_json)
     asked, taken = bisecting.of_case(asked, found, bank, subject, *said)
-    return _searched(ctx, asked, taken, shrink, as_json)
+    return _searched(ctx, asked, taken, more, as_json)
 
 
 def _serving(phase: str | None) -> str | None:
@@ -114,12 +124,10 @@ def _serving(phase: str | None) -> str | None:
 
 
 def _of_stack(ctx: typer.Context, asked: Asked, phase: str, case: Case | None,
-              shrink: Path | None, as_json: bool) -> int:
+              more: More, as_json: bool) -> int:
     """Find the first wrong event of a serving stack, in one case or in any that may show it."""
-    from falsifiers.errors import SuiteError
     from falsifiers.events.compare import against_the_tree, cases_of
-    if shrink is not None:
-        raise SuiteError("--shrink is about steps, and a serving stack is told by its events")
+    _only_steps(more, "a serving stack is told by its events")
     bank = ctx.obj(phase)
     cases = cases_of(bank, asked.mutant) if case is None else [case]
     found = against_the_tree(
@@ -134,15 +142,23 @@ def _of_stack(ctx: typer.Context, asked: Asked, phase: str, case: Case | None,
     return 1
 
 
+def _only_steps(more: More, but: str) -> None:
+    from falsifiers.errors import SuiteError
+    for given, option in zip(more, ("--shrink", "--greedy"), strict=True):
+        if given:
+            raise SuiteError(f"{option} is about steps, and {but}")
+
+
 def _searched(ctx: typer.Context, asked: Asked, runs: list[tuple[list[Step], int]],
-              shrink: Path | None, as_json: bool) -> int:
+              more: More, as_json: bool) -> int:
     """Search steps, shrink what parts if a file is given for it, and tell; return the code."""
     from falsifiers import bisecting
     from falsifiers.errors import SuiteError
+    shrink, greedy = more
     if shrink is not None and shrink.exists():
         raise SuiteError(f"{shrink} exists and is not overwritten")
     wired = ctx.meta["bisected"]
-    report, scene = bisecting.searched(asked.setup(wired), runs)
+    report, scene = bisecting.searched(asked.setup(wired), runs, greedy)
     told, words = report.told(), lines(report)
     if shrink is not None and report.place is not None:
         smallest = bisecting.shrunk(wired, asked, scene, report, shrink)
@@ -216,9 +232,7 @@ def place_lines(report: Report) -> list[str]:
     if report.place is None:
         return ["no divergence"]
     told = [_sentence(report, report.place)]
-    if report.unreported:
-        told.append("  steps that report their ops agree: this was seen by the state and logits "
-                    "of steps that do not")
+    told += [f"  {SEEN[report.seen]}"] if report.seen in SEEN else []
     if report.values is not None:
         told += _shown(report.values)
     if report.note:
@@ -238,6 +252,15 @@ def _sentence(report: Report, place: Place) -> str:
     if place.kind == "input":
         return (f"{op} is handed another {place.name}, though the outputs of all ops before it "
                 f"agree [{at}]")
+    if place.kind == "handed":
+        return (f"{place.name}, handed out for the row, are overwritten during step {place.step} "
+                f"[{at}]")
+    if place.kind == "choice":
+        return f"{op} chooses otherwise than the row alone, of the step's {place.name} [{at}]"
+    if place.kind == "run":
+        return f"a greedy run behind the step parts from the row alone in {place.name} [{at}]"
+    if place.kind == "refusal":
+        return f"behind the step, {op} does not refuse as it must: {place.name} [{at}]"
     if place.kind == "logits":
         return f"the step returns other logits than its ops made [{at}]"
     return f"{op} differs in its output, though its inputs agree [{at}]"

@@ -37,11 +37,12 @@ def of_case(asked: Asked, case: Case, bank: Bank, subject: Subject, model: str |
     return asked, [(one.steps, max(one.slots - IDLE, 0)) for one in noted]
 
 
-def searched(setup: Setup, runs: Sequence[tuple[list[Step], int]]) -> tuple[Report, Scene]:
+def searched(setup: Setup, runs: Sequence[tuple[list[Step], int]],
+             greedy: bool = False) -> tuple[Report, Scene]:
     """Return the report of the first steps that part, or of all when none do."""
     layers, reports = setup.model.config.layers, []
     for steps, m in runs:
-        reports.append(Bisection(setup, steps, m).run())
+        reports.append(Bisection(setup, steps, m, greedy=greedy).run())
         if reports[-1].place is not None:
             break
     scene = Scene.of(steps, layers, m + IDLE)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from falsifiers.judge import as_bits, hex_of, ulps_apart
 
+Mode = Literal["reported", "silent", "greedy"]
+"""Steps report their ops, do not, or do not and are followed by greedy runs."""
+MODES: tuple[Mode, ...] = get_args(Mode)
 AROUND = 2
 """Values shown on either side of the first that differs."""
 
@@ -21,12 +24,17 @@ class Place:
 
     step: int
     kind: str
-    """`output`, `input`, `state`, `stray` (a slot the step does not name) or `logits`."""
+    """`output`, `input`, `state`, `stray`, `logits`, `handed`, `choice`, `run` or `refusal`.
+
+    A slot that the step does not name is `stray`; `handed` is what an earlier step returned and
+    this one overwrote. The last three stand behind the step: argmax chooses, a greedy run goes on
+    from there, and what cannot run is refused.
+    """
     op: str
     """Its id (`3.project.attn_qkv`)."""
     slot: int
     name: str
-    """What of it: `output`, `input 0`, or a state's name (`3.delta`)."""
+    """What of it: `output`, `input 0`, a state's name (`3.delta`) or `logits of step 2`."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +74,8 @@ class Report:
     """State of slots not named in the step, written by it all the same."""
     healed_by: list[str] = field(default_factory=list)
     """Ops that, swapped back together, leave no divergence."""
-    unreported: bool = False
-    """Whether it parts only where no step is asked to report its ops."""
+    seen: Mode = "reported"
+    """How the steps were run in which it parts; all ways before it agree."""
 
     def told(self) -> dict[str, Any]:
         """Return the report as JSON would have it."""

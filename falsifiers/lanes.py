@@ -16,11 +16,14 @@ from torch import Tensor
 
 from falsifiers.errors import SuiteError
 from falsifiers.streams import RowsOf, prompt_of
+from falsifiers.traces import digest
 
 TAIL = 17
 """Cache rows behind the longest sequence, so that a read past its end meets poison."""
 IDLE = 2
 """Slots that no sequence takes; one holds numbers, one NaN."""
+States = dict[int, dict[str, bytes]]
+"""Digests of what slots hold, by slot and name."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,23 @@ class Batched:
         return range(self.pool.slots)
 
 
+def states_of(lane: Batched | Alone, slots: Sequence[int]) -> States:
+    """Return digests of everything that the slots hold."""
+    return {slot: {name: digest(x) for name, x in lane.state(slot).items()} for slot in slots}
+
+
+def copied(lane: Batched | Alone, slots: Sequence[int]) -> dict[int, dict[str, Tensor]]:
+    """Return copies of everything that the slots hold."""
+    return {slot: {name: x.clone() for name, x in lane.state(slot).items()} for slot in slots}
+
+
+def put_back(lane: Batched | Alone, held: dict[int, dict[str, Tensor]]) -> None:
+    """Make the slots hold again what was copied of them."""
+    for slot, named in held.items():
+        for name, view in lane.state(slot).items():
+            view.copy_(named[name])
+
+
 class Alone:
     """The lane of each row by itself, in a pool of one slot that began as the batch's slot."""
 
@@ -175,11 +195,12 @@ class Alone:
                      slot: int = slot) -> None:
                 sink(op, slot, inputs, output)
 
-            logits.append(self._one(self.pools[slot], list(tokens), position, sink and told))
+            logits.append(self.one(slot, list(tokens), position, sink and told))
         return torch.stack(logits) if logits else torch.empty(0)
 
-    def _one(self, pool: Any, tokens: list[int], position: int, sink: Any) -> Tensor:
-        model = self.setup.oracle
+    def one(self, slot: int, tokens: list[int], position: int, sink: Any = None) -> Tensor:
+        """Run tokens of one sequence; return the logits f32[vocab] of the last."""
+        model, pool = self.setup.oracle, self.pools[slot]
         if self.path is None:
             logits: Tensor = model.prefill(tokens, pool.slot(0), position, sink)
             return logits
@@ -190,6 +211,17 @@ class Alone:
             raise SuiteError(f"a row alone on {self.setup.against} ended in "
                              f"{type(error).__name__}: {error}") from error
         return one
+
+    def choice(self, logits: Tensor) -> int:
+        """Return the token that is chosen of logits f32[1, vocab]."""
+        path = self.path or self.setup.oracle.ops
+        out = torch.empty(1, dtype=torch.int64, device=logits.device)
+        try:
+            path.argmax(logits, out)
+        except Exception as error:
+            raise SuiteError(f"argmax of a row alone on {self.setup.against} ended in "
+                             f"{type(error).__name__}: {error}") from error
+        return int(out[0])
 
     def state(self, slot: int) -> dict[str, Tensor]:
         """Return views of everything that a sequence's slot holds."""

@@ -31,7 +31,7 @@ def found(steps, m, layers):
     """Hold every row of the steps to that row alone, on a pool of m slots and two idle ones."""
     setup = rowtwin.bisected({model!r}, {phase!r}, {candidate!r}, {against!r}, {device!r},
                              layers, {mutant!r})
-    return Bisection(setup, steps, m).run()
+    return Bisection(setup, steps, m{greedy}).run()
 
 
 def {test}():
@@ -86,7 +86,8 @@ def script(asked: Asked, shrunk: Shrunk, file: Path) -> str:
     model = Path(asked.model)  # a script is run from anywhere
     known = {"model": str(model.resolve()) if model.is_file() else asked.model,
              "candidate": asked.candidate and absolute(asked.candidate)}
-    made = [SCRIPT.format(told=told, node=node(file), test=TEST, passing=beside,
+    greedy = ", greedy=True" if shrunk.report.seen == "greedy" else ""
+    made = [SCRIPT.format(told=told, node=node(file), test=TEST, passing=beside, greedy=greedy,
                           **vars(asked) | known, **_parts(shrunk.scene))
             for beside in (passing, "")]
     return next((text for text in made if text.count("\n") < 60), made[-1])

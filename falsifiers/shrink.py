@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from falsifiers.bisect import Bisection, suspects
-from falsifiers.divergence import Place, Report
+from falsifiers.divergence import Mode, Place, Report
 from falsifiers.errors import SuiteError
 from falsifiers.lanes import IDLE, Setup
 from falsifiers.scenes import Scene
@@ -60,13 +60,13 @@ class Shrinker:
     """What each scene parts at, or None."""
     _made: dict[tuple[int, ...], Setup] = field(default_factory=dict)
     _at: Part = ()
-    _unreported: bool = False
+    _seen: Mode = "reported"
 
     def run(self, scene: Scene, found: Report) -> Shrunk:
         """Shrink a scene in which a bisection found a place."""
         if found.place is None:
             raise SuiteError("there is no divergence to shrink")
-        self._unreported = found.unreported
+        self._seen = found.seen
         scene = scene.with_steps(range(found.place.step + 1))
         # as the digests tell it: a report names who wrote a state, when that was seen
         at = self._known[scene] = self._tried(scene)
@@ -98,15 +98,16 @@ class Shrinker:
     def _tried(self, scene: Scene) -> Part | None:
         bisection = self._bisection(scene)
         try:
-            found = bisection.first(bisection.setup.path(), silent=self._unreported)
+            found = bisection.first(bisection.setup.path(), mode=self._seen)
         except SuiteError:  # it does not run at all
             return ELSEWHERE
-        return found and _part(found[0])
+        return None if found is None else _part(found.place)
 
     def _bisection(self, scene: Scene) -> Bisection:
         if scene.layers not in self._made:
             self._made[scene.layers] = self.setups(scene.layers)
-        return Bisection(self._made[scene.layers], scene.planned(), scene.slots - IDLE)
+        return Bisection(self._made[scene.layers], scene.planned(), scene.slots - IDLE,
+                         greedy=self._seen == "greedy")
 
     def _round(self, scene: Scene) -> Scene:
         steps = least(range(len(scene.steps)), lambda kept: self.fails(scene.with_steps(kept)))

@@ -16,6 +16,9 @@ from falsifiers.subject import Mutant, Subject
 from phases.offered import with_product
 from phases.p4_batched_matmul import increment as p4
 
+WHOLE = ("step_rows", "argmax", "greedy_rows")
+"""The parts of a path that run all others."""
+
 
 def setup_of(subject: Subject, phase: str, wrong: Mutant | None, model: str,
              layers: Sequence[int] | None, device: str, against: str,
@@ -84,16 +87,16 @@ def _product_of(subject: Subject) -> bool:
 
 
 def _emulated(path: Path, right: Path) -> Path:
-    """Return a path that runs its kernels for a device on the CPU; those of a mutant's ops alone."""
+    """Return a path that runs kernels for a device on the CPU; those of a mutant's ops alone."""
     from engine.emulate.run import emulated
 
-    def within(op: Callable[..., Any], *args: Any) -> Any:
+    def within(op: Callable[..., Any], *args: Any, **options: Any) -> Any:
         with emulated():
-            return op(*args)
+            return op(*args, **options)
 
     changed = [f.name for f in fields(path) if getattr(path, f.name) is not getattr(right, f.name)]
     return replace(path, **{name: partial(within, getattr(path, name))
-                            for name in changed or ["step_rows"]})
+                            for name in changed or WHOLE})
 
 
 def _on_kernels(subject: Subject, right: Subject, ops: Sequence[str]) -> Subject:

@@ -52,25 +52,26 @@ class Watch:
         step, submit, cancel = scheduler.step, scheduler.submit, scheduler.cancel
 
         def submitted(request: Any) -> Any:
-            before = self.names.get(request.id)
+            now, before = self._now(), self.names.get(request.id)
             self._came += 1
             name = self.names[request.id] = f"request {self._came}"
             self.log.watches[request.id] = self
             try:
                 taken = submit(request)
             except Exception as error:
-                self._note(name, None, f"is refused by {type(error).__name__}", outside=True)
+                self._outside(now, name, f"is refused by {type(error).__name__}")
                 if before is not None:  # its name is still that of who is served
                     self.names[request.id] = before
                 raise
-            self._note(name, None, f"is accepted{terms(request)}", outside=True)
-            self._note(name, None, f"is drawn by {request.sampler}", outside=True)
+            self._outside(now, name, f"is accepted{terms(request)}")
+            self._outside(now, name, f"is drawn by {request.sampler}")
             return taken
 
         def cancelled(id: str, *args: Any, **options: Any) -> Any:
+            now = self._now()
             taken = cancel(id, *args, **options)
             if taken:  # one that comes too late changes nothing
-                self._note(self._name(id), None, CANCELLED, outside=True)
+                self._outside(now, self._name(id), CANCELLED)
             return taken
 
         def counted() -> Any:
@@ -137,7 +138,7 @@ class Watch:
             self._begun = False
             self.step += 1
             self.log.tick += 1
-        self._note(request, slot, what)
+        self.log.note(Happened(self.run, self.step, request, slot, what))
 
     def of(self, slot: int, tokens: Sequence[int] = ()) -> str:
         """Return whose slot it is; it is that of who is being seated with these tokens."""
@@ -177,11 +178,19 @@ class Watch:
     def _name(self, id: str) -> str:
         return self.names.get(id, "unknown request 0")
 
-    def _note(self, request: str, slot: int | None, what: str, *, outside: bool = False) -> None:
-        order = int(outside)
+    def _now(self) -> tuple[int, int]:
+        """Return the step and the tick in which a caller begins a call.
+
+        Before its call returns, the engine's thread may be steps further.
+        """
+        return self.step, self.log.tick
+
+    def _outside(self, now: tuple[int, int], request: str, what: str) -> None:
+        """Note what a caller did."""
+        order = 1
         if what == CANCELLED:  # of several who leave at once any may be noticed first
             order += int(request.rpartition(" ")[2])
-        self.log.note(Happened(self.run, self.step, request, slot, what), outside=order)
+        self.log.note(Happened(self.run, now[0], request, None, what), tick=now[1], outside=order)
 
 
 def terms(request: Any) -> str:

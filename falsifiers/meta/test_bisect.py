@@ -217,6 +217,10 @@ def test_command_tells_that_there_is_no_divergence(bisect: Main) -> None:
 
 @pytest.mark.parametrize(("argv", "sentence"), [
     (["nano", "--phase", "2"], "'2' is no phase of the decode path: choose one of 1, 3, 4"),
+    (["--trace", "a", "--trace", "b", "--greedy"], "--greedy is about steps, and traces are of"),
+    (["--trace", "a", "--trace", "b", "--shrink", "x"], "--shrink is about steps, and traces are"),
+    (["--phase", "2", "--mutant", "replies_are_kept", "--greedy"],
+     "--greedy is about steps, and a serving stack is told by its events"),
     (["nano", "--m", "0"], "--m must be 1 to 64, but is 0"),
     (["nano", "--steps", "0"], "--steps must be 1 to"),
     (["nano", "--prompt", "0"], "--prompt must be 1 to"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from falsifiers.events.compare import (
     cases_of,
     first_wrong,
 )
-from falsifiers.events.log import Happened
+from falsifiers.events.log import ENGINE, Happened, Log
+from falsifiers.events.scheduler import watched
 from falsifiers.meta.command import Main, main_of
 from falsifiers.meta.event_places import SHOWN
 from falsifiers.meta.places import EVENTLESS, HEAVY, RACING
@@ -106,6 +108,40 @@ def test_case_that_is_never_twice_the_same_tells_nothing() -> None:
         first_wrong(case, restless, own, own)
     with pytest.raises(SuiteError, match="asks nothing of a stack"):
         first_wrong(case, lambda **_: None, own, own)
+
+
+class Restless:
+    """A scheduler over an engine that is quicker than the calls which it answers."""
+
+    def __init__(self, engine: Any, settings: Any) -> None:
+        self.engine = engine
+
+    def step(self) -> list[Any]:
+        """Do something that is noted."""
+        self.engine.recycle_slot(0)
+        return []
+
+    def submit(self, request: Any) -> None:
+        """Take the request, and a step before the caller goes on."""
+        self.step()
+
+    def cancel(self, id: str) -> bool:
+        """Take a step before the caller goes on."""
+        self.step()
+        return True
+
+
+def test_call_is_noted_where_it_began_though_the_engine_steps_meanwhile() -> None:
+    log, idle = Log(), SimpleNamespace(recycle_slot=lambda slot: None)
+    request = SimpleNamespace(id="a", tokens=(1,), limit=1, stop_ids=(), sampler=None)
+    scheduler = watched(log, Restless)(idle, None)
+    scheduler.submit(request)
+    scheduler.cancel("a")
+    told = [(one.tick, one.event.step, one.event.what.split(" with")[0])
+            for one in log.channels()[ENGINE]]
+    assert told == [(0, 0, "is accepted"), (0, 0, "is drawn by None"),
+                    (1, 1, "gives its slot back"), (1, 1, "is cancelled"),
+                    (2, 2, "gives its slot back")]
 
 
 def test_missing_event_is_told_apart_from_one_too_many() -> None:

@@ -85,7 +85,7 @@ def test_two_traces_part_where_a_bisection_says(tmp_path: Path, alone: Path, wro
     bisected = Bisection(one, STEPS, 3).first(one.path())
     assert found.first is not None
     assert bisected is not None
-    place = bisected[0]
+    place = bisected.place
     assert found.report.place == place
     assert found.report.row == STEPS[place.step].slots.index(place.slot)
     first = found.cells[place.step, place.op.partition(".")[0]]
