@@ -95,8 +95,9 @@ def _emulated(path: Path, right: Path) -> Path:
             return op(*args, **options)
 
     changed = [f.name for f in fields(path) if getattr(path, f.name) is not getattr(right, f.name)]
-    return replace(path, **{name: partial(within, getattr(path, name))
-                            for name in changed or WHOLE})
+    parts: dict[str, Any] = {name: partial(within, getattr(path, name))
+                             for name in changed or WHOLE}
+    return replace(path, **parts)
 
 
 def _on_kernels(subject: Subject, right: Subject, ops: Sequence[str]) -> Subject:
