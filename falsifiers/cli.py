@@ -270,7 +270,7 @@ def banks_here(bank_of: Callable[[str], Bank], phase: str | None, device: str) -
     """Return the banks of the phases wanted, wired by whoever assembled the command line."""
     from falsifiers import tiers
     from falsifiers.errors import SuiteError
-    from falsifiers.mutants import emulated
+    from falsifiers.mutants import placed
     from falsifiers.session import ROOT, built, contracts_of, phase_name
     chosen = tiers.choose(device)
     for tier, why in chosen.absent.items():
@@ -281,8 +281,4 @@ def banks_here(bank_of: Callable[[str], Bank], phase: str | None, device: str) -
     if phase is not None and (name := phase_name(phase)) not in ready:
         raise SuiteError(f"phase {name} is not built")
     banks = [bank_of(p) for p in ready if phase is None or p == phase_name(phase)]
-    for bank in banks:
-        bank.tiers = chosen.run
-    if "emulate" not in chosen.run:
-        return banks
-    return [made for bank in banks if (made := emulated(bank)).mutants]
+    return [made for bank in banks if (made := placed(bank, chosen.run)).mutants]

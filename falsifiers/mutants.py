@@ -59,10 +59,17 @@ class Bank:
         return mutant.device == "cpu" or any(tier in fit for tier in self.tiers)
 
 
-def emulated(bank: Bank) -> Bank:
-    """Return what of a bank the CPU can show where a device is emulated: mutants of its kernels."""
+def placed(bank: Bank, tiers: Sequence[Tier]) -> Bank:
+    """Return a bank for the tiers that run here.
+
+    Where a device is emulated, what is left are the mutants of its kernels and their killers.
+    """
+    bank.tiers = tiers
+    if "emulate" not in tiers:
+        return bank
     killers = set(bank.contract.emulated)
-    shown = [one for one in bank.mutants if one.device == "cuda" and killers >= {*one.killers}]
+    shown = [one for one in bank.mutants
+             if one.device == "cuda" and one.emulated and killers >= {*one.killers}]
     used = {name for one in shown for name in one.killers}
     return replace(bank, mutants=shown,
                    falsifiers={k: v for k, v in bank.falsifiers.items() if k in used})

@@ -44,3 +44,5 @@ class Mutant:
     """The public report it comes from (`B036`), or empty for one of our own."""
     device: str = "cpu"
     """`cuda` when only a device can show it."""
+    emulated: bool = True
+    """Of a device's, whether it ends where the device is emulated."""

@@ -38,11 +38,14 @@ class Tiers:
     def of(self, contract: Contract) -> tuple[Tier, ...]:
         """Return the tiers that a phase's cases are judged in.
 
-        Where a device is here and asked for, a phase without a case for it is judged on the CPU:
-        nothing of that phase runs elsewhere, and a ladder of phases must not break there.
+        Where a device is asked for, or one emulated, and can be had, a phase without a case for it
+        is judged on the CPU: nothing of that phase runs elsewhere, and a ladder of phases must not
+        break there.
         """
-        on_device = any("cuda" in row.tier for row in contract.cases)
-        return self.run if self.run != ("cuda",) or self.absent or on_device else ("cpu",)
+        cases = {"cuda": any("cuda" in row.tier for row in contract.cases),
+                 "emulate": bool(contract.emulated)}
+        none = len(self.run) == 1 and not self.absent and not cases.get(self.run[0], True)
+        return ("cpu",) if none else self.run
 
 
 def version_of(package: str) -> str | None:

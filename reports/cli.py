@@ -28,7 +28,7 @@ def report(
         "--mutants/--no-mutants", help="Show too that the suite can fail, by its own mutants."
     )] = True,
     device: Annotated[str, typer.Option(
-        metavar="auto|cpu|interpret|cuda", help="Tier to run.")] = "auto",
+        metavar="auto|cpu|interpret|cuda|emulate", help="Tier to run.")] = "auto",
     candidate: Annotated[str | None, typer.Option(
         metavar="SPEC", help="Judge file:PATH or module:pkg.attr instead of the tree.")] = None,
     model: Annotated[str | None, typer.Option(

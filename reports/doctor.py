@@ -157,7 +157,7 @@ def _provable(tools: Mapping[str, Line], torch: str | None,
     yield _proof("the Triton kernels' text, op by op, under the interpreter",
                  torch or tiers.interpret_missing(), "rowtwin gate --device interpret")
     yield _proof("the CUDA C++ kernels' text on the CPU, the device emulated",
-                 torch or tiers.emulate_missing(), "rowtwin gate --device emulate")
+                 torch or tiers.emulate_missing(), "rowtwin gate --phase 5 --device emulate")
     yield _proof("that the suite catches wrong versions", torch, "rowtwin mutants")
     yield _proof("the kernels' machine code", gpu, "rowtwin gate --device cuda")
     yield _proof("the same, kept for machines without a GPU", gpu, "rowtwin receipt")

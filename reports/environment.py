@@ -16,7 +16,8 @@ from reports.evidence import NotRun
 
 PACKAGES = ("torch", "triton", "numpy", "gguf", "hypothesis", "pytest", "transformers")
 QUICK = "not in the quick selection"
-TIER_WORDS = {"cpu": "PyTorch on the CPU", "interpret": "Triton's interpreter", "cuda": "a GPU"}
+TIER_WORDS = {"cpu": "PyTorch on the CPU", "interpret": "Triton's interpreter", "cuda": "a GPU",
+              "emulate": "a GPU emulated on the CPU"}
 
 
 def describe(root: Path, chosen: Tiers) -> dict[str, str]:

@@ -68,10 +68,8 @@ def name_of(row: Row) -> str:
 
 
 def ready(bank_of: BankOf, phase: str, chosen: Tiers) -> Bank:
-    """Return a phase's bank with the tiers that run here."""
-    bank = bank_of(phase)
-    bank.tiers = chosen.run
-    return bank
+    """Return a phase's bank for the tiers that run here."""
+    return mutants.placed(bank_of(phase), chosen.run)
 
 
 def attempt(bank: Bank, mutant: Mutant) -> Tried:

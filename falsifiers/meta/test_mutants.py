@@ -14,7 +14,7 @@ from contracts.schema import Contract, load_all
 from falsifiers.errors import Declined, SuiteError
 from falsifiers.judge import Judge
 from falsifiers.meta.made_up import contract, row
-from falsifiers.mutants import Bank, emulated, kill, run_matrix, sample, try_mutant
+from falsifiers.mutants import Bank, kill, placed, run_matrix, sample, try_mutant
 from falsifiers.mutants_cli import matrix_exit_code
 from falsifiers.plugin import THOROUGH
 from falsifiers.subject import Mutant, Subject
@@ -124,14 +124,13 @@ def test_mutants_of_a_device_that_is_emulated_are_tried_alone() -> None:
                            row("blind", "watch")])
     made = replace(bank(mutant(device="cuda"), mutant("right")), contract=Contract.model_validate(
         data | {"emulated": {"rows_hold": ["s*"]}}))
-    here = emulated(made)
-    here.tiers = ("emulate",)
+    here = placed(made, ("emulate",))
     assert [one.device for one in here.mutants] == ["cuda"]
     assert [case.id for case in here.cases("rows_hold", here.mutants[0])] == [
         "p1/rows_hold[emulate-seen]"]
     matrix = run_matrix([here])
     assert (matrix.survivors, matrix.idle_falsifiers, matrix.not_run) == ((), (), ())
-    assert emulated(bank(mutant(device="cuda"))).mutants == []
+    assert placed(bank(mutant(device="cuda")), ("emulate",)).mutants == []
 
 
 def test_mutant_that_names_a_stranger_is_refused() -> None:

@@ -185,7 +185,9 @@ def test_file_that_holds_no_cases_is_bad_usage(pytester: pytest.Pytester) -> Non
     ([row("a"), row("b", tier="cuda", quick=False)], "cuda", None, []),
     ([row("a")], "cuda", "no CUDA device was found", []),
     ([row("a"), row("b", tier="cuda")], "auto", None, ["cpu-a", "cuda-b"]),
-    ([row("a")], "interpret", None, []), ([row("a")], "emulate", "no CUDA device was found", [])])
+    ([row("a")], "interpret", None, []),
+    ([row("a")], "emulate", "no CUDA device was found", ["cpu-a"]),
+    ([row("a")], "emulate", None, [])])
 def test_a_phase_without_device_cases_is_judged_on_the_cpu_of_a_device_ladder(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], device: str,
         missing: str | None, judged: list[str]) -> None:
