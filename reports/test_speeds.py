@@ -137,7 +137,7 @@ def test_readme_counts_the_device_cases_that_are_kept() -> None:
     assert all(row.killed_by for one in kept.values() for row in one.mutants)
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert f"{sum(passed.values())} device cases ({told})" in text
-    assert f"the {dead} mutants that only a device can show died" in text
+    assert f"the {dead} mutants of kernels for a device died" in text
 
 
 def test_the_witness_that_is_kept_is_admitted_and_quoted() -> None:

@@ -55,9 +55,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Take every mutant in a thorough run, and a drawn dozen in a quick one."""
     thorough = metafunc.config.getoption(THOROUGH)
     few, runs = drawn(LOCATED, QUICK), drawn(list(GREEDY), BEHIND)
+    there = [pytest.param(name, marks=pytest.mark.emulated) for name in EMULATED]
     for fixture, names in (("located", LOCATED if thorough else few),
                            ("behind", GREEDY if thorough else runs),
-                           ("shrunk", [*LOCATED, *GREEDY] if thorough else
+                           ("shrunk", [*LOCATED, *GREEDY, *KERNELS, *there] if thorough else
                             [*few[:SHRUNK], *runs[:SHRUNK]]),
                            ("kernel", KERNELS if thorough else drawn(list(KERNELS), 1)),
                            ("there", EMULATED if thorough else drawn(list(EMULATED), 1)),
@@ -79,8 +80,10 @@ def oracle(letter: str) -> Reference:
     return Reference(setup, None, steps_of(letter)[0], greedy=True)
 
 
-def setup_of(name: str, layers: tuple[int, ...] | None = None, device: str = "cpu") -> Setup:
+def setup_of(name: str, layers: tuple[int, ...] | None = None, device: str = "") -> Setup:
     phase, mutant = name.split("/")
+    device = device or ("interpret" if name in KERNELS else
+                        "emulate" if name in EMULATED else "cpu")
     return rowtwin.bisected("nano", phase, None, "oracle", device, layers, mutant)
 
 
@@ -99,7 +102,9 @@ def held(name: str, place: Place | None, setup: Setup, letter: str) -> None:
 
 
 def letter_of(name: str) -> str:
-    return DECLARED[name][0] if name in DECLARED else WIDER.get(name, "a")
+    if name in DECLARED:
+        return DECLARED[name][0]
+    return (WIDER | KERNELS | EMULATED).get(name, "a")
 
 
 def test_every_mutant_is_located_or_told_why_not() -> None:
@@ -143,14 +148,14 @@ def test_shrunk_case_still_fails_alone(shrunk: str) -> None:
 
 
 def test_kernel_is_located_under_the_interpreter(kernel: str) -> None:
-    setup, letter = setup_of(kernel, device="interpret"), KERNELS[kernel]
+    setup, letter = setup_of(kernel), letter_of(kernel)
     steps, m = steps_of(letter)
     held(kernel, Bisection(setup, steps, m, oracle(letter)).run().place, setup, letter)
 
 
 @pytest.mark.emulated
 def test_kernel_for_a_device_is_located_where_it_is_emulated(there: str) -> None:
-    setup, letter = setup_of(there, device="emulate"), EMULATED[there]
+    setup, letter = setup_of(there), letter_of(there)
     steps, m = steps_of(letter)
     place = Bisection(setup, steps, m, oracle(letter)).run().place
     with emulated():
