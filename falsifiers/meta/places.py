@@ -149,6 +149,8 @@ KERNELS = {
     "p6/kernel_adds_halves": "g", "p6/kernel_uses_the_librarys_exp": "g",
     "p6/kernel_gives_a_lane_eight_keys": "a", "p6/kernel_turns_by_the_first_row": "g"}
 """Mutants of kernels that the interpreter shows, and in which plan."""
+WHOLE = {"p6/kernel_takes_the_token_for_its_row": "with fewer tokens it writes outside of its slot"}
+"""Mutants that are not shrunk, and why: a smaller case may end the process."""
 
 SAME = "the bits are the same"
 PADS = "a row without tokens is refused before any op runs"

@@ -28,6 +28,7 @@ from falsifiers.meta.places import (
     PLANS,
     STEPS,
     UNSEEN,
+    WHOLE,
     WIDER,
 )
 from falsifiers.meta.planted import planted
@@ -55,10 +56,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Take every mutant in a thorough run, and a drawn dozen in a quick one."""
     thorough = metafunc.config.getoption(THOROUGH)
     few, runs = drawn(LOCATED, QUICK), drawn(list(GREEDY), BEHIND)
+    kernels = [name for name in KERNELS if name not in WHOLE]
     there = [pytest.param(name, marks=pytest.mark.emulated) for name in EMULATED]
     for fixture, names in (("located", LOCATED if thorough else few),
                            ("behind", GREEDY if thorough else runs),
-                           ("shrunk", [*LOCATED, *GREEDY, *KERNELS, *there] if thorough else
+                           ("shrunk", [*LOCATED, *GREEDY, *kernels, *there] if thorough else
                             [*few[:SHRUNK], *runs[:SHRUNK]]),
                            ("kernel", KERNELS if thorough else drawn(list(KERNELS), 1)),
                            ("there", EMULATED if thorough else drawn(list(EMULATED), 1)),
@@ -111,11 +113,11 @@ def test_every_mutant_is_located_or_told_why_not() -> None:
     every = {f"{phase}/{name}" for phase in PHASES for name in NAMED[phase]}
     lists = [set(one) for one in (STEPS, GREEDY, CRASHES, EMULATED, KERNELS, NOT_RUN, ON_A_DEVICE,
                                   UNSEEN)]
-    assert set().union(*lists, WIDER) <= every
+    assert set().union(*lists, WIDER, WHOLE) <= every
     assert sum(map(len, lists)) == len(set().union(*lists)), "a mutant stands in two lists"
     assert {f"{phase}/{one.name}" for phase in PHASES for one in rowtwin.bank(phase).mutants
             if one.device == "cuda"} == {*EMULATED, *ON_A_DEVICE}
-    assert all(len(why) > 10 for some in (UNSEEN, CRASHES, NOT_RUN, ON_A_DEVICE)
+    assert all(len(why) > 10 for some in (UNSEEN, CRASHES, NOT_RUN, ON_A_DEVICE, WHOLE)
                for why in some.values())
 
 
