@@ -162,7 +162,7 @@ class Contract(Record):
         known = [falsifier.id for falsifier in self.falsifiers]
         _once("falsifier", known, "falsifiers")
         _once("mutant", list(self.mutants), "mutants")
-        seen: set[str] = set()
+        seen, there = set[str](), list[tuple[str, str]]()
         for number, row in enumerate(self.cases):
             if row.falsifier not in known:
                 raise _InconsistentError(
@@ -172,15 +172,15 @@ class Contract(Record):
                 if case.id in seen:
                     raise _InconsistentError(f"case {case.id!r} stands twice", "cases", number)
                 seen.add(case.id)
+                if case.tier == "cuda":
+                    there.append((case.falsifier, case.name))
         for name in self.sanitized:
-            if not any(row.falsifier == name and "cuda" in row.tier for row in self.cases):
+            if not any(falsifier == name for falsifier, _ in there):
                 raise _InconsistentError(f"{name!r} has no device case to be sanitized",
                                          "sanitized")
-        on_device = [case for case in self.expand() if case.tier == "cuda"]
         for name, patterns in self.emulated.items():
             for pattern in patterns:
-                if not any(case.falsifier == name and fnmatchcase(case.name, pattern)
-                           for case in on_device):
+                if not any(of == name and fnmatchcase(case, pattern) for of, case in there):
                     raise _InconsistentError(f"{name!r} has no device case {pattern!r} to be "
                                              f"emulated", "emulated", name)
         idle = sorted(set(known) - {row.falsifier for row in self.cases})

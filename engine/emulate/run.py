@@ -70,14 +70,14 @@ def _compiler() -> str | None:
 
 
 def _compiled(source: str, options: tuple[str, ...], _arch: str) -> tuple[str, bytes]:
-    """Return preprocessed text and a shared object, in place of PTX and a cubin; kept on disk."""
+    """Return no PTX, and in a cubin's place the path of a shared object, which is kept."""
     defines = [option for option in options if option.startswith("-D")]
     rounding = CONTRACTED if "-fmad=true" in options else ROUNDED
     flags = (*FLAGS, *rounding)
     what = repr((HEADER.read_text(encoding="utf-8"), source, defines, flags)).encode()
     made = CACHE / f"{hashlib.sha256(what).hexdigest()[:32]}.so"
-    text = _run_compiler(("-E", "-P", "-x", "c++", *defines, "-"), source)
     if not made.exists():
+        text = _run_compiler(("-E", "-P", "-x", "c++", *defines, "-"), source)
         names = "".join(f"SIMT_KERNEL({name})\n" for name in kernels(text))
         program = f'#include "{HEADER}"\nnamespace {{\n{rewritten(text)}\n}}\n{names}'
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def _compiled(source: str, options: tuple[str, ...], _arch: str) -> tuple[str, b
             file = Path(folder) / made.name
             _run_compiler((*flags, "-x", "c++", "-", "-o", str(file)), program)
             file.replace(made)
-    return text, str(made).encode()
+    return "", str(made).encode()
 
 
 def _run_compiler(options: tuple[str, ...], source: str) -> str:
