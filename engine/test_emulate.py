@@ -301,6 +301,12 @@ def test_dynamic_shared_memory_is_found_however_it_is_declared(declared: str) ->
     assert shown(f"{declared} if (0) held[0] = 1; y = __cvta_generic_to_shared(held);") == [0] * 32
 
 
+def test_every_name_of_a_declaration_in_a_template_is_renewed() -> None:
+    source = "template <int N> void f() { __shared__ __align__(16) P<int, 3> a[N][2], b; }"
+    assert rewritten(source).endswith(
+        "b; simt::renew(&a, sizeof a); simt::renew(&b, sizeof b); }")
+
+
 def test_shared_memory_of_a_template_is_new_for_each_block() -> None:
     out = torch.zeros(2)
     launch(f"""namespace some {{ template <int N> __device__ float last() {{

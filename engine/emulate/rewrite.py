@@ -79,7 +79,8 @@ def rewritten(source: str) -> str:
 
 def _renewed(declared: re.Match[str]) -> str:
     """Return a declaration of shared memory, and after it that a block's first thread renews it."""
-    names = re.findall(r"(\w+)\s*(?:\[[^;=]*?\]\s*)*(?=[,;])", declared[0])
+    plain = re.sub(r"<[^;]*>|\([^;]*?\)", "", declared[0])
+    names = re.findall(r"(\w+)\s*(?:\[[^;=]*?\]\s*)*(?=[,;])", plain)
     return declared[0] + "".join(f" simt::renew(&{name}, sizeof {name});" for name in names)
 
 
