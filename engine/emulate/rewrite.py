@@ -28,7 +28,7 @@ CALLS = {
     "cvt.f32.f16": "cvt_f32_f16", "cvt.f32.bf16": "cvt_f32_bf16"}
 """The functions of `simt.h`, by the beginning of an instruction."""
 APPROXIMATE = re.compile(
-    r"\b(__(?:expf|exp10f|logf|log2f|log10f|powf|sinf|cosf|tanf|sincosf|fdividef|frsqrt_rn|tanhf)|"
+    r"\b(__(?:expf|exp10f|logf|log2f|log10f|powf|sinf|cosf|tanf|sincosf|fdividef|tanhf)|"
     r"(?:exp|exp2|exp10|expm1|log|log2|log10|log1p|pow|sin|cos|tan|asin|acos|atan|atan2|sinh|cosh|"
     r"tanh|asinh|acosh|atanh|sincos|erf|erfc|lgamma|tgamma|cbrt|hypot|rsqrt|rcbrt|sinpi|cospi)f?)"
     r"\s*\(")
