@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -56,10 +57,52 @@ def test_instructions_become_calls(asm: str, call: str) -> None:
 @pytest.mark.parametrize(("source", "sentence"), [
     ('asm("vote.sync.any.pred %0, %1, %2;" : "=r"(a) : "r"(b), "r"(c));',
      "does not know the instruction vote.sync.any.pred"),
-    ('asm("bar.sync 0;', "an asm statement does not end")])
+    ('asm("bar.sync 0;', "what begins with .* does not end")])
 def test_what_is_not_known_is_named(source: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         rewritten(source)
+
+
+@pytest.mark.parametrize("declared", [
+    '__global__ void __launch_bounds__(128) {}',
+    '__global__ __launch_bounds__(32 * (2), 1) void {}',
+    '__launch_bounds__(128) __global__ void {}', 'void __global__ {}'])
+def test_kernels_are_found_however_they_are_declared(declared: str) -> None:
+    one, two = (f"{declared.format(name)}(int x) {{}}" for name in ("one", "two"))
+    assert kernels(f'extern "C" {one}') == ["one"]
+    assert kernels(f'extern "C" {{ {one} {two} }} __global__ void three() {{}}') == ["one", "two"]
+
+
+@pytest.mark.parametrize(("body", "sentence"), [
+    ("x[0] = __expf(x[0]);", "refuses __expf: a device computes it in bits of its own"),
+    ("x[0] = tanhf (x[0]);", "refuses tanhf: a device computes it in bits of its own"),
+    ("x[0] = rsqrtf(x[0]);", "refuses rsqrtf: a device computes it in bits of its own"),
+    ("x[0] = clock64();", "refuses clock64: only a device can answer it"),
+    ("x[0] = __activemask();", "refuses __activemask: only a device can answer it")])
+def test_function_of_other_bits_on_a_device_is_refused(body: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        launch(f"{HEAD}float* x) {{ {body} }}", torch.zeros(1))
+
+
+@pytest.mark.parametrize(("source", "sentence"), [
+    ("#include <cuda_fp16.h>\n", "has no header <cuda_fp16.h>"),
+    (' #  include "mine.h"\n', 'has no header "mine.h"')])
+def test_header_is_refused_by_name(source: str, sentence: str) -> None:
+    with pytest.raises(InputError, match=sentence):
+        launch(f"{source}{HEAD}float* x) {{}}", torch.zeros(1))
+
+
+@pytest.mark.parametrize(("source", "sentence"), [
+    ("__global__ void k(float* x) {}", 'has no extern "C" __global__ void k'),
+    (f"__device__ float of(float);\n{HEAD}float* x) {{ x[0] = of(x[0]); }}",
+     "^the host compiler refused a kernel: undefined reference to .*of"),
+    (f"{HEAD}float* x) {{ atomicAdd(x, 1.0f); }}",
+     "^the host compiler refused a kernel: .*atomicAdd of floats adds in no defined order"),
+    (f"{HEAD}float* x) {{ float4 y; __shfl_sync(~0u, y, 0); }}", "a shuffle takes a number")])
+def test_what_has_no_meaning_is_one_sentence(source: str, sentence: str) -> None:
+    with pytest.raises(CudaError, match=sentence) as caught:
+        launch(source, torch.zeros(1))
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_source_that_does_not_compile_says_where() -> None:
@@ -102,6 +145,179 @@ def test_threads_that_never_meet_are_told(body: str, sentence: str) -> None:
         launch(f"{HEAD}float* x) {{ {body} }}", x)
     launch(f"{HEAD}float* x) {{ if (threadIdx.x == 31) x[0] = 5; }}", x)
     assert x.item() == 5  # what comes after a failure is whole again
+
+
+@pytest.mark.parametrize(("body", "sentence"), [
+    ("if (blockIdx.x && threadIdx.x == 3) *(volatile int*)8 = 1;",
+     r"thread 3 of block \(1, 0\) reads or writes where there is no memory"),
+    ("if (blockIdx.x) x[0] = ((const float4*)(x + 1))->x;",
+     "an address that its type does not allow"),
+    ("__shared__ float some[32]; some[threadIdx.x + blockIdx.x] = 1; x[0] = some[0];",
+     r"thread 31 of block \(1, 0\) uses .* an index beyond its array"),
+    ("if (blockIdx.x) __trap();", "a trap"),
+    ("extern __shared__ float more[]; more[threadIdx.x + blockIdx.x] = 1;",
+     "byte 128 of 128 bytes of dynamic shared memory was written"),
+    ("volatile int never = 0; if (blockIdx.x) while (!never);",
+     "does not end; a loop that waits for what another thread writes is not emulated"),
+    ("if (threadIdx.x) __syncwarp(1);", "a lane is at __syncwarp with a mask that leaves it out"),
+    ("if (threadIdx.x < 8) __syncwarp(0xffff); else __syncthreads();",
+     "threads wait for what never comes")])
+def test_fault_of_a_kernel_ends_its_launch_alone(monkeypatch: pytest.MonkeyPatch, body: str,
+                                                 sentence: str) -> None:
+    monkeypatch.setattr(run, "FLAGS", (*run.FLAGS, "-DSIMT_PATIENCE=1"))
+    x = torch.zeros(8)
+    with pytest.raises(CudaError, match=sentence):
+        launch(f"{HEAD}float* x, int go) {{ if (go) return; {body} }}", x, 0, grid=(2, 1),
+               shared=128)
+    launch(f"{HEAD}float* x, int go) {{ if (go) {{ x[0] = 5; return; }} {body} }}", x, 1,
+           shared=128)
+    assert x[0] == 5
+
+
+def shown(body: str, kind: str = "int") -> list[float]:
+    """Return what a body puts into y, a thread of a warp each; l is its lane."""
+    out = torch.full((32,), -7.0)
+    launch(f"""{HEAD}float* out) {{
+        const int l = threadIdx.x;
+        {kind} y = -7;
+        {body}
+        out[l] = y;
+    }}""", out)
+    return out.tolist()
+
+
+SHOWN: dict[str, list[float]] = {
+    "__shfl_sync(~0u, l, 5)": [5] * 32,
+    "__shfl_sync(~0u, l, 9, 8)": [lane // 8 * 8 + 1 for lane in range(32)],
+    "__shfl_xor_sync(~0u, l, 9)": [lane ^ 9 for lane in range(32)],
+    "__shfl_xor_sync(~0u, l, 8, 8)": [lane ^ 8 if lane & 8 else lane for lane in range(32)],
+    "__shfl_up_sync(~0u, l, 3)": [lane - 3 if lane > 2 else lane for lane in range(32)],
+    "__shfl_up_sync(~0u, l, 3, 8)": [lane - 3 if lane % 8 > 2 else lane for lane in range(32)],
+    "__shfl_down_sync(~0u, l, 3)": [lane + 3 if lane < 29 else lane for lane in range(32)],
+    "__shfl_down_sync(~0u, l, 3, 8)": [lane + 3 if lane % 8 < 5 else lane for lane in range(32)],
+    "__popc(__ballot_sync(~0u, l < 7))": [7] * 32,
+    "__ballot_sync(~0u, l < 7) >> l & 1": [1.0] * 7 + [0.0] * 25,
+    "__any_sync(~0u, l == 7)": [1] * 32, "__any_sync(~0u, l == 32)": [0] * 32,
+    "__all_sync(~0u, l < 31)": [0] * 32, "__all_sync(~0u, l < 32)": [1] * 32,
+    "__syncthreads_or(l == 7)": [1] * 32, "__syncthreads_and(l < 31)": [0] * 32,
+    "__reduce_add_sync(~0u, l)": [496] * 32, "__reduce_max_sync(~0u, l - 40)": [-9] * 32,
+    "__reduce_min_sync(~0u, (unsigned)l - 40)": [2.0**32] * 32,
+    "__reduce_xor_sync(~0u, 1u << l % 3)": [3] * 32}
+
+
+@cache
+def all_shown() -> Tensor:
+    """Return what each lane gets of every call, f32[calls, 32]; l is the lane."""
+    out = torch.full((len(SHOWN), 32), -7.0)
+    calls = "".join(f"out[{32 * i} + l] = {call};" for i, call in enumerate(SHOWN))
+    launch(f"{HEAD}float* out) {{ const int l = threadIdx.x; {calls} }}", out)
+    return out
+
+
+@pytest.mark.parametrize("call", SHOWN)
+def test_lanes_show_one_another_what_they_hold(call: str) -> None:
+    assert all_shown()[list(SHOWN).index(call)].tolist() == SHOWN[call]
+
+
+def test_lanes_of_a_mask_meet_apart() -> None:
+    body = """
+        if (l < 16) for (int i = 0; i < 3; i++) y = __shfl_xor_sync(0xffff, l + i, 1);
+        else if (l & 1) y = __reduce_add_sync(0xaaaa0000, l);
+        else y = __popc(__ballot_sync(0x55550000, l < 20));
+        y += 100 * __shfl_sync(~0u, l, 31);"""
+    odd = sum(range(17, 32, 2))
+    assert shown(body) == [
+        3100 + ((lane ^ 1) + 2 if lane < 16 else odd if lane & 1 else 2) for lane in range(32)]
+
+
+def test_lane_that_did_not_come_tells_nan() -> None:
+    got = shown("if (l >= 16) return; y = __shfl_xor_sync(~0u, (float)l, l < 8 ? 1 : 16);", "float")
+    assert got[:8] == [1, 0, 3, 2, 5, 4, 7, 6]
+    assert all(value != value for value in got[8:16])
+    assert got[16:] == [-7] * 16
+
+
+@pytest.mark.parametrize("writer", [0, 63])
+def test_barrier_that_is_missing_is_seen_from_either_end(writer: int) -> None:
+    out = torch.zeros(2, 64)
+    launch(f"""{HEAD}float* out) {{
+        __shared__ float held;
+        if (threadIdx.x == {writer}) held = 5;
+        out[blockIdx.x * 64 + threadIdx.x] = held;
+    }}""", out, grid=(2, 1), block=64)
+    assert out.isnan().any()
+
+
+GIVEN: dict[str, float] = {
+    "__clz(1)": 31, "__clz(0)": 32, "__ffs(8)": 4, "__popc(255u)": 8, "__brev(1)": 2.0**31,
+    "__dp4a(0x01ff7f80, 0x02028080, 5)": 5 + 128 * 128 - 127 * 128 - 2 + 2,
+    "__dp4a(0x01ff7f80u, 0x02028080u, 5u)": 5 + 128 * 128 + 127 * 128 + 510 + 2,
+    "__umulhi(1u << 31, 6u)": 3, "__mulhi(-1, 6)": -1,
+    "__funnelshift_l(1u << 31, 1u, 1)": 3, "__funnelshift_r(2u, 1u, 1) >> 30": 2,
+    "max(0.25f, 0.5f)": 0.5, "min(0.25f, 0.5f)": 0.25, "max(-1, 3u)": 2.0**32,
+    "fmaxf(NAN, 2.0f)": 2, "fminf(2.0f, NAN)": 2, "1 / fmaxf(-0.0f, 0.0f)": float("inf"),
+    "1 / fmaxf(0.0f, -0.0f)": float("inf"), "1 / fminf(0.0f, -0.0f)": -float("inf"),
+    "1 / fminf(-0.0f, 0.0f)": -float("inf"), "__float_as_uint(fmaxf(NAN, NAN))": 2.0**31,
+    "__saturatef(NAN)": 0, "__saturatef(3.0f)": 1, "__frcp_rn(8.0f)": 0.125,
+    "__float2int_rz(-2.7f)": -2, "__float2int_rd(-2.2f)": -3, "__float2int_ru(2.2f)": 3,
+    "__float2int_rn(2.5f)": 2, "__float2int_rz(1e30f)": 2.0**31, "one * warpSize": 32,
+    "made().w": 4, "__CUDA_ARCH__ / 10": 90}
+
+
+@cache
+def all_given() -> Tensor:
+    """Return what every call gives, f32[calls]."""
+    out = torch.zeros(len(GIVEN))
+    calls = "".join(f"out[{i}] = {call};" for i, call in enumerate(GIVEN))
+    launch(f"""#define NAN __int_as_float(0x7fc00000)
+    __constant__ float one = 1;
+    __device__ __noinline__ int4 made() {{ return make_int4(1, 2, 3, 4); }}
+    {HEAD}float* out) {{ {calls} }}""", out)
+    return out
+
+
+@pytest.mark.parametrize("call", GIVEN)
+def test_function_gives_what_a_device_gives(call: str) -> None:
+    assert all_given()[list(GIVEN).index(call)].item() == GIVEN[call]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("int", torch.int32), ("unsigned", torch.uint32),
+                                             ("unsigned long long", torch.uint64)])
+def test_atomics_of_integers_return_what_was_there(kind: str, dtype: torch.dtype) -> None:
+    out = torch.tensor([0, 9, 9, 15, 0, 0, 3, 3], dtype=dtype)
+    launch(f"""{HEAD}{kind}* x) {{
+        const int l = threadIdx.x;
+        atomicAdd(x, 2), atomicMin(x + 1, l + 4), atomicMax(x + 2, l), atomicAnd(x + 3, ~(l & 4));
+        atomicOr(x + 4, l), atomicXor(x + 5, 1 << l % 3), atomicCAS(x + 6, 3, 8);
+        if (l == 5) x[7] = atomicExch(x + 7, 4) + 10;
+    }}""", out)
+    assert out.tolist() == [64, 4, 31, 11, 31, 3, 8, 13]
+
+
+@pytest.mark.parametrize("declared", ["extern __shared__ __align__(16) unsigned char held[];",
+                                      "extern __shared__ unsigned long long held[];",
+                                      "extern __shared__ alignas(16) float held[];"])
+def test_dynamic_shared_memory_is_found_however_it_is_declared(declared: str) -> None:
+    assert shown(f"{declared} if (0) held[0] = 1; y = __cvta_generic_to_shared(held);") == [0] * 32
+
+
+def test_every_name_of_a_declaration_in_a_template_is_renewed() -> None:
+    source = "template <int N> void f() { __shared__ __align__(16) P<int, 3> a[N][2], b; }"
+    assert rewritten(source).endswith(
+        "b; simt::renew(&a, sizeof a); simt::renew(&b, sizeof b); }")
+
+
+def test_shared_memory_of_a_template_is_new_for_each_block() -> None:
+    out = torch.zeros(2)
+    launch(f"""namespace some {{ template <int N> __device__ float last() {{
+        __shared__ float held[N];
+        const float was = held[0];
+        held[0] = 1;
+        return was;
+    }} }}
+    {HEAD}float* out) {{ if (!threadIdx.x) out[blockIdx.x] = some::last<4>(); }}""", out,
+           grid=(2, 1))
+    assert out.isnan().all()
 
 
 WAIT = 'asm volatile("cp.async.wait_all;" ::: "memory");'
@@ -200,6 +416,13 @@ def test_nothing_is_emulated_beside_a_device(monkeypatch: pytest.MonkeyPatch) ->
         pass
 
 
-def test_launch_that_no_device_takes_is_refused() -> None:
-    with pytest.raises(CudaError, match="the launch is too large"):
-        launch(f"{HEAD}float* x) {{}}", torch.zeros(1), block=1025)
+@pytest.mark.parametrize(("grid", "block", "shared", "sentence"), [
+    ((1, 1), 1025, 0, "the launch is too large: .*1025 threads each.*too many threads a block"),
+    ((1, 65536), 32, 0, "the launch is too large: .*; too many blocks"),
+    ((1, 1), 32, 227 * 1024 + 1, "the launch is too large: .*; too many bytes of shared memory"),
+    ((0, 1), 32, 0, "the launch is empty: a grid of 0 by 1 blocks"),
+    ((1, 1), 0, 0, "the launch is empty: .*0 threads each")])
+def test_launch_that_no_device_takes_is_refused(grid: tuple[int, int], block: int, shared: int,
+                                                sentence: str) -> None:
+    with pytest.raises(CudaError, match=sentence):
+        launch(f"{HEAD}float* x) {{}}", torch.zeros(1), grid=grid, block=block, shared=shared)

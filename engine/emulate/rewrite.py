@@ -27,9 +27,22 @@ CALLS = {
     **{f"cvt.{r}.{t}.f32": f"cvt_{r}_{t}_f32" for r in ("rn", "rz") for t in ("f16", "bf16")},
     "cvt.f32.f16": "cvt_f32_f16", "cvt.f32.bf16": "cvt_f32_bf16"}
 """The functions of `simt.h`, by the beginning of an instruction."""
-KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+'
-                    r'(?:__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\(')
-DYNAMIC = re.compile(r"extern\s+__shared__\s+(\w+)\s+(\w+)\s*\[\s*\]\s*;")
+APPROXIMATE = re.compile(
+    r"\b(__(?:expf|exp10f|logf|log2f|log10f|powf|sinf|cosf|tanf|sincosf|fdividef|tanhf)|"
+    r"(?:exp|exp2|exp10|expm1|log|log2|log10|log1p|pow|sin|cos|tan|asin|acos|atan|atan2|sinh|cosh|"
+    r"tanh|asinh|acosh|atanh|sincos|erf|erfc|lgamma|tgamma|cbrt|hypot|rsqrt|rcbrt|sinpi|cospi)f?)"
+    r"\s*\(")
+"""Functions whose bits on a device are not those of a host, and that CUDA bounds by an error."""
+UNKNOWABLE = re.compile(r"\b(__activemask|clock|clock64|__nanosleep|globaltimer)\s*\(")
+"""Functions that answer with what only a device has."""
+BOUNDS = r"__launch_bounds__\s*\((?:[^()]|\([^()]*\))*\)"
+GLOBAL = (rf"(?:(?:void|static|inline|{BOUNDS})\s+)*__global__\s+(?:(?:void|{BOUNDS})\s*)*"
+          r"\b(?!__)(\w+)\s*\(")
+KERNEL = re.compile(rf'extern\s+"C"\s+{GLOBAL}')
+BLOCK = re.compile(r'extern\s+"C"\s*\{')
+DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:__align__\s*\([^()]*\)\s*|alignas\s*\([^()]*\)\s*)?"
+                     r"((?:\w+\s+)*\w+)\s+(\w+)\s*\[\s*\]\s*;")
+SHARED = re.compile(r"(?<!extern )__shared__\s+[^;]*;")
 ASM = re.compile(r"\basm\s*(?:volatile\s*)?\(")
 TEXT = re.compile(r'"((?:[^"\\]|\\.)*)"')
 SETUP = re.compile(r"\{?\s*(?:\.reg [^;]*;|setp\.[^;]*;|cvt\.u16\.u32 [^;]*;)\s*")
@@ -38,12 +51,22 @@ SETUP = re.compile(r"\{?\s*(?:\.reg [^;]*;|setp\.[^;]*;|cvt\.u16\.u32 [^;]*;)\s*
 
 def kernels(source: str) -> list[str]:
     """Return the names of a source's kernels, in their order."""
-    return KERNEL.findall(source)
+    named = {found.start(1): found[1] for found in KERNEL.finditer(source)}
+    for block in BLOCK.finditer(source):
+        inside = re.compile(GLOBAL).finditer(source, block.end(), _closing(source, block.end()))
+        named.update({found.start(1): found[1] for found in inside})
+    return [named[at] for at in sorted(named)]
 
 
 def rewritten(source: str) -> str:
     """Return preprocessed CUDA C++ as C++ for `simt.h`; `InputError` names what is not known."""
+    for refused, why in ((APPROXIMATE, "a device computes it in bits of its own"),
+                         (UNKNOWABLE, "only a device can answer it")):
+        if found := refused.search(source):
+            raise InputError(f"the emulator refuses {found[1]}: {why}")
     source = DYNAMIC.sub(r"\1* const \2 = (\1*)simt::arena;", source)
+    if re.search(r"\btemplate\b", source):  # there the host compiler forgets where it belongs
+        source = SHARED.sub(_renewed, source)
     made, at = [], 0
     for found in ASM.finditer(source):
         if found.start() < at:
@@ -54,14 +77,21 @@ def rewritten(source: str) -> str:
     return "".join([*made, source[at:]])
 
 
+def _renewed(declared: re.Match[str]) -> str:
+    """Return a declaration of shared memory, and after it that a block's first thread renews it."""
+    plain = re.sub(r"<[^;]*>|\([^;]*?\)", "", declared[0])
+    names = re.findall(r"(\w+)\s*(?:\[[^;=]*?\]\s*)*(?=[,;])", plain)
+    return declared[0] + "".join(f" simt::renew(&{name}, sizeof {name});" for name in names)
+
+
 def _closing(source: str, at: int) -> int:
-    """Return where the parenthesis closes whose inside begins at `at`."""
+    """Return where the parenthesis or brace closes whose inside begins at `at`."""
     depth = 1
-    for found in re.compile(r'"(?:[^"\\]|\\.)*"|[()]').finditer(source, at):
-        depth += {"(": 1, ")": -1}.get(found[0], 0)
+    for found in re.compile(r'"(?:[^"\\]|\\.)*"|[(){}]').finditer(source, at):
+        depth += 1 if found[0] in "({" else -1 if found[0] in ")}" else 0
         if depth == 0:
             return found.start()
-    raise InputError("an asm statement does not end")
+    raise InputError(f"what begins with {source[at:at + 20].strip()!r} does not end")
 
 
 def _parts(inside: str, mark: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -29,8 +30,12 @@ from engine.errors import InputError
 from engine.kernels import nvrtc
 
 HEADER = Path(__file__).with_name("simt.h")
+REWRITE = Path(__file__).with_name("rewrite.py")
 CACHE = Path(__file__).parent.parent.parent / ".cache" / "emulated"
-FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fno-strict-aliasing", "-w", "-U_FORTIFY_SOURCE")
+FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fno-strict-aliasing", "-w", "-U_FORTIFY_SOURCE",
+         "-Wl,--no-undefined", "-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error")
+COMPILING = ("-D__CUDACC__", "-D__CUDACC_RTC__")
+INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"][^>"\n]*[>"])', re.MULTILINE)
 ROUNDED, CONTRACTED = ("-ffp-contract=off",), ("-ffp-contract=fast", "-mfma")
 MULTIPROCESSORS = 8
 """Of the device that is emulated: few, so that a block has more than one round to do."""
@@ -69,15 +74,19 @@ def _compiler() -> str | None:
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
-def _compiled(source: str, options: tuple[str, ...], _arch: str) -> tuple[str, bytes]:
+def _compiled(source: str, options: tuple[str, ...], arch: str) -> tuple[str, bytes]:
     """Return no PTX, and in a cubin's place the path of a shared object, which is kept."""
     defines = [option for option in options if option.startswith("-D")]
     rounding = CONTRACTED if "-fmad=true" in options else ROUNDED
     flags = (*FLAGS, *rounding)
-    what = repr((HEADER.read_text(encoding="utf-8"), source, defines, flags)).encode()
+    ours = [path.read_text(encoding="utf-8") for path in (HEADER, REWRITE)]
+    what = repr((ours, source, defines, flags, arch)).encode()
     made = CACHE / f"{hashlib.sha256(what).hexdigest()[:32]}.so"
+    if header := INCLUDED.search(source):
+        raise InputError(f"the emulator has no header {header[1]}: a kernel is one text")
     if not made.exists():
-        text = _run_compiler(("-E", "-P", "-x", "c++", *defines, "-"), source)
+        own = (*COMPILING, f"-D__CUDA_ARCH__={arch.removeprefix('sm_').rstrip('a')}0")
+        text = _run_compiler(("-E", "-P", "-x", "c++", *own, *defines, "-"), source)
         names = "".join(f"SIMT_KERNEL({name})\n" for name in kernels(text))
         program = f'#include "{HEADER}"\nnamespace {{\n{rewritten(text)}\n}}\n{names}'
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -92,15 +101,21 @@ def _run_compiler(options: tuple[str, ...], source: str) -> str:
     done = subprocess.run([str(_compiler()), *options], input=source, capture_output=True,
                           text=True, check=False)
     if done.returncode:
-        first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr)
-        raise nvrtc.CudaError(f"the host compiler refused a kernel: {first.strip()}")
+        lines = done.stderr.splitlines()
+        first = next((line for mark in ("undefined reference", "error") for line in lines
+                      if mark in line), done.stderr)
+        said = re.sub(r"^.*?((?:static assertion|undefined reference))", r"\1", first.strip())
+        raise nvrtc.CudaError(f"the host compiler refused a kernel: {said}")
     return done.stdout
 
 
 def _load(kernel: Any, cubin: bytes, name: str, early: bool = False) -> None:
     """Take the place of `Kernel.__init__`: the cubin is the path of a shared object."""
     kernel.early = early
-    kernel.emulated = getattr(ctypes.CDLL(cubin.decode()), f"simt_{name}")
+    try:
+        kernel.emulated = getattr(ctypes.CDLL(cubin.decode()), f"simt_{name}")
+    except AttributeError:
+        raise nvrtc.CudaError(f'the source has no extern "C" __global__ void {name}') from None
     kernel.emulated.restype = ctypes.c_char_p
 
 
