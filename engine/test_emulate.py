@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,6 +110,64 @@ def test_what_has_no_meaning_is_one_sentence(source: str, sentence: str) -> None
 def test_source_that_does_not_compile_says_where() -> None:
     with pytest.raises(CudaError, match=r"refused a kernel: .*nothing"):
         launch(f"{HEAD}float* x) {{ x[0] = nothing; }}", torch.zeros(1))
+
+
+def compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
+    """Put a program in the host compiler's place, and a folder in that of what it made."""
+    program = folder / "cxx"
+    program.write_text(script)
+    program.chmod(0o755)
+    monkeypatch.setattr(run, "_compiler", lambda: str(program))
+    monkeypatch.setattr(run, "CACHE", folder / "made")
+
+
+@pytest.mark.parametrize(("script", "sentence"), [
+    ("#!/bin/sh\nexit 3\n", r"refused a kernel: .*/cxx exited 3 and said nothing"),
+    ("#!/bin/sh\nkill -9 $$\n", r"refused a kernel: .*/cxx was killed by signal 9"),
+    ("#!/bin/sh\nprintf '\\377 error' >&2\nexit 1\n", "refused a kernel: .* error"),
+    ("#!/bin/sh\n", r"/cxx made no shared object"),
+    ("no program", r"/cxx cannot be run: Exec format error"),
+    ("#!/bin/sh\ncase $1 in -E) ;; *) for to; do :; done; echo > $to;; esac\n",
+     "made of a kernel cannot be loaded")])
+def test_compiler_that_is_none_is_told_in_a_sentence(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, sentence: str) -> None:
+    compiler(monkeypatch, tmp_path, script)
+    with pytest.raises(CudaError, match=sentence) as refused:
+        launch(f"{HEAD}float* x) {{}}", torch.zeros(1))
+    assert "\n" not in str(refused.value)
+
+
+def test_compiler_that_hangs_is_stopped_with_what_it_started(monkeypatch: pytest.MonkeyPatch,
+                                                             tmp_path: Path) -> None:
+    monkeypatch.setattr(run, "LIMIT", 0.5)
+    monkeypatch.setattr(run, "_hung", {})
+    compiler(monkeypatch, tmp_path, f"#!/bin/sh\necho >> {tmp_path}/runs\nsleep 60\n")
+    for _ in range(2):
+        with pytest.raises(CudaError, match=r"did not end within 0.5 s .*; it is not run again"):
+            launch(f"{HEAD}float* x) {{}}", torch.zeros(1))
+    assert (tmp_path / "runs").read_text() == "\n"
+
+
+def test_shared_object_that_is_not_whole_or_another_compiler_s_is_made_anew(
+        monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(run, "CACHE", tmp_path)
+    source = f"{HEAD}float* x) {{ x[0] = 7; }}"
+    kept = Path(compile_source(source, ()).decode())
+    whole = kept.read_bytes()
+    for harm in (lambda: kept.write_bytes(whole[:5000]), lambda: kept.write_bytes(b""),
+                 lambda: kept.symlink_to("/nowhere")):
+        kept.unlink()  # one that is loaded may not change
+        harm()
+        x = torch.zeros(1)
+        launch(source, x)
+        assert x.item() == 7
+    kept.unlink()
+    kept.mkdir()
+    with pytest.raises(CudaError, match="cannot keep emulated kernels"):
+        launch(source, torch.zeros(1))
+    monkeypatch.setattr(run, "_compiler", lambda: f"{shutil.which('env')}")
+    with pytest.raises(CudaError, match="refused a kernel"):
+        launch(source, torch.zeros(1))
 
 
 @pytest.mark.parametrize("flag", ["", "-DSIMT_PORTABLE"])

@@ -119,7 +119,7 @@ def check(spec: str) -> None:
         for node in tree.body:  # said once here; what is worked out is known when it is loaded
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) \
                     and "ARITHMETIC" in {ast.unparse(target) for target in node.targets}:
-                _must_be_known(spec, str(node.value.value))
+                must_be_known(spec, str(node.value.value))
     elif kind != "module" or not rest:
         known = ", ".join(in_tree()) or "none yet"
         raise SuiteError(f"unknown candidate {spec!r}: give file:/abs/path.py, module:pkg.attr, "
@@ -153,7 +153,7 @@ def load(spec: str, offer: Callable[[], Any] | None = None) -> Candidate:
         raise SuiteError(f"candidate {spec} cannot be loaded: "
                          f"{type(error).__name__}: {error}") from error
     candidate = Candidate(spec, target)
-    _must_be_known(spec, candidate.arithmetic)
+    must_be_known(spec, candidate.arithmetic)
     return candidate
 
 
@@ -162,7 +162,8 @@ def _functions() -> Any:
     return Offer
 
 
-def _must_be_known(spec: str, arithmetic: str) -> None:
+def must_be_known(spec: str, arithmetic: str) -> None:
+    """Raise `SuiteError` when a candidate declares an arithmetic that there is not."""
     if not KNOWN.fullmatch(arithmetic):
         raise SuiteError(f"candidate {spec}: ARITHMETIC is {arithmetic!r}, but should be "
                          f"'ordered', 'exact-' and the bits kept, or 'own'")

@@ -118,8 +118,9 @@ def run_gate(wanted: Wanted, *, through: bool = False, require_device: bool = Fa
         for phase, found in cases.items():
             expected[phase] += found
         _one_pass(wanted, ready, cases, one, run, on_verdict)
-    results = [_result(p, contracts, expected, run, wanted.root, wanted.candidate)
-               for p in wanted.phases]
+    lacking = [f"the {tier} tier was asked for, but {why}"
+               for tier, why in tiers.choose(device).absent.items()]
+    results = [_result(p, contracts, expected, run, wanted, lacking) for p in wanted.phases]
     if require_device:
         results = [gate.require_device(r) if _has_device_cases(contracts.get(r.phase)) else r
                    for r in results]
@@ -145,12 +146,13 @@ def _node(wanted: Wanted, contract: Contract) -> str:
 
 
 def _result(phase: str, contracts: Mapping[str, Contract], expected: Mapping[str, Sequence[Case]],
-            run: Run, root: Path, candidate: str | None) -> PhaseResult:
+            run: Run, wanted: Wanted, lacking: Sequence[str]) -> PhaseResult:
     if phase not in expected:
         return gate.not_built(phase)
-    result = gate.judge_phase(phase, run.verdicts, expected[phase], run.trouble)
+    trouble = [*run.trouble, *(() if expected[phase] else lacking)]  # else each case says it
+    result = gate.judge_phase(phase, run.verdicts, expected[phase], trouble)
     # a receipt is about the tree's own kernels, never about a candidate
-    proof = "none" if candidate else receipts.device_proof(contracts[phase], root)
+    proof = "none" if wanted.candidate else receipts.device_proof(contracts[phase], wanted.root)
     if receipts.proves(contracts[phase], run.verdicts):
         proof = "fresh"
     return result.model_copy(update={"device_proof": proof})

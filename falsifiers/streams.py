@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from falsifiers.errors import Declined, ParityBroken
 from falsifiers.judge import Judge, as_bits
 
 RowsOf = Callable[[tuple[int, ...], tuple[int, ...], tuple[int, ...]], Any]
@@ -161,6 +162,8 @@ class Batch:
         except ValueError as error:
             self.judge.law(value in str(error), f"the refusal of {name} says {str(error)!r}, which "
                            f"does not name the value {value}")
+        except (Declined, ParityBroken):  # nothing was answered, or what cannot be compared
+            raise
         except Exception as error:
             self.judge.law(False, f"a step with {name} ended in {error!r} instead of a refusal")
         else:

@@ -12,10 +12,11 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,6 +38,8 @@ FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fno-strict-aliasing", "-w", 
 COMPILING = ("-D__CUDACC__", "-D__CUDACC_RTC__")
 INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"][^>"\n]*[>"])', re.MULTILINE)
 ROUNDED, CONTRACTED = ("-ffp-contract=off",), ("-ffp-contract=fast", "-mfma")
+LIMIT = 300.0
+"""Seconds that the compiler may take for one source; it takes a few."""
 MULTIPROCESSORS = 8
 """Of the device that is emulated: few, so that a block has more than one round to do."""
 
@@ -80,33 +83,78 @@ def _compiled(source: str, options: tuple[str, ...], arch: str) -> tuple[str, by
     rounding = CONTRACTED if "-fmad=true" in options else ROUNDED
     flags = (*FLAGS, *rounding)
     ours = [path.read_text(encoding="utf-8") for path in (HEADER, REWRITE)]
-    what = repr((ours, source, defines, flags, arch)).encode()
+    what = repr((ours, source, defines, flags, arch, _compiler())).encode()
     made = CACHE / f"{hashlib.sha256(what).hexdigest()[:32]}.so"
     if header := INCLUDED.search(source):
         raise InputError(f"the emulator has no header {header[1]}: a kernel is one text")
-    if not made.exists():
-        own = (*COMPILING, f"-D__CUDA_ARCH__={arch.removeprefix('sm_').rstrip('a')}0")
-        text = _run_compiler(("-E", "-P", "-x", "c++", *own, *defines, "-"), source)
-        names = "".join(f"SIMT_KERNEL({name})\n" for name in kernels(text))
-        program = f'#include "{HEADER}"\nnamespace {{\n{rewritten(text)}\n}}\n{names}'
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=CACHE) as folder:  # another process may make it too
-            file = Path(folder) / made.name
-            _run_compiler((*flags, "-x", "c++", "-", "-o", str(file)), program)
-            file.replace(made)
+    try:
+        if not _is_whole(made):
+            own = (*COMPILING, f"-D__CUDA_ARCH__={arch.removeprefix('sm_').rstrip('a')}0")
+            text = _run_compiler(("-E", "-P", "-x", "c++", *own, *defines, "-"), source)
+            _make(made, text, flags)
+    except OSError as error:
+        raise nvrtc.CudaError(f"{CACHE} cannot keep emulated kernels: {error}") from None
     return "", str(made).encode()
 
 
+def _is_whole(made: Path) -> bool:
+    """Return whether a shared object is as it was made: one cut short would end the process."""
+    data = made.read_bytes() if made.is_file() else b""
+    return data[-32:] == hashlib.sha256(data[:-32]).digest()
+
+
+def _make(made: Path, text: str, flags: tuple[str, ...]) -> None:
+    """Compile preprocessed text into a shared object, with a digest of it behind its end."""
+    names = "".join(f"SIMT_KERNEL({name})\n" for name in kernels(text))
+    program = f'#include "{HEADER}"\nnamespace {{\n{rewritten(text)}\n}}\n{names}'
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as folder:  # another process may make it too
+        file = Path(folder) / made.name
+        _run_compiler((*flags, "-x", "c++", "-", "-o", str(file)), program)
+        if not file.is_file():
+            raise nvrtc.CudaError(f"the host compiler {_compiler()} made no shared object")
+        with file.open("r+b") as whole:
+            digest = hashlib.sha256(whole.read()).digest()
+            whole.write(digest)
+        file.replace(made)
+
+
 def _run_compiler(options: tuple[str, ...], source: str) -> str:
-    done = subprocess.run([str(_compiler()), *options], input=source, capture_output=True,
-                          text=True, check=False)
-    if done.returncode:
-        lines = done.stderr.splitlines()
+    """Run the compiler and return what it prints; one that hung is not run again."""
+    argv = [str(_compiler()), *options]
+    if argv[0] in _hung:
+        raise nvrtc.CudaError(_hung[argv[0]])
+    try:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            encoding="utf-8", errors="replace", start_new_session=True)
+    except OSError as error:
+        raise nvrtc.CudaError(f"the host compiler {argv[0]} cannot be run: "
+                              f"{error.strerror}") from None
+    with process:
+        try:
+            out, err = process.communicate(source, LIMIT)
+        except subprocess.TimeoutExpired:
+            _hung[argv[0]] = (f"the host compiler {argv[0]} did not end within {LIMIT:g} s and was "
+                              f"stopped; it is not run again")
+            raise nvrtc.CudaError(_hung[argv[0]]) from None
+        finally:  # also what it started, which would hold its output open
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        lines = err.splitlines()
         first = next((line for mark in ("undefined reference", "error") for line in lines
-                      if mark in line), done.stderr)
+                      if mark in line), lines[0] if lines else "")
         said = re.sub(r"^.*?((?:static assertion|undefined reference))", r"\1", first.strip())
-        raise nvrtc.CudaError(f"the host compiler refused a kernel: {said}")
-    return done.stdout
+        ended = f"was killed by signal {-process.returncode}" if process.returncode < 0 else \
+            f"exited {process.returncode} and said nothing"
+        raise nvrtc.CudaError(f"the host compiler refused a kernel: "
+                              f"{said or f'{argv[0]} {ended}'}")
+    return out
+
+
+_hung: dict[str, str] = {}
+"""Compilers that hung once and would at every kernel, with what is said of them."""
 
 
 def _load(kernel: Any, cubin: bytes, name: str, early: bool = False) -> None:
@@ -116,6 +164,9 @@ def _load(kernel: Any, cubin: bytes, name: str, early: bool = False) -> None:
         kernel.emulated = getattr(ctypes.CDLL(cubin.decode()), f"simt_{name}")
     except AttributeError:
         raise nvrtc.CudaError(f'the source has no extern "C" __global__ void {name}') from None
+    except OSError as error:  # a compiler of C alone leaves symbols undefined
+        raise nvrtc.CudaError(f"what the host compiler {_compiler()} made of a kernel cannot be "
+                              f"loaded: {error}") from None
     kernel.emulated.restype = ctypes.c_char_p
 
 

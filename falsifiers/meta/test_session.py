@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +199,12 @@ def test_a_phase_without_device_cases_is_judged_on_the_cpu_of_a_device_ladder(
     selected = list(select(contract, tiers.choose(device), thorough=False))
     assert [f"{c.tier}-{c.name}" for c in expected] == judged
     assert selected == expected
+
+
+def test_a_phase_without_a_case_says_what_could_not_be_had(tmp_path: Path) -> None:
+    there = Wanted(("p1",), root=checkout(tmp_path, p1=[row("a")]), device="interpret")
+    assert run_gate(there).results[0].why == ("no case passed",)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tiers, "emulate_missing", lambda: "no C++ compiler")
+        result = run_gate(replace(there, device="emulate")).results[0]
+    assert result.why == ("the emulate tier was asked for, but no C++ compiler", "no case passed")

@@ -244,6 +244,13 @@ def test_candidate_that_cannot_be_asked_is_refused(spec: str, sentence: str) -> 
         candidates.check(spec)
 
 
+def test_program_beside_its_caller_is_found_from_where_it_runs(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.sh").write_text(saying("arithmetic", "exact-23"))
+    monkeypatch.chdir(tmp_path)
+    assert candidates.load("cmd:sh mine.sh").arithmetic == "exact-23"
+
+
 def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("mine", "my table.bin"):

@@ -122,6 +122,13 @@ def test_answers_of_an_own_arithmetic_are_held_to_the_budget(whole: Path) -> Non
     assert first(judged(whole)[1]).rung == "budget"
 
 
+def test_arithmetic_that_is_misspelt_lowers_nobody_to_the_budget(whole: Path) -> None:
+    for path in (whole / "outputs").iterdir():
+        changed(path, lambda out: out.bfloat16().float(), "exact-23 ")
+    with pytest.raises(SuiteError, match="ARITHMETIC is 'exact-23 ', but should be 'ordered'"):
+        judged(whole)
+
+
 def test_declining_is_counted_and_what_must_be_claimed_cannot_pass(whole: Path) -> None:
     for path in (whole / "outputs").glob("*-BF16-*"):
         write(path, {}, {"declined": "only Q4_K\x1b[31m"})
@@ -229,7 +236,11 @@ def _linked(name: str) -> Callable[[Path], object]:
     (_manifest(lambda data: data.update(more=2)), "is not a manifest: more"),
     (_manifest(lambda data: data.update({"a\x1b[31m": 2})), r"is not a manifest: 'a\\x1b\[31m'"),
     (_manifest(lambda data: data["calls"][0].update(name="../../etc/passwd")),  # type: ignore[index]
-     r"is not a manifest: calls\.0\.name")])
+     r"is not a manifest: calls\.0\.name"),
+    (_manifest(lambda data: data["calls"][0].update(op="\ud800")),  # type: ignore[index]
+     r"is not a manifest: calls\.0\.op"),
+    (_manifest(lambda data: data["calls"][0].update(op="\x1b[31mstep")),  # type: ignore[index]
+     r"is not a manifest: calls\.0\.op")])
 def test_directory_that_is_none_is_refused_in_one_sentence(
         whole: Path, harm: Callable[[Path], object], sentence: str) -> None:
     harm(whole)

@@ -184,3 +184,9 @@ def test_step_that_nobody_can_make_must_be_refused_with_the_value(exported: dict
     write(path, {"logits": torch.zeros(2, 509), **states}, {"arithmetic": "exact-23"})
     sentences = [v.finding.sentence for v in exchange.check(folder, alone) if v.finding]
     assert sentences[0].startswith("a step with a token past the vocabulary was not refused")
+    write(path, {}, {"arithmetic": "exact-23", "declined": "no steps"})
+    assert [(v.outcome, v.reason) for v in exchange.check(folder, alone)] == [
+        ("declined", f"{path.name}: no steps")]
+    path.unlink()
+    sentences = [v.finding.sentence for v in exchange.check(folder, alone) if v.finding]
+    assert sentences == [f"{path} is missing"]

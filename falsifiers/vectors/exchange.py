@@ -21,7 +21,7 @@ from torch import Tensor
 
 from contracts.schema import Budget, Case, Contract
 from falsifiers import recording
-from falsifiers.candidates import Candidate
+from falsifiers.candidates import Candidate, must_be_known
 from falsifiers.errors import SuiteError
 from falsifiers.folders import whole
 from falsifiers.judge import Judge
@@ -160,6 +160,7 @@ def check(folder: Path, wanted: VectorSet,
     """Judge what a directory's outputs hold; one verdict a case."""
     name = readable(str(folder))  # a verdict keeps no bytes that are not UTF-8
     held = Candidate(f"vectors:{name}", wanted.offer(Directory(folder)))
+    must_be_known(held.name, held.arithmetic)
     repro = f"rowtwin vectors check {shlex.quote(name)}"
     verdicts = []
     for case in wanted.cases:

@@ -74,6 +74,6 @@ def load(spec: str, offer: type[Offer]) -> Any:
         if offer.no_program:
             raise SuiteError(f"candidate {spec}: {offer.no_program}, so answer a directory in one "
                              f"process: rowtwin vectors export DIR")
-        return offer(Program(words(spec), probe=offer.probe))
+        return offer(Program(words(absolute(spec)), probe=offer.probe))  # it runs elsewhere
     from falsifiers.vectors.exchange import Directory
     return offer(Directory(Path(spec.partition(":")[2]).expanduser()))

@@ -15,6 +15,7 @@ from falsifiers.vectors.files import UnreadableError, content
 NAME, INPUTS, EXPECTED, OUTPUTS = "manifest.json", "inputs", "expected", "outputs"
 MOST = 1 << 24
 CALL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.=+-]*$"
+OP = r"^[a-z][a-z0-9_]*$"
 
 
 class Record(BaseModel):
@@ -35,7 +36,7 @@ class CallEntry(Record):
     """One call: `inputs/NAME.safetensors` is answered by `outputs/NAME.safetensors`."""
 
     name: str = Field(pattern=CALL_NAME, max_length=200)
-    op: str
+    op: str = Field(pattern=OP, max_length=200)
     """The op that is called, as in the phase's contract."""
     facts: dict[str, str]
     """What the op needs to know beside tensors; it stands in the inputs' metadata too."""
