@@ -214,16 +214,22 @@ NOT_RUN = {
         "it writes outside of the pool, which may end the process")}
 """Mutants that are not tried in a step, and why."""
 
+# slot 3, row 0, has three tokens in step 0, and layer 1 is nano's attention
+TOGETHER: dict[str, Shown] = {
+    "p6/cuda_norm_takes_the_queries_weight": ("a", "norm.k", 1, 0, 3),
+    "p6/cuda_norm_adds_distant_lanes_first": ("a", "norm.k", 1, 0, 3),
+    "p6/cuda_rotation_contracted": ("a", "rotate.q", 1, 0, 3),
+    "p6/cuda_turns_by_the_first_position": ("a", "rotate.q", 1, 0, 3),
+    "p6/cuda_heads_taken_side_by_side": ("a", "norm.q", 1, 0, 3)}
+"""Mutants of the kernel that norms and turns, which no op beside it can be set against."""
 EMULATED = {
     **dict.fromkeys((f"p5/cuda_{name}" for name in (
         "follows_the_first_pointer", "shares_heads_side_by_side", "pairs_distant_lanes_first",
         "scales_the_norm", "saves_one_key_late", "stops_after_a_tile", "window_backwards",
         "takes_the_token_for_the_head", "delta_step_contracted", "conv_step_contracted")), "a"),
     "p5/cuda_gates_contracted": "b",
-    **dict.fromkeys((f"p6/cuda_{name}" for name in (
-        "sum_contracted", "reads_the_cache_alone", "norm_takes_the_queries_weight",
-        "norm_adds_distant_lanes_first", "rotation_contracted", "turns_by_the_first_position",
-        "heads_taken_side_by_side")), "a")}
+    "p6/cuda_sum_contracted": "a", "p6/cuda_reads_the_cache_alone": "a",
+    **{name: shown[0] for name, shown in TOGETHER.items()}}
 """Mutants of kernels for a device that show where it is emulated, and in which plan."""
 
 FAR, INTEGERS = "it takes tensors of gigabytes", "nano's attn_output takes no integers"

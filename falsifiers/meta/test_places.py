@@ -27,6 +27,7 @@ from falsifiers.meta.places import (
     ON_A_DEVICE,
     PLANS,
     STEPS,
+    TOGETHER,
     UNSEEN,
     WHOLE,
     WIDER,
@@ -42,7 +43,7 @@ QUICK, BEHIND, SHRUNK = 12, 4, 1
 """Mutants of a quick run, those among greedy runs, and how many of each it shrinks."""
 NAMED = {phase: rowtwin.contract_of(phase).mutants for phase in PHASES}
 ELSEWHERE = {*CRASHES, *EMULATED, *GREEDY, *KERNELS, *NOT_RUN, *ON_A_DEVICE, *UNSEEN}
-DECLARED = STEPS | GREEDY
+DECLARED = STEPS | GREEDY | TOGETHER
 LOCATED = [f"{phase}/{name}" for phase in PHASES for name in NAMED[phase]
            if f"{phase}/{name}" not in ELSEWHERE]
 
