@@ -41,3 +41,11 @@ def looped() -> Any:
 def stack() -> Any:
     """Return the newest serving stack."""
     return rowtwin.assemble(path=None, stack="newest").stack
+
+
+@pytest.fixture
+def emulated() -> Iterator[None]:
+    """Run a test where kernels for a device take tensors of the CPU."""
+    from engine.emulate import run
+    with run.emulated():
+        yield

@@ -28,6 +28,8 @@ FIELD = re.compile(r"\{(\w+)\}")
 """An axis in a case's id; nothing else of a format string counts."""
 Tier = Literal["cpu", "interpret", "cuda", "emulate"]
 """Where a case is judged: PyTorch, Triton's interpreter, a device, or a device emulated."""
+DEVICE: tuple[Tier, ...] = ("cuda", "emulate")
+"""Those whose cases run kernels for a device."""
 StatedTier = Literal["cpu", "interpret", "cuda"]
 """What a row of a contract may state; cases of `emulate` are made of those of `cuda`."""
 CASE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.=+-]*$")

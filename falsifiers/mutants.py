@@ -11,15 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from contracts.schema import Case, Contract, Tier
+from contracts.schema import DEVICE, Case, Contract, Tier
 from falsifiers.errors import Declined, ParityBroken, SuiteError, Unmeasurable
 from falsifiers.judge import Judge
 from falsifiers.matrix import Matrix, Row
 from falsifiers.subject import Mutant, Subject
 
 Attack = Callable[..., None]
-DEVICE: tuple[Tier, ...] = ("cuda", "emulate")
-"""Tiers that show mutants of kernels for a device."""
 SAMPLE = 5
 """Mutants of a phase that a quick run tries; `rowtwin mutants` tries all."""
 
