@@ -138,11 +138,16 @@ class Pool:
 
     def addresses(self, slots: Sequence[int]) -> Tensor:
         """Return on the host the addresses of slots, u64[layers of every kind, m]."""
-        tensors = [getattr(self, kind)[layer] for kind, layer in self.places]
-        first = np.array([[tensor.data_ptr()] for tensor in tensors], np.uint64)
-        stride = np.array([[tensor.stride(0) * tensor.element_size()] for tensor in tensors],
-                          np.uint64)
+        first, stride = self._slot_zero
         return torch.from_numpy(first + stride * np.array(slots, np.uint64))
+
+    @cached_property
+    def _slot_zero(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where slot 0 of each place lies and how many bytes slots lie apart, u64[places, 1]."""
+        tensors = [getattr(self, kind)[layer] for kind, layer in self.places]
+        first = [[tensor.data_ptr()] for tensor in tensors]
+        stride = [[tensor.stride(0) * tensor.element_size()] for tensor in tensors]
+        return np.array(first, np.uint64), np.array(stride, np.uint64)
 
     def table(self, slots: Sequence[int]) -> Table:
         """Return every layer's state of slots in row order, its addresses on the device."""

@@ -10,6 +10,7 @@ approximate or flushing f32 operation, or spills. `cuda` names the CUDA C++, whi
 from __future__ import annotations
 
 import sys
+from itertools import product
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -49,9 +50,9 @@ def faults_of(name: str, fused: bool = False) -> list[str]:
 def faults_of_cuda() -> list[str]:
     """Compile the CUDA C++ in each of its block widths and return what must not be in it."""
     faults = []
-    for warps in (1, 2, 4):
+    for warps, run in product((1, 2, 4), (False, True)):
         faults += machine_code.faults_of(source_of(kernel_gdn_cuda.SOURCE),
-                                         kernel_gdn_cuda.options(warps))
+                                         kernel_gdn_cuda.options(warps, run))
     return faults
 
 

@@ -10,32 +10,41 @@ constexpr int DIM = 128;     // width of a key and of a value head
 constexpr int KEYS = 16;     // keys that a thread holds
 constexpr int CHANNELS = 256;  // channels of a block of the convolution
 constexpr int AHEAD = 4;     // tokens whose inputs the convolution loads together
+constexpr int SPAN = 64;     // tokens of a row that a block of the convolution takes
 
+// The blocks of a row's later spans begin with the inputs before them. The block of the first span
+// alone reads the window and writes what it becomes, so no other block can meet it half written.
 extern "C" __global__ void __launch_bounds__(CHANNELS) conv_step(
     const float* x, i64 x_stride, const float4* __restrict__ taps, const u64* windows,
     const int* starts, int channels, float* out, i64 out_stride) {
   __shared__ float held[3 * CHANNELS];
-  const int first = blockIdx.x * CHANNELS, lane = threadIdx.x, channel = first + lane;
+  const int blocks = (channels + CHANNELS - 1) / CHANNELS, span = blockIdx.x / blocks;
+  const int first = blockIdx.x % blocks * CHANNELS, lane = threadIdx.x, channel = first + lane;
   const float4 w = channel < channels ? taps[channel] : float4();
   wait_for_inputs();
   let_the_next_start();
-  int at = starts[blockIdx.y];
   const int end = starts[blockIdx.y + 1];
+  int at = starts[blockIdx.y] + span * SPAN;
   if (at >= end) return;
-  const int values = 3 * min(CHANNELS, channels - first);
+  const int stop = min(end, at + SPAN), values = 3 * min(CHANNELS, channels - first);
   float* window = reinterpret_cast<float*>(windows[blockIdx.y]) + 3 * (i64)first;
-  for (int i = lane; i < values; i += CHANNELS) held[i] = window[i];
-  __syncthreads();
+  if (span == 0) {
+    for (int i = lane; i < values; i += CHANNELS) held[i] = window[i];
+    __syncthreads();
+  }
   if (channel < channels) {
-    float a = held[3 * lane], b = held[3 * lane + 1], c = held[3 * lane + 2];
-    for (; at < end; at += AHEAD) {
+    const auto before = [&](int token, int back) { return x[(token - back) * x_stride + channel]; };
+    float a = span ? before(at, 3) : held[3 * lane];
+    float b = span ? before(at, 2) : held[3 * lane + 1];
+    float c = span ? before(at, 1) : held[3 * lane + 2];
+    for (; at < stop; at += AHEAD) {
       float next[AHEAD];
 #pragma unroll
       for (int i = 0; i < AHEAD; i++)
-        next[i] = at + i < end ? x[(at + i) * x_stride + channel] : 0.0f;
+        next[i] = at + i < stop ? x[(at + i) * x_stride + channel] : 0.0f;
 #pragma unroll
       for (int i = 0; i < AHEAD; i++) {
-        if (at + i < end) {
+        if (at + i < stop) {
           const float y = ((w.x * a + w.y * b) + w.z * c) + w.w * next[i];
           out[(at + i) * out_stride + channel] = y * sigmoid_of(y);
           a = b;
@@ -44,10 +53,12 @@ extern "C" __global__ void __launch_bounds__(CHANNELS) conv_step(
         }
       }
     }
-    held[3 * lane] = a;
-    held[3 * lane + 1] = b;
-    held[3 * lane + 2] = c;
+    const bool longer = stop < end;
+    held[3 * lane] = longer ? before(end, 3) : a;
+    held[3 * lane + 1] = longer ? before(end, 2) : b;
+    held[3 * lane + 2] = longer ? before(end, 1) : c;
   }
+  if (span) return;
   __syncthreads();
   for (int i = lane; i < values; i += CHANNELS) window[i] = held[i];
 }
@@ -118,10 +129,21 @@ __device__ __forceinline__ float read_of(float4* state, const float* by, int c) 
   return whole_sum(product);
 }
 
+__device__ __forceinline__ void normalise(Token& token, float scale) {
+  const float unit_k = unit_of(token.k), unit_q = unit_of(token.q);
+#pragma unroll
+  for (int i = 0; i < KEYS; i++) {
+    token.k[i] = token.k[i] * unit_k;
+    token.q[i] = (token.q[i] * unit_q) * scale;
+  }
+}
+
 // A warp has sixteen columns of a value head, eight warps a head: four lanes stand side by side
 // with four columns each, eight times, each time with the next sixteen keys. So a sum over keys is
-// made of registers and three shuffles, and state passes through registers once a call.
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 16 / WARPS) delta_step(
+// made of registers and three shuffles, and state passes through registers once a call. With RUN,
+// for rows of many tokens, the next one is loaded and normed beside this one's work, in registers
+// that would else be another block's.
+extern "C" __global__ void __launch_bounds__(WARPS * 32, (RUN ? 8 : 16) / WARPS) delta_step(
     const float* q, i64 q_stride, const float* k, i64 k_stride, const float* v, i64 v_stride,
     const float* g, const float* beta, const u64* states, const int* starts, int key_heads,
     int heads, float scale, float* out) {
@@ -137,28 +159,25 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 16 / WARPS) delta_step(
   v += head * DIM + value;
   out += head * DIM + value;
 
-  const auto load = [&](Token& token) {
+  const auto load = [&](Token& token, int at) {
     load_keys(token.k, k + at * k_stride);
     load_keys(token.q, q + at * q_stride);
     token.v = *reinterpret_cast<const float4*>(v + at * v_stride);
     token.g = g[(i64)at * heads + head];
     token.beta = beta[(i64)at * heads + head];
   };
-  Token token;
-  load(token);
+  Token token, next;
+  load(token, at);
   float4* held = reinterpret_cast<float4*>(
       reinterpret_cast<float*>(states[blockIdx.y]) + ((i64)head * DIM + key) * DIM + value);
   float4 state[KEYS];
 #pragma unroll
   for (int i = 0; i < KEYS; i++) state[i] = held[i * (DIM / 4)];
 
+  if (RUN) normalise(token, scale);
   while (true) {
-    const float unit_k = unit_of(token.k), unit_q = unit_of(token.q);
-#pragma unroll
-    for (int i = 0; i < KEYS; i++) {
-      token.k[i] = token.k[i] * unit_k;
-      token.q[i] = (token.q[i] * unit_q) * scale;
-    }
+    if (RUN) load(next, min(at + 1, end - 1));
+    else normalise(token, scale);
     float4 read;
 #pragma unroll
     for (int c = 0; c < 4; c++) {
@@ -171,9 +190,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 16 / WARPS) delta_step(
         column(state[i], c) = column(state[i], c) + token.k[i] * change;
       column(read, c) = read_of(state, token.q, c);
     }
+    if (RUN) normalise(next, scale);
     if (lane < 4) *reinterpret_cast<float4*>(out + (i64)at * heads * DIM) = read;
     if (++at == end) break;
-    load(token);
+    if (RUN) token = next;
+    else load(token, at);
   }
 #pragma unroll
   for (int i = 0; i < KEYS; i++) held[i * (DIM / 4)] = state[i];

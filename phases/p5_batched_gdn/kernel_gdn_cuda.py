@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from ctypes import c_float, c_longlong
 from functools import cache
+from math import ceil
 from pathlib import Path
 
 from torch import Tensor, contiguous_format
@@ -22,8 +23,8 @@ from phases.p5_batched_gdn.reference import scale_of
 
 ARITHMETIC = "ordered"
 SOURCE = Path(__file__).with_name("gdn.cu")
-CHANNELS = 256
-"""Channels of a block of the convolution."""
+CHANNELS, SPAN = 256, 64
+"""Channels and tokens of a row that a block of the convolution takes."""
 HEAD_WARPS = 8
 """Warps that share a value head."""
 BUSY = 128
@@ -31,13 +32,16 @@ BUSY = 128
 
 
 @cache
-def _function(name: str, warps: int = 4) -> Kernel:
-    return Kernel(compile_source(source_of(SOURCE), options(warps)), name, early=True)
+def _function(name: str, warps: int = 4, run: bool = False) -> Kernel:
+    return Kernel(compile_source(source_of(SOURCE), options(warps, run)), name, early=True)
 
 
-def options(warps: int) -> tuple[str, ...]:
-    """Return the compiler options for blocks of the delta rule of this many warps."""
-    return (f"-DWARPS={warps}",)
+def options(warps: int, run: bool = False) -> tuple[str, ...]:
+    """Return the compiler options for blocks of the delta rule of this many warps.
+
+    `run` is for rows of more than one token.
+    """
+    return f"-DWARPS={warps}", f"-DRUN={int(run)}"
 
 
 def warps_of(m: int, heads: int) -> int:
@@ -60,7 +64,7 @@ def conv_step(x: Tensor, taps: Tensor, windows: Refs, counts: tuple[int, ...],
               out: Tensor) -> None:
     """Write the SiLU of the causal convolution of x[t, C] into out[t, C]; shift the windows."""
     starts, channels = _starts(counts, x), x.shape[1]
-    blocks = (channels + CHANNELS - 1) // CHANNELS
+    blocks = ceil(channels / CHANNELS) * ceil(max(counts) / SPAN)
     _function("conv_step")((blocks, len(counts)), CHANNELS, 0, x, c_longlong(x.stride(0)),
                            _aligned(taps), windows.pointers, starts, channels, out,
                            c_longlong(out.stride(0)))
@@ -85,7 +89,7 @@ def delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states:
         raise InputError(f"heads of width {v.shape[2]} are not supported, only {STATE}")
     q, k, v = _aligned(q), _aligned(k), _aligned(v)
     heads, warps = v.shape[1], warps_of(len(counts), v.shape[1])
-    _function("delta_step", warps)(
+    _function("delta_step", warps, max(counts) > 1)(
         (heads * HEAD_WARPS // warps, len(counts)), warps * 32, 0, q, c_longlong(q.stride(0)), k,
         c_longlong(k.stride(0)), v, c_longlong(v.stride(0)), g, beta, states.pointers,
         _starts(counts, q), k.shape[1], heads, c_float(scale_of(q)), out)

@@ -23,6 +23,9 @@ FAULTS = {
     "saves_one_key_late": ("delta_step", "held[i * (DIM / 4)] = state[i];",
                            "held[i * (DIM / 4)] = state[(i + 1) % KEYS];"),
     "stops_after_a_tile": ("conv_step", "at += AHEAD", "at += end"),
+    "spans_begin_with_zeros": ("conv_step", "span ? before(at, 1)", "span ? 0.0f"),
+    "saves_the_first_span": ("conv_step", "longer ? before(end, 1)", "longer ? c"),
+    "loads_the_token_again": ("delta_step", "min(at + 1, end - 1)", "min(at, end - 1)"),
     "window_backwards": ("conv_step", "(w.x * a + w.y * b) + w.z * c",
                          "(w.x * c + w.y * b) + w.z * a"),
     "takes_the_token_for_the_head": ("gates", "decay[head]", "decay[token % heads]"),
@@ -31,8 +34,8 @@ FAULTS = {
 
 
 @cache
-def _function(old: str, new: str, name: str, warps: int, contracted: bool) -> Kernel:
-    options = (*right.options(warps), *(("-fmad=true",) if contracted else ()))
+def _function(old: str, new: str, name: str, how: tuple[Any, ...], contracted: bool) -> Kernel:
+    options = (*right.options(*how), *(("-fmad=true",) if contracted else ()))
     return Kernel(compile_source(source(old, new), options), name)
 
 
@@ -53,8 +56,8 @@ def contracted(name: str) -> Build:
 
 def _built(name: str, old: str, new: str, contracted: bool) -> Build:
     def wrong(*args: Any) -> None:
-        def made(kernel: str, warps: int = 4) -> Kernel:
-            return _function(old, new, kernel, warps, contracted)
+        def made(kernel: str, *how: Any) -> Kernel:
+            return _function(old, new, kernel, how or (4,), contracted)
 
         with patch.object(right, "_function", made):
             getattr(right, name)(*args)
