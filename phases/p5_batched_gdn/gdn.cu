@@ -7,7 +7,8 @@
 // is not a weight is read after the wait, by pointers that do not say that nobody writes there.
 
 constexpr int DIM = 128;     // width of a key and of a value head
-constexpr int KEYS = 16;     // keys that a thread holds
+constexpr int KEYS = 16;     // keys that a thread holds, of as many columns of a value head
+constexpr int COLUMNS = RUN ? 2 : 4;
 constexpr int CHANNELS = 256;  // channels of a block of the convolution
 constexpr int AHEAD = 4;     // tokens whose inputs the convolution loads together
 constexpr int SPAN = 64;     // tokens of a row that a block of the convolution takes
@@ -76,10 +77,14 @@ extern "C" __global__ void gates(
   beta[i] = sigmoid_of(b[token * b_stride + head]);
 }
 
-// What one token brings to a warp's sixteen columns of a head.
+struct alignas(4 * COLUMNS) Columns {
+  float of[COLUMNS];
+};
+
+// What one token brings to a thread.
 struct Token {
-  float q[KEYS], k[KEYS];  // the thread's keys
-  float4 v;                // its columns
+  float q[KEYS], k[KEYS];
+  Columns v;
   float g, beta;
 };
 
@@ -118,14 +123,10 @@ __device__ __forceinline__ float unit_of(const float* x) {
   return __fdiv_rn(1.0f, __fsqrt_rn(whole_sum(square) + 1e-6f));
 }
 
-__device__ __forceinline__ float& column(float4& x, int c) {
-  return c == 0 ? x.x : c == 1 ? x.y : c == 2 ? x.z : x.w;
-}
-
-__device__ __forceinline__ float read_of(float4* state, const float* by, int c) {
+__device__ __forceinline__ float read_of(const Columns* state, const float* by, int c) {
   float product[KEYS];
 #pragma unroll
-  for (int i = 0; i < KEYS; i++) product[i] = column(state[i], c) * by[i];
+  for (int i = 0; i < KEYS; i++) product[i] = state[i].of[c] * by[i];
   return whole_sum(product);
 }
 
@@ -138,22 +139,23 @@ __device__ __forceinline__ void normalise(Token& token, float scale) {
   }
 }
 
-// A warp has sixteen columns of a value head, eight warps a head: four lanes stand side by side
-// with four columns each, eight times, each time with the next sixteen keys. So a sum over keys is
-// made of registers and three shuffles, and state passes through registers once a call. With RUN,
-// for rows of many tokens, the next one is loaded and normed beside this one's work, in registers
-// that would else be another block's.
-extern "C" __global__ void __launch_bounds__(WARPS * 32, (RUN ? 8 : 16) / WARPS) delta_step(
+// Four lanes of a warp stand side by side, each with its columns, eight times, each time with the
+// next sixteen keys. So a sum over keys is made of registers and three shuffles, and state passes
+// through registers once a call. With RUN, for rows of many tokens, a head has twice the warps, and
+// the next token is loaded and normed beside this one's work.
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 16 / WARPS) delta_step(
     const float* q, i64 q_stride, const float* k, i64 k_stride, const float* v, i64 v_stride,
     const float* g, const float* beta, const u64* states, const int* starts, int key_heads,
     int heads, float scale, float* out) {
+  constexpr int of_warp = 4 * COLUMNS, of_head = DIM / of_warp;
   wait_for_inputs();
   let_the_next_start();
   int at = starts[blockIdx.y];
   const int end = starts[blockIdx.y + 1];
   if (at >= end) return;
   const int lane = threadIdx.x & 31, warp = blockIdx.x * WARPS + (threadIdx.x >> 5);
-  const int head = warp >> 3, key = (lane >> 2) * KEYS, value = (warp & 7) * 16 + (lane & 3) * 4;
+  const int head = warp / of_head, key = (lane >> 2) * KEYS;
+  const int value = warp % of_head * of_warp + (lane & 3) * COLUMNS;
   q += head % key_heads * DIM + key;
   k += head % key_heads * DIM + key;
   v += head * DIM + value;
@@ -162,40 +164,38 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, (RUN ? 8 : 16) / WARPS)
   const auto load = [&](Token& token, int at) {
     load_keys(token.k, k + at * k_stride);
     load_keys(token.q, q + at * q_stride);
-    token.v = *reinterpret_cast<const float4*>(v + at * v_stride);
+    token.v = *reinterpret_cast<const Columns*>(v + at * v_stride);
     token.g = g[(i64)at * heads + head];
     token.beta = beta[(i64)at * heads + head];
   };
   Token token, next;
   load(token, at);
-  float4* held = reinterpret_cast<float4*>(
+  Columns* held = reinterpret_cast<Columns*>(
       reinterpret_cast<float*>(states[blockIdx.y]) + ((i64)head * DIM + key) * DIM + value);
-  float4 state[KEYS];
+  Columns state[KEYS];
 #pragma unroll
-  for (int i = 0; i < KEYS; i++) state[i] = held[i * (DIM / 4)];
+  for (int i = 0; i < KEYS; i++) state[i] = held[i * (DIM / COLUMNS)];
 
   if (RUN) normalise(token, scale);
   while (true) {
     if (RUN) load(next, min(at + 1, end - 1));
     else normalise(token, scale);
-    float4 read;
+    Columns read;
 #pragma unroll
-    for (int c = 0; c < 4; c++) {
+    for (int c = 0; c < COLUMNS; c++) {
 #pragma unroll
-      for (int i = 0; i < KEYS; i++) column(state[i], c) = column(state[i], c) * token.g;
-      const float change =
-          token.beta * (column(token.v, c) - read_of(state, token.k, c));
+      for (int i = 0; i < KEYS; i++) state[i].of[c] = state[i].of[c] * token.g;
+      const float change = token.beta * (token.v.of[c] - read_of(state, token.k, c));
 #pragma unroll
-      for (int i = 0; i < KEYS; i++)
-        column(state[i], c) = column(state[i], c) + token.k[i] * change;
-      column(read, c) = read_of(state, token.q, c);
+      for (int i = 0; i < KEYS; i++) state[i].of[c] = state[i].of[c] + token.k[i] * change;
+      read.of[c] = read_of(state, token.q, c);
     }
     if (RUN) normalise(next, scale);
-    if (lane < 4) *reinterpret_cast<float4*>(out + (i64)at * heads * DIM) = read;
+    if (lane < 4) *reinterpret_cast<Columns*>(out + (i64)at * heads * DIM) = read;
     if (++at == end) break;
     if (RUN) token = next;
     else load(token, at);
   }
 #pragma unroll
-  for (int i = 0; i < KEYS; i++) held[i * (DIM / 4)] = state[i];
+  for (int i = 0; i < KEYS; i++) held[i * (DIM / COLUMNS)] = state[i];
 }

@@ -26,7 +26,7 @@ SOURCE = Path(__file__).with_name("gdn.cu")
 CHANNELS, SPAN = 256, 64
 """Channels and tokens of a row that a block of the convolution takes."""
 HEAD_WARPS = 8
-"""Warps that share a value head."""
+"""Warps that share a value head; twice as many where a row has many tokens."""
 BUSY = 128
 """Blocks that keep a device's multiprocessors at work."""
 
@@ -44,12 +44,12 @@ def options(warps: int, run: bool = False) -> tuple[str, ...]:
     return f"-DWARPS={warps}", f"-DRUN={int(run)}"
 
 
-def warps_of(m: int, heads: int) -> int:
-    """Return the warps of a block: fewer when there is little to do, so that more blocks share it.
+def warps_of(work: int) -> int:
+    """Return the warps of a block: fewer when `work` warps are few, so that more blocks share it.
 
     It decides speed and no bit.
     """
-    return next((w for w in (4, 2) if m * heads * HEAD_WARPS >= w * BUSY), 1)
+    return next((w for w in (4, 2) if work >= w * BUSY), 1)
 
 
 def _aligned(x: Tensor) -> Tensor:
@@ -88,9 +88,11 @@ def delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states:
     if v.shape[2] != STATE:
         raise InputError(f"heads of width {v.shape[2]} are not supported, only {STATE}")
     q, k, v = _aligned(q), _aligned(k), _aligned(v)
-    heads, warps = v.shape[1], warps_of(len(counts), v.shape[1])
-    _function("delta_step", warps, max(counts) > 1)(
-        (heads * HEAD_WARPS // warps, len(counts)), warps * 32, 0, q, c_longlong(q.stride(0)), k,
+    heads, run = v.shape[1], max(counts) > 1
+    work = heads * HEAD_WARPS * (1 + run)
+    warps = warps_of(len(counts) * work)
+    _function("delta_step", warps, run)(
+        (work // warps, len(counts)), warps * 32, 0, q, c_longlong(q.stride(0)), k,
         c_longlong(k.stride(0)), v, c_longlong(v.stride(0)), g, beta, states.pointers,
         _starts(counts, q), k.shape[1], heads, c_float(scale_of(q)), out)
 

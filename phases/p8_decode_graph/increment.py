@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from engine import ops
 from engine.path import Path
+from engine.state import to_device
 from engine.weights import Weight
 from phases.p6_batched_attention import increment as before
 from phases.p8_decode_graph.kernel_graphs import Graphs
@@ -24,11 +26,13 @@ def path(graphs: bool = True) -> Path:
 
 
 def embed(weight: Weight, tokens: Sequence[int] | Tensor, out: Tensor) -> None:
-    """Write the dequantised rows of `tokens`, ids of the host or a graph's input, into `out`."""
-    if not isinstance(tokens, Tensor):
-        ops.embed(weight, list(tokens), out)
-    elif not tokens.is_cuda:
-        ops.embed(weight, tokens.tolist(), out)
-    else:
+    """Write the dequantised rows of `tokens`, ids of the host or a graph's input, into `out`.
+
+    On a device it gathers them there, so that a prompt does not wait for the host to unpack them.
+    """
+    ids = torch.as_tensor(tokens)
+    if out.is_cuda:
         from phases.p8_decode_graph.kernel_embed import embed as gather
-        gather(weight, tokens, out)
+        gather(weight, to_device(ids, out.device), out)
+    else:
+        ops.embed(weight, ids.tolist(), out)
