@@ -63,8 +63,10 @@ def device_rows(bank: Bank, bank_of: BankOf, tell: Callable[[str], None]) -> tup
     """Try every mutant that needs a device, each killer in a process of its own.
 
     A mutant may reach memory that is not its own, which ends the use of a device by its process.
+    None is tried where no device is.
     """
-    wanted = [(m, killer) for m in bank.mutants if m.device == "cuda" for killer in m.killers]
+    wanted = [(m, killer) for m in bank.mutants
+              if m.device == "cuda" and "cuda" in bank.tiers for killer in m.killers]
     kills: dict[str, dict[str, str]] = {mutant.name: {} for mutant, _ in wanted}
     seconds = dict.fromkeys(kills, 0.0)
     context = multiprocessing.get_context("spawn")

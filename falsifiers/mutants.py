@@ -175,14 +175,19 @@ def _device(mutant: Mutant) -> Any:
 
 
 def run_matrix(banks: Sequence[Bank], *, receipts: Mapping[str, Sequence[Row]] | None = None,
+               apart: Callable[[Bank], Iterable[Row]] = lambda bank: (),
                on_row: Callable[[Row], None] = lambda row: None) -> Matrix:
-    """Try every mutant of every bank; `receipts` holds rows measured on a device, by phase."""
+    """Try every mutant of every bank; `receipts` holds rows measured on a device, by phase.
+
+    `apart` tries a bank's mutants that may end the use of a device, elsewhere.
+    """
     rows: list[Row] = []
     not_run: list[str] = []
     for bank in banks:
         known = {row.name: row for row in (receipts or {}).get(bank.contract.phase, ())}
+        tried = {row.name: row for row in apart(bank)}
         for mutant in bank.mutants:
-            row = try_mutant(bank, mutant)
+            row = tried.get(mutant.name) or try_mutant(bank, mutant)
             if not bank.runs_here(mutant) and mutant.name in known:
                 row = known[mutant.name].model_copy(update={"from_receipt": True})
             elif not bank.runs_here(mutant):

@@ -12,6 +12,7 @@ import typer
 from falsifiers.cli import AsJson, Device, Progress, banks_here
 
 if TYPE_CHECKING:
+    from falsifiers.issue import BankOf
     from falsifiers.matrix import Matrix, Row
     from falsifiers.mutants import Bank
 
@@ -71,7 +72,7 @@ def mutants(
         raise typer.Exit
     banks = banks_here(ctx.obj, phase, device)
     raise typer.Exit(_faults(banks) if faults else _full(banks[0], as_json) if full
-                     else _expected(banks, device, as_json))
+                     else _expected(banks, ctx.obj, device, as_json))
 
 
 def _faults(banks: list[Bank]) -> int:
@@ -80,15 +81,17 @@ def _faults(banks: list[Bank]) -> int:
     return 0
 
 
-def _expected(banks: list[Bank], device: str, as_json: bool) -> int:
+def _expected(banks: list[Bank], bank_of: BankOf, device: str, as_json: bool) -> int:
     """Attack each mutant by the falsifiers that must kill it."""
     from falsifiers import mutants as runner
+    from falsifiers.issue import device_rows
     from falsifiers.receipts import load_receipts
     from falsifiers.session import ROOT
     measured = {bank.contract.phase: [row for receipt in load_receipts(bank.contract.phase, ROOT)
                                       for row in receipt.mutants] for bank in banks}
     with Progress(as_json) as tell:
         matrix = runner.run_matrix(banks, receipts=measured,
+                                   apart=lambda bank: device_rows(bank, bank_of, tell),
                                    on_row=lambda row: tell(f"{row.phase}/{row.name}"))
     if as_json:
         print(json.dumps(matrix.model_dump(), indent=2))

@@ -12,9 +12,10 @@ import pytest
 import rowtwin
 from contracts.schema import Contract, load_all
 from falsifiers.errors import Declined, SuiteError
+from falsifiers.issue import device_rows
 from falsifiers.judge import Judge
 from falsifiers.meta.made_up import contract, row
-from falsifiers.mutants import Bank, kill, placed, run_matrix, sample, try_mutant
+from falsifiers.mutants import Bank, kill, placed, row_of, run_matrix, sample, try_mutant
 from falsifiers.mutants_cli import matrix_exit_code
 from falsifiers.plugin import THOROUGH
 from falsifiers.subject import Mutant, Subject
@@ -117,6 +118,18 @@ def test_mutant_of_a_device_waits_for_one_or_for_its_receipt() -> None:
     measured = matrix.mutants[0].model_copy(update={"killed_by": ("rows_hold",), "rung": "bits"})
     read = run_matrix([bank(there)], receipts={"p1": [measured]})
     assert (read.not_run, read.survivors, read.mutants[0].from_receipt) == ((), (), True)
+
+
+def test_mutant_that_was_tried_apart_is_not_tried_here() -> None:
+    def broken(reference: Subject) -> Subject:
+        pytest.fail("it may end the use of a device by this process")
+
+    made = bank(replace(mutant(), build=broken), mutant("odd_slot"))
+    apart = row_of(made, made.mutants[0], {"rows_hold": "crash"}, 0.1)
+    matrix = run_matrix([made], apart=lambda one: [apart])
+    assert matrix.mutants[0] == apart
+    assert matrix.mutants[1].killed_by == ("rows_hold",)
+    assert device_rows(made, lambda phase: made, lambda line: None) == ()
 
 
 def test_mutants_of_a_device_that_is_emulated_are_tried_alone() -> None:
