@@ -43,9 +43,9 @@ class Meter:
 
 @dataclass(frozen=True)
 class Key:
-    """Everything that changes the launches of a step."""
+    """Everything that changes the launches of a step; what has ids is kept as long as they are."""
 
-    path: Path
+    path: int
     model: int
     rope: int
     device: str
@@ -89,7 +89,7 @@ class Graphs:
         self.eager, self.most, self.meter = eager, most, Meter()
         self._capture = capture
         self._captures = Captures()
-        self._held: OrderedDict[Key, tuple[Graph | None, Model]] = OrderedDict()
+        self._held: OrderedDict[Key, tuple[Graph | None, Path, Model]] = OrderedDict()
 
     def step_rows(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                   sink: Sink | None) -> Tensor:
@@ -140,16 +140,16 @@ class Graphs:
 
     def kept(self) -> list[Graph | None]:
         """Return the graphs that are kept now, None for a failed one."""
-        return [graph for graph, _ in self._held.values()]
+        return [graph for graph, *_ in self._held.values()]
 
     def _graph(self, path: Path, model: Model, pool: Pool, m: int, reach: int,
                greedy: bool) -> Graph | None:
         """Return the graph of a step, captured now if it is new, or None if that failed once."""
-        key = Key(path, id(model.weights), id(model.rope), pool.device, pool.kv,
+        key = Key(id(path), id(model.weights), id(model.rope), pool.device, pool.kv,
                   width_of(m), reach_of(reach), greedy)
         place = self.place(key)
         if place not in self._held:
-            self._held[place] = self._captured(key, path, model), model  # so its id stays its own
+            self._held[place] = self._captured(key, path, model), path, model
             while len(self._held) > self.most:
                 self._held.popitem(last=False)
                 self.meter.evictions += 1
@@ -192,6 +192,6 @@ class Graphs:
 
     def _spare(self, key: Key) -> Pool | None:
         """Return the slot that padding of the same model's graphs points into, if there is one."""
-        return next((graph.spare for other, (graph, _) in self._held.items() if graph is not None
+        return next((graph.spare for other, (graph, *_) in self._held.items() if graph is not None
                      and (other.model, other.device, other.kv)
                      == (key.model, key.device, key.kv)), None)
