@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from contracts.schema import Case, Contract, ContractError, load_all
+from contracts.load import ContractError, load_all
+from contracts.schema import Case, Contract
 from falsifiers import candidates, recording, tiers
 from falsifiers.errors import Declined, SuiteError, Unmeasurable
 from falsifiers.ledger import Ledger

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from contracts.schema import Case, Contract, load_all
+from contracts.load import load_all
+from contracts.schema import Case, Contract
 from falsifiers import candidates, gate, ledger, receipts, recording, tiers
 from falsifiers.errors import SuiteError
 from falsifiers.gate import PhaseResult

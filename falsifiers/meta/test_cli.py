@@ -15,7 +15,7 @@ import pytest
 import typer
 
 import rowtwin
-from contracts.schema import ContractError
+from contracts.load import ContractError
 from engine.errors import InputError
 from falsifiers import session
 from falsifiers.errors import SuiteError

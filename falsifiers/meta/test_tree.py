@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from contracts.schema import Budget, Contract, Falsifier, Parity, load_all
+from contracts.load import load_all
+from contracts.schema import Budget, Contract, Falsifier, Parity
 from falsifiers.gate import DECODE, SERVING
 from falsifiers.receipts import imported_names
 

@@ -31,6 +31,7 @@ from falsifiers.vectors.exchange import VectorSet, judged
 from falsifiers.vectors.files import write
 from falsifiers.vectors.program import Program
 from falsifiers.vectors.steps import StepOps, step_of
+from phases import vector_sets
 
 ROOT = Path(__file__).parents[2]
 NUMPY_STEP = ROOT / "docs" / "examples" / "numpy_step.py"
@@ -144,7 +145,7 @@ def test_program_that_writes_beside_its_answer_is_told(exported: Path,
 
 def test_program_is_asked_what_the_contract_lacks_beside_its_cases() -> None:
     context = type("Context", (), {"meta": {"vectors": rowtwin.vectors_of,
-                                            "beside": rowtwin.beside}})
+                                            "beside": vector_sets.beside}})
     cases = cases_of_vectors(context, "cmd:sh mine", Wanted(("p4",)))
     assert cases is not None
     own = list(rowtwin.contract_of("p4").expand())

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from contracts.schema import Case, load_contract
+from contracts.load import load_contract
+from contracts.schema import Case
 from engine.emulate.run import emulated
 from engine.kernels.machine_code import spilled
 from engine.kernels.nvrtc import compile_source
