@@ -124,8 +124,8 @@ def subject_for(case: Case, candidate: str | None = None) -> Subject:
     if subject.candidate is not None:
         subject.candidate.must_offer(contract_of(case.phase).ops)
     if case.tier == "emulate":
-        around = importlib.import_module("engine.emulate.run").emulated
-        return replace(subject, around=around)
+        emulator = importlib.import_module("engine.emulate.run")
+        return replace(subject, around=emulator.emulated, faults=(emulator.KernelFault,))
     return replace(subject, device="cuda" if case.tier == "cuda" else "cpu")
 
 

@@ -236,10 +236,11 @@ def pytest_runtest_makereport(
     module = item.getparent(FalsifierFile)
     assert module is not None
     contract, named = module.contract(), item.config.getoption(CANDIDATE)
+    given = getattr(item, "funcargs", {})
     verdict = recording.record(
-        case, call.excinfo.value if call.excinfo else None,
-        getattr(item, "funcargs", {}).get("judge"), subject=named or "in-tree",
-        seconds=call.duration,
+        case, call.excinfo.value if call.excinfo else None, given.get("judge"),
+        subject=named or "in-tree", seconds=call.duration,
+        faults=getattr(given.get("subject"), "faults", ()),
         repro=recording.repro_of(case, contract.package, named, item.config.getoption(DEVICE)))
     report.verdict = verdict.model_dump_json()  # type: ignore[attr-defined]
     _word(report, verdict.outcome, recording.explain(verdict, contract), call)
