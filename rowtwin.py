@@ -114,13 +114,15 @@ def load_model(name: str) -> Any:
 def subject_for(case: Case, candidate: str | None = None) -> Subject:
     """Return the subject that a case is about: its own phase's increment, on its tier's device.
 
-    A case may choose another path with a given `path` (`p1`, `newest`).
+    A case may choose another path with a given `path` (`p1`, `newest`). No candidate has a part
+    outside the decode path.
     """
     path = case.given.get("path", case.phase if case.phase in DECODE else None)
     if path is None and case.phase in SERVING[1:]:
         path = "newest"
     stack = case.phase if case.phase in SERVING else None
-    subject = assemble(path, stack, candidate, case.phase)
+    own = candidate if case.phase in DECODE else None
+    subject = assemble(path, stack, own, case.phase)
     if subject.candidate is not None:
         subject.candidate.must_offer(contract_of(case.phase).ops)
     if case.tier == "emulate":
@@ -174,12 +176,10 @@ def path_of(name: str) -> Any:
 def measures() -> dict[str, tuple[str, Any]]:
     """Return what `rowtwin receipt` measures beside verdicts: by name, the phase and a function."""
     def gemv(tell: Any) -> Any:
-        products = importlib.import_module("phases.p3_row_twin.speed")
-        return products.measure((1, 2, 4, 8, 16), tell=tell)
+        return later("phases.p3_row_twin.speed", "measure")((1, 2, 4, 8, 16), tell=tell)
 
     def step(tell: Any) -> Any:
-        run = importlib.import_module("phases.step_run")
-        return run.kept(path_of("p1"), path_of("newest"), tell)
+        return later("phases.step_run", "kept")(path_of("p1"), path_of("newest"), tell)
 
     decode = newest(DECODE)
     return {"gemv": ("p3", gemv), "step": (decode, step)} if decode else {}
@@ -230,8 +230,11 @@ def bisected(model: str, phase: str, candidate: str | None, against: str, device
 
 def case_of(name: str, candidate: str | None) -> tuple[Case, Bank, Subject]:
     """Return a case by its id, its phase's falsifiers and mutants, and what it is about."""
+    from falsifiers.candidates import must_have_part
     from falsifiers.session import contracts_of, find_case
     case = find_case(name, contracts_of())
+    if candidate:
+        must_have_part(candidate, [case.phase])
     return case, bank(case.phase), subject_for(case, candidate)
 
 
@@ -245,9 +248,6 @@ def golden_makers() -> Makers:
     from contracts.golden import Makers
     from engine import testmodels
 
-    def independent(path: Path, prompts: Sequence[Sequence[int]]) -> Any:
-        return importlib.import_module("engine.independent").logits_of(path, prompts)
-
     def own(name: str, prompt: Sequence[int]) -> list[Any]:
         model = load_model(name)
         state = model.new_state(len(prompt))
@@ -257,8 +257,8 @@ def golden_makers() -> Makers:
         return {name: importlib.import_module(name).__version__
                 for name in ("transformers", "torch")}
 
-    return Makers(testmodels.path_of, lambda name: load_model(name).config.vocab, independent, own,
-                  provenance)
+    return Makers(testmodels.path_of, lambda name: load_model(name).config.vocab,
+                  later("engine.independent", "logits_of"), own, provenance)
 
 
 app = typer.Typer(cls=group_of(COMMANDS), add_completion=False, no_args_is_help=True,
@@ -275,6 +275,7 @@ def root(ctx: typer.Context) -> None:
         sample_weights=later("phases.p3_row_twin.weights", "sample"),
         beside=later("phases.vector_sets", "beside"),
         in_force=later("phases.vector_sets", "in_force"),
+        must_take_programs=later("phases.vector_sets", "must_take_programs"),
         nvrtc_missing=later("engine.toolchain", "nvrtc_missing"),
         trace_map=later("reports.trace_map", "page"),
         witness_page=later("reports.witness_page", "page"))

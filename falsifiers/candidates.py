@@ -22,6 +22,7 @@ from typing import Any
 
 from contracts.schema import Case
 from falsifiers.errors import Declined, SuiteError
+from falsifiers.gate import DECODE
 from falsifiers.vectors import foreign
 
 ROOT = Path(__file__).parent.parent
@@ -92,6 +93,16 @@ class Candidate:
                              f"should return None or a reason")
         if reason is not None:
             raise Declined(reason or "no reason given")
+
+
+def must_have_part(spec: str, phases: Iterable[str]) -> None:
+    """Raise `SuiteError` when a candidate has a part in none of these phases.
+
+    Of a ladder, the phases in which it has none are judged as the tree has them.
+    """
+    if {*phases}.isdisjoint(DECODE):
+        raise SuiteError(f"candidate {spec} has no part in {', '.join(phases)}: candidates are "
+                         f"judged in one of {', '.join(DECODE)}")
 
 
 def in_tree() -> tuple[str, ...]:

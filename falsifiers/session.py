@@ -110,6 +110,7 @@ def run_gate(wanted: Wanted, *, through: bool = False, require_device: bool = Fa
     contracts = contracts_of(wanted.root)
     if wanted.candidate is not None:
         candidates.check(wanted.candidate)
+        candidates.must_have_part(wanted.candidate, wanted.phases)
         wanted = replace(wanted, candidate=candidates.absolute(wanted.candidate))
     ready = {p: contracts[p] for p in wanted.phases if built(contracts.get(p), wanted.root)}
     device = wanted.case.tier if wanted.case and wanted.device == "auto" else wanted.device
