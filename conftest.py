@@ -22,7 +22,7 @@ pytest_plugins = ["falsifiers.plugin", "pytester"]
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Refuse a candidate that cannot be judged in the phases chosen, before any case runs."""
     named = session.config.getoption("--candidate")
-    if not named:
+    if named is None:
         return
     from falsifiers.candidates import must_have_part
     from falsifiers.errors import SuiteError

@@ -95,7 +95,7 @@ def assemble(path: str | None = "newest", stack: str | None = "newest",
     from falsifiers.candidates import load
     from falsifiers.subject import Subject
     offer = partial(later("phases.vector_sets", "offer_of"), phase)
-    offered = load(candidate, offer) if candidate else None
+    offered = load(candidate, offer) if candidate is not None else None
     decode, serving = _increment(path, DECODE), _increment(stack, SERVING)
     ops = decode.path() if decode else None
     if offered is not None and ops is not None:
@@ -233,7 +233,7 @@ def case_of(name: str, candidate: str | None) -> tuple[Case, Bank, Subject]:
     from falsifiers.candidates import must_have_part
     from falsifiers.session import contracts_of, find_case
     case = find_case(name, contracts_of())
-    if candidate:
+    if candidate is not None:
         must_have_part(candidate, [case.phase])
     return case, bank(case.phase), subject_for(case, candidate)
 

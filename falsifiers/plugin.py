@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
         chosen = tiers.choose(config.getoption(DEVICE))
         tiers.fix_triton_mode(chosen)
         contracts = load_all(config.rootpath / "contracts")
-        if config.getoption(CANDIDATE):
+        if config.getoption(CANDIDATE) is not None:  # empty where a shell's variable is not set
             candidates.check(config.getoption(CANDIDATE))
         given = config.getoption(CASES)
         config.stash[_given] = read_cases(given) if given else None
