@@ -14,12 +14,38 @@ if TYPE_CHECKING:
     from contracts.schema import Case
     from falsifiers.subject import Subject
 
+refused = pytest.StashKey[str]()
+"""Why a worker's candidate cannot be judged in the phases chosen."""
 pytest_plugins = ["falsifiers.plugin", "pytester"]
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse a candidate that cannot be judged in the phases chosen, before any case runs."""
+    named = session.config.getoption("--candidate")
+    if named is None:
+        return
+    from falsifiers.candidates import must_have_part
+    from falsifiers.errors import SuiteError
+    from falsifiers.plugin import case_of
+    from phases.vector_sets import must_take_programs
+    phases = sorted({case.phase for item in session.items if (case := case_of(item)) is not None})
+    try:
+        if phases:
+            must_have_part(named, phases)
+        if named.startswith("cmd:"):
+            must_take_programs(named, phases)
+    except SuiteError as error:
+        if not hasattr(session.config, "workerinput"):
+            raise pytest.UsageError(str(error)) from None
+        session.config.stash[refused] = str(error)  # a worker that ended here would be a crash
 
 
 @pytest.fixture
 def subject(case: Case, request: pytest.FixtureRequest) -> Iterator[Subject]:
     """Yield what the case judges: its own phase's part of the tree, or the candidate."""
+    if why := request.config.stash.get(refused, ""):
+        from falsifiers.errors import SuiteError
+        raise SuiteError(why)
     subject = rowtwin.subject_for(case, request.config.getoption("--candidate"))
     with subject.around():
         yield subject

@@ -16,13 +16,12 @@ import typer
 from falsifiers.lazy import group_of, readable, run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from contracts.golden import Makers
     from contracts.schema import Case, Contract
     from falsifiers.lanes import Setup
     from falsifiers.mutants import Bank
-    from falsifiers.sample import Sample
     from falsifiers.subject import Subject
     from falsifiers.vectors.exchange import VectorSet
     from reports.own_model import Opened
@@ -49,6 +48,14 @@ COMMANDS = {
     "golden": ("contracts.cli", "Make or check the golden logits."),
     "witness": ("falsifiers.witness.cli", "Take a server's witness, or check one."),
 }
+
+
+def later(module: str, name: str) -> Callable[..., Any]:
+    """Return a function of a module that is imported when the function is called."""
+    def call(*args: Any, **named: Any) -> Any:
+        return getattr(importlib.import_module(module), name)(*args, **named)
+
+    return call
 
 
 def package_of(phase: str) -> str | None:
@@ -87,7 +94,8 @@ def assemble(path: str | None = "newest", stack: str | None = "newest",
     """
     from falsifiers.candidates import load
     from falsifiers.subject import Subject
-    offered = load(candidate, partial(_offer_of, phase)) if candidate else None
+    offer = partial(later("phases.vector_sets", "offer_of"), phase)
+    offered = load(candidate, offer) if candidate is not None else None
     decode, serving = _increment(path, DECODE), _increment(stack, SERVING)
     ops = decode.path() if decode else None
     if offered is not None and ops is not None:
@@ -95,10 +103,6 @@ def assemble(path: str | None = "newest", stack: str | None = "newest",
     return Subject(name=candidate or "in-tree", models=load_model, path=ops,
                    stack=serving.stack() if serving else None, candidate=offered,
                    engine=importlib.import_module("engine.surface").surface())
-
-
-def _offer_of(phase: str | None) -> Any:
-    return importlib.import_module("phases.vector_sets").offer_of(phase)
 
 
 @cache
@@ -110,25 +114,27 @@ def load_model(name: str) -> Any:
 def subject_for(case: Case, candidate: str | None = None) -> Subject:
     """Return the subject that a case is about: its own phase's increment, on its tier's device.
 
-    A case may choose another path with a given `path` (`p1`, `newest`).
+    A case may choose another path with a given `path` (`p1`, `newest`). No candidate has a part
+    outside the decode path.
     """
     path = case.given.get("path", case.phase if case.phase in DECODE else None)
     if path is None and case.phase in SERVING[1:]:
         path = "newest"
     stack = case.phase if case.phase in SERVING else None
-    subject = assemble(path, stack, candidate, case.phase)
+    own = candidate if case.phase in DECODE else None
+    subject = assemble(path, stack, own, case.phase)
     if subject.candidate is not None:
         subject.candidate.must_offer(contract_of(case.phase).ops)
     if case.tier == "emulate":
-        around = importlib.import_module("engine.emulate.run").emulated
-        return replace(subject, around=around)
+        emulator = importlib.import_module("engine.emulate.run")
+        return replace(subject, around=emulator.emulated, faults=(emulator.KernelFault,))
     return replace(subject, device="cuda" if case.tier == "cuda" else "cpu")
 
 
 @cache
 def contract_of(phase: str) -> Contract:
     """Load a phase's contract."""
-    from contracts.schema import load_contract
+    from contracts.load import load_contract
     return load_contract(ROOT / "contracts" / f"{phase}.yaml")
 
 
@@ -170,12 +176,10 @@ def path_of(name: str) -> Any:
 def measures() -> dict[str, tuple[str, Any]]:
     """Return what `rowtwin receipt` measures beside verdicts: by name, the phase and a function."""
     def gemv(tell: Any) -> Any:
-        products = importlib.import_module("phases.p3_row_twin.speed")
-        return products.measure((1, 2, 4, 8, 16), tell=tell)
+        return later("phases.p3_row_twin.speed", "measure")((1, 2, 4, 8, 16), tell=tell)
 
     def step(tell: Any) -> Any:
-        run = importlib.import_module("phases.step_run")
-        return run.kept(path_of("p1"), path_of("newest"), tell)
+        return later("phases.step_run", "kept")(path_of("p1"), path_of("newest"), tell)
 
     decode = newest(DECODE)
     return {"gemv": ("p3", gemv), "step": (decode, step)} if decode else {}
@@ -226,39 +230,23 @@ def bisected(model: str, phase: str, candidate: str | None, against: str, device
 
 def case_of(name: str, candidate: str | None) -> tuple[Case, Bank, Subject]:
     """Return a case by its id, its phase's falsifiers and mutants, and what it is about."""
+    from falsifiers.candidates import must_have_part
     from falsifiers.session import contracts_of, find_case
     case = find_case(name, contracts_of())
+    if candidate is not None:
+        must_have_part(candidate, [case.phase])
     return case, bank(case.phase), subject_for(case, candidate)
-
-
-def sample_weights(file: str, tensors: int, seed: int, named: Sequence[str]) -> Sample:
-    """Draw tensors of a user's own GGUF file for P3's attack."""
-    return cast("Sample", importlib.import_module("phases.p3_row_twin.weights").sample(
-        file, tensors, seed, named))
 
 
 def vectors_of(phase: str) -> VectorSet:
     """Return what a phase asks of programs in other languages."""
-    return cast("VectorSet", importlib.import_module("phases.vector_sets").of(phase, bank))
-
-
-def beside(phase: str) -> tuple[Case, ...]:
-    """Return what a phase asks of a program beside the cases of its contract."""
-    return cast("tuple[Case, ...]", importlib.import_module("phases.vector_sets").beside(phase))
-
-
-def in_force(contract: Contract) -> Contract:
-    """Return a contract with the budget to which its phase holds what is no Python."""
-    return cast("Contract", importlib.import_module("phases.vector_sets").in_force(contract))
+    return cast("VectorSet", later("phases.vector_sets", "of")(phase, bank))
 
 
 def golden_makers() -> Makers:
     """Return what makes the goldens: test models, transformers on their weights, and the engine."""
     from contracts.golden import Makers
     from engine import testmodels
-
-    def independent(path: Path, prompts: Sequence[Sequence[int]]) -> Any:
-        return importlib.import_module("engine.independent").logits_of(path, prompts)
 
     def own(name: str, prompt: Sequence[int]) -> list[Any]:
         model = load_model(name)
@@ -269,18 +257,8 @@ def golden_makers() -> Makers:
         return {name: importlib.import_module(name).__version__
                 for name in ("transformers", "torch")}
 
-    return Makers(testmodels.path_of, lambda name: load_model(name).config.vocab, independent, own,
-                  provenance)
-
-
-def nvrtc_missing() -> str | None:
-    """Return why NVRTC cannot be used here, or None when it can."""
-    return cast("str | None", importlib.import_module("engine.toolchain").nvrtc_missing())
-
-
-def page(of: str, given: Any) -> str:
-    """Return a witness (`witness_page`), or how traces agree (`trace_map`), to be looked at."""
-    return str(importlib.import_module(f"reports.{of}").page(given))
+    return Makers(testmodels.path_of, lambda name: load_model(name).config.vocab,
+                  later("engine.independent", "logits_of"), own, provenance)
 
 
 app = typer.Typer(cls=group_of(COMMANDS), add_completion=False, no_args_is_help=True,
@@ -293,15 +271,18 @@ def root(ctx: typer.Context) -> None:
     ctx.obj = bank
     ctx.meta.update(
         open_model=open_model, assemble=assemble, bisected=bisected, case=case_of,
-        golden=golden_makers,
-        path_of=path_of, figures=measures, sample_weights=sample_weights, vectors=vectors_of,
-        beside=beside, in_force=in_force,
-        nvrtc_missing=nvrtc_missing, trace_map=partial(page, "trace_map"),
-        witness_page=partial(page, "witness_page"))
+        golden=golden_makers, path_of=path_of, figures=measures, vectors=vectors_of,
+        sample_weights=later("phases.p3_row_twin.weights", "sample"),
+        beside=later("phases.vector_sets", "beside"),
+        in_force=later("phases.vector_sets", "in_force"),
+        must_take_programs=later("phases.vector_sets", "must_take_programs"),
+        nvrtc_missing=later("engine.toolchain", "nvrtc_missing"),
+        trace_map=later("reports.trace_map", "page"),
+        witness_page=later("reports.witness_page", "page"))
 
 
 def _mistakes() -> tuple[type[Exception], ...]:
-    from contracts.schema import ContractError
+    from contracts.load import ContractError
     from engine.errors import InputError
     from falsifiers.errors import SuiteError
     return InputError, ContractError, SuiteError

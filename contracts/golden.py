@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from contracts.schema import ContractError
+from contracts.load import ContractError
 
 FOLDER = Path(__file__).parent / "golden"
 MODELS = ("nano", "nano-tied", "tiny", "tiny-f32")

@@ -1,8 +1,8 @@
-"""Contracts: what parity means for a phase, as data, loaded into frozen records.
+"""Contracts: what parity means for a phase, as frozen records (`contracts.load` reads them).
 
 A contract lists the claim, the ops, the falsifiers with the diagnosis printed on failure, the
 table of cases and the mutants. A list under `given` is an axis: one row stands for the product
-of its axes. An unknown key is an error that names file and line.
+of its axes. An unknown key is refused.
 """
 
 from __future__ import annotations
@@ -11,19 +11,10 @@ import itertools
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-if TYPE_CHECKING:
-    from yaml import SafeLoader
-else:  # by libyaml where it was built in: every process of a run loads every contract
-    SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-HERE = Path(__file__).parent
 FIELD = re.compile(r"\{(\w+)\}")
 """An axis in a case's id; nothing else of a format string counts."""
 Tier = Literal["cpu", "interpret", "cuda", "emulate"]
@@ -35,11 +26,7 @@ StatedTier = Literal["cpu", "interpret", "cuda"]
 CASE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.=+-]*$")
 
 
-class ContractError(Exception):
-    """A contract file is broken; the message names the file and the line."""
-
-
-class _InconsistentError(ValueError):
+class InconsistentError(ValueError):
     """Two parts of a contract contradict each other; `loc` is the part to blame."""
 
     def __init__(self, message: str, *loc: int | str) -> None:
@@ -167,27 +154,27 @@ class Contract(Record):
         seen, there = set[str](), list[tuple[str, str]]()
         for number, row in enumerate(self.cases):
             if row.falsifier not in known:
-                raise _InconsistentError(
+                raise InconsistentError(
                     f"case {row.id!r} names unknown falsifier {row.falsifier!r}",
                     "cases", number, "falsifier")
             for case in self._cases_of(number):
                 if case.id in seen:
-                    raise _InconsistentError(f"case {case.id!r} stands twice", "cases", number)
+                    raise InconsistentError(f"case {case.id!r} stands twice", "cases", number)
                 seen.add(case.id)
                 if case.tier == "cuda":
                     there.append((case.falsifier, case.name))
         for name in self.sanitized:
             if not any(falsifier == name for falsifier, _ in there):
-                raise _InconsistentError(f"{name!r} has no device case to be sanitized",
+                raise InconsistentError(f"{name!r} has no device case to be sanitized",
                                          "sanitized")
         for name, patterns in self.emulated.items():
             for pattern in patterns:
                 if not any(of == name and fnmatchcase(case, pattern) for of, case in there):
-                    raise _InconsistentError(f"{name!r} has no device case {pattern!r} to be "
+                    raise InconsistentError(f"{name!r} has no device case {pattern!r} to be "
                                              f"emulated", "emulated", name)
         idle = sorted(set(known) - {row.falsifier for row in self.cases})
         if idle:
-            raise _InconsistentError(f"falsifier {idle[0]!r} has no case",
+            raise InconsistentError(f"falsifier {idle[0]!r} has no case",
                                      "falsifiers", known.index(idle[0]))
         return self
 
@@ -205,11 +192,11 @@ class Contract(Record):
                 name = "".join(str(given[part]) if place % 2 else part
                                for place, part in enumerate(FIELD.split(row.id)))
             except KeyError as error:
-                raise _InconsistentError(
+                raise InconsistentError(
                     f"case id {row.id!r} cannot be filled in from given: {error} is missing",
                     "cases", number, "id") from None
             if not CASE_NAME.match(name):
-                raise _InconsistentError(
+                raise InconsistentError(
                     f"case id {name!r} holds a character that cannot stand in a test's name",
                     "cases", number, "id")
             case = Case(phase=self.phase, falsifier=row.falsifier, tier=tier, name=name,
@@ -223,93 +210,4 @@ class Contract(Record):
 def _once(what: str, ids: list[str], key: str) -> None:
     for number, one in enumerate(ids):
         if one in ids[:number]:
-            raise _InconsistentError(f"{what} {one!r} stands twice", key, number)
-
-
-class OnceLoader(SafeLoader):
-    """A safe YAML loader that refuses a key that stands twice."""
-
-
-def _mapping(loader: OnceLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen: set[Any] = set()
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node)
-        if key in seen:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"key {key!r} stands twice", key_node.start_mark)
-        seen.add(key)
-    return loader.construct_mapping(node, deep=True)
-
-
-OnceLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
-def _line_of(node: yaml.Node | None, path: tuple[int | str, ...]) -> int:
-    """Return the line of the deepest node on `path`, for an error message."""
-    line = node.start_mark.line + 1 if node is not None else 1
-    for step in path:
-        found: yaml.Node | None = None
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                if key.value == str(step):
-                    found, line = value, key.start_mark.line + 1
-        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) \
-                and step < len(node.value):
-            found = node.value[step]
-            line = found.start_mark.line + 1
-        if found is None:
-            return line
-        node = found
-    return line
-
-
-def load_contract(path: Path) -> Contract:
-    """Load one contract file; raise `ContractError` naming file and line when it is broken."""
-    try:
-        return _parsed(path, path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ContractError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ContractError(f"{path}: is not UTF-8 text") from None
-
-
-@lru_cache(maxsize=64)
-def _parsed(path: Path, text: str) -> Contract:
-    """Return the contract that a file's text is; a process reads the same text once."""
-    try:
-        data = yaml.load(text, Loader=OnceLoader)
-    except (TypeError, ValueError, RecursionError) as error:  # a value that YAML cannot build
-        raise ContractError(f"{path}:1: is not a contract: {str(error).splitlines()[0]}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark is not None else 1
-        problem = getattr(error, "problem", None) or "is not YAML"
-        raise ContractError(f"{path}:{line}: {problem}") from None
-    try:
-        contract = Contract.model_validate(data)
-    except ValidationError as error:
-        node = yaml.compose(text, Loader=OnceLoader)
-        raise ContractError(_sentence(path, node, error)) from None
-    if contract.phase != path.stem:
-        line = _line_of(yaml.compose(text, Loader=OnceLoader), ("phase",))
-        raise ContractError(f"{path}:{line}: phase: {contract.phase!r} stands in a file for "
-                            f"{path.stem!r}")
-    return contract
-
-
-def _sentence(path: Path, node: yaml.Node | None, error: ValidationError) -> str:
-    """Say in one line what is wrong, and in which file and line it stands."""
-    first = max(error.errors(), key=lambda one: len(one["loc"]))  # the deepest says most
-    cause = first.get("ctx", {}).get("error")
-    loc = first["loc"] + (cause.loc if isinstance(cause, _InconsistentError) else ())
-    where = ".".join(str(part) for part in loc) or "contract"
-    message = re.sub(r"^Value error, ", "", first["msg"])
-    if first["type"] == "extra_forbidden":
-        message = "unknown key"
-    return f"{path}:{_line_of(node, loc)}: {where}: {message}"
-
-
-def load_all(folder: Path = HERE) -> dict[str, Contract]:
-    """Load every contract of a folder, by phase, `engine` first."""
-    files = sorted(folder.glob("*.yaml"))
-    return {contract.phase: contract for contract in map(load_contract, files)}
+            raise InconsistentError(f"{what} {one!r} stands twice", key, number)

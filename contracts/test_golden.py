@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import rowtwin
 from contracts.golden import FOLDER, MODELS, PROMPTS, TOKENS, compare, load_golden
-from contracts.schema import ContractError
+from contracts.load import ContractError
 
 
 @pytest.mark.parametrize("model", MODELS)

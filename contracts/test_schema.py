@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from contracts.schema import Contract, ContractError, load_all, load_contract
+from contracts.load import ContractError, load_all, load_contract
+from contracts.schema import Contract
 
 GOOD = """\
 phase: p1

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from functools import cache
+from platform import machine
 
 import pytest
 import torch
 from torch import Tensor
 
+import rowtwin
 from engine import emulate
 from engine.emulate import run
-from engine.emulate.tried import HEAD, launch
+from engine.emulate.run import KernelFault
+from engine.emulate.tried import HEAD, launch, shown
 from engine.errors import InputError
 from engine.kernels.nvrtc import CudaError
+from falsifiers.session import contracts_of, find_case
 
 pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("emulated")]
 
@@ -64,8 +68,7 @@ def test_threads_that_never_meet_are_told(body: str, sentence: str) -> None:
     ("if (blockIdx.x) __trap();", "a trap"),
     ("extern __shared__ float more[]; more[threadIdx.x + blockIdx.x] = 1;",
      "byte 128 of 128 bytes of dynamic shared memory was written"),
-    ("volatile int never = 0; if (blockIdx.x) while (!never);",
-     "does not end; a loop that waits for what another thread writes is not emulated"),
+    ("volatile int never = 0; x[0] = blockIdx.x % never;", "divides an integer by 0"),
     ("if (threadIdx.x) __syncwarp(1);", "a lane is at __syncwarp with a mask that leaves it out"),
     ("if (threadIdx.x < 8) __syncwarp(0xffff); else __syncthreads();",
      "threads wait for what never comes")])
@@ -73,7 +76,7 @@ def test_fault_of_a_kernel_ends_its_launch_alone(monkeypatch: pytest.MonkeyPatch
                                                  sentence: str) -> None:
     monkeypatch.setattr(run, "FLAGS", (*run.FLAGS, "-DSIMT_PATIENCE=1"))
     x = torch.zeros(8)
-    with pytest.raises(CudaError, match=sentence):
+    with pytest.raises(KernelFault, match=f"^emulated kernel k: .*{sentence}"):
         launch(f"{HEAD}float* x, int go) {{ if (go) return; {body} }}", x, 0, grid=(2, 1),
                shared=128)
     launch(f"{HEAD}float* x, int go) {{ if (go) {{ x[0] = 5; return; }} {body} }}", x, 1,
@@ -81,16 +84,48 @@ def test_fault_of_a_kernel_ends_its_launch_alone(monkeypatch: pytest.MonkeyPatch
     assert x[0] == 5
 
 
-def shown(body: str, kind: str = "int") -> list[float]:
-    """Return what a body puts into y, a thread of a warp each; l is its lane."""
-    out = torch.full((32,), -7.0)
+CALLED = """typedef void (*Code)();
+    unsigned char* code = (unsigned char*)mmap(nullptr, 4096, 7, 0x22, -1, 0);
+    code[0] = 0x06; ((Code)code)();"""
+
+
+@pytest.mark.parametrize(("body", "sentence"), [
+    ("volatile int never = 0; while (!never);",
+     "does not end; a loop that waits for what another thread writes is not emulated"),
+    ("if (!threadIdx.x) { simt::mbarrier_init(0, 1); simt::mbarrier_expect(0, 0); "
+     "simt::mbarrier_try_wait(0, 0); simt::mbarrier_expect(0, 0); }",
+     "is used for a second phase, which is not emulated"),
+    *([(CALLED, "needs an instruction that this processor does not have")]
+      if machine() == "x86_64" else [])])
+def test_what_the_emulator_cannot_is_no_fault_of_the_kernel(
+        monkeypatch: pytest.MonkeyPatch, body: str, sentence: str) -> None:
+    monkeypatch.setattr(run, "FLAGS", (*run.FLAGS, "-DSIMT_PATIENCE=1"))
+    with pytest.raises(CudaError, match=f"^emulated kernel k: .*{sentence}") as told:
+        launch(f"{HEAD}float* x) {{ {body} }}", torch.zeros(1), shared=64)
+    assert not isinstance(told.value, KernelFault)
+
+
+def test_thread_may_have_as_much_memory_as_on_a_device() -> None:
+    out = torch.zeros(64)
     launch(f"""{HEAD}float* out) {{
-        const int l = threadIdx.x;
-        {kind} y = -7;
-        {body}
-        out[l] = y;
-    }}""", out)
-    return out.tolist()
+        volatile float own[120000];
+        for (int i = 0; i < 120000; i += 500) own[i] = threadIdx.x;
+        __syncthreads();
+        for (int i = 0; i < 120000; i += 500) out[threadIdx.x] += own[i];
+    }}""", out, block=64)
+    assert out.tolist() == [240 * thread for thread in range(64)]
+
+
+def test_what_is_judged_there_fails_by_faults_of_kernels_alone() -> None:
+    case = find_case("p3/rows_equal_alone[emulate-exact-23-Q4_K-k256]", contracts_of())
+    assert rowtwin.subject_for(case).faults == (KernelFault,)
+    assert rowtwin.subject_for(case.model_copy(update={"tier": "cpu"})).faults == ()
+
+
+@pytest.mark.parametrize("args", [(), (0, 0)])
+def test_launch_with_other_arguments_than_the_kernel_takes_is_told(args: tuple[int, ...]) -> None:
+    with pytest.raises(KernelFault, match=f"it takes 2 arguments, but was given {1 + len(args)}"):
+        launch(f"{HEAD}float* x, int y) {{ x[0] = y; }}", torch.zeros(1), *args)
 
 
 SHOWN: dict[str, list[float]] = {
@@ -144,17 +179,6 @@ def test_lane_that_did_not_come_tells_nan() -> None:
     assert got[16:] == [-7] * 16
 
 
-@pytest.mark.parametrize("writer", [0, 63])
-def test_barrier_that_is_missing_is_seen_from_either_end(writer: int) -> None:
-    out = torch.zeros(2, 64)
-    launch(f"""{HEAD}float* out) {{
-        __shared__ float held;
-        if (threadIdx.x == {writer}) held = 5;
-        out[blockIdx.x * 64 + threadIdx.x] = held;
-    }}""", out, grid=(2, 1), block=64)
-    assert out.isnan().any()
-
-
 GIVEN: dict[str, float] = {
     "__clz(1)": 31, "__clz(0)": 32, "__ffs(8)": 4, "__popc(255u)": 8, "__brev(1)": 2.0**31,
     "__dp4a(0x01ff7f80, 0x02028080, 5)": 5 + 128 * 128 - 127 * 128 - 2 + 2,
@@ -199,72 +223,6 @@ def test_atomics_of_integers_return_what_was_there(kind: str, dtype: torch.dtype
         if (l == 5) x[7] = atomicExch(x + 7, 4) + 10;
     }}""", out)
     assert out.tolist() == [64, 4, 31, 11, 31, 3, 8, 13]
-
-
-@pytest.mark.parametrize("declared", ["extern __shared__ __align__(16) unsigned char held[];",
-                                      "extern __shared__ unsigned long long held[];",
-                                      "extern __shared__ alignas(16) float held[];"])
-def test_dynamic_shared_memory_is_found_however_it_is_declared(declared: str) -> None:
-    assert shown(f"{declared} if (0) held[0] = 1; y = __cvta_generic_to_shared(held);") == [0] * 32
-
-
-def test_shared_memory_of_a_template_is_new_for_each_block() -> None:
-    out = torch.zeros(2)
-    launch(f"""namespace some {{ template <int N> __device__ float last() {{
-        __shared__ float held[N];
-        const float was = held[0];
-        held[0] = 1;
-        return was;
-    }} }}
-    {HEAD}float* out) {{ if (!threadIdx.x) out[blockIdx.x] = some::last<4>(); }}""", out,
-           grid=(2, 1))
-    assert out.isnan().all()
-
-
-WAIT = 'asm volatile("cp.async.wait_all;" ::: "memory");'
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_copy_arrives_when_it_is_awaited(waits: bool) -> None:
-    x, out = torch.arange(4.0), torch.zeros(4)
-    launch(f"""{HEAD}const float* x, float* out) {{
-        extern __shared__ float held[];
-        if (threadIdx.x) return;
-        const unsigned at = (unsigned)__cvta_generic_to_shared(held);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(at), "l"(x) : "memory");
-        {WAIT if waits else ""}
-        for (int i = 0; i < 4; i++) out[i] = held[i];
-    }}""", x, out, shared=16)
-    assert torch.equal(out, x) if waits else bool(out.isnan().all())
-
-
-def test_groups_of_copies_arrive_in_their_order() -> None:
-    x, out = torch.arange(8.0), torch.zeros(8)
-    copy = ('asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(at + 16 * {0}), '
-            '"l"(x + 4 * {0}), "r"({1}) : "memory");'
-            'asm volatile("cp.async.commit_group;" ::: "memory");')
-    launch(f"""{HEAD}const float* x, float* out) {{
-        extern __shared__ float held[];
-        if (threadIdx.x) return;
-        const unsigned at = (unsigned)__cvta_generic_to_shared(held);
-        {copy.format(0, 8)} {copy.format(1, 16)}
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
-        for (int i = 0; i < 8; i++) out[i] = held[i];
-    }}""", x, out, shared=32)
-    assert out[:4].tolist() == [0, 1, 0, 0]  # eight bytes were there, the rest is 0
-    assert out[4:].isnan().all()
-
-
-def test_shared_memory_is_new_for_each_block() -> None:
-    out = torch.zeros(2, 2)
-    launch(f"""{HEAD}float* out) {{
-        __shared__ float fixed[1];
-        extern __shared__ float asked[];
-        if (threadIdx.x) return;
-        out[2 * blockIdx.x] = fixed[0], out[2 * blockIdx.x + 1] = asked[0];
-        fixed[0] = asked[0] = 1;
-    }}""", out, grid=(2, 1), shared=4)
-    assert out.isnan().all()
 
 
 def converted(instruction: str, kinds: tuple[str, str], x: Tensor, out: Tensor) -> Tensor:

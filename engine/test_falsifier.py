@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from contracts.golden import digest, load_golden
-from contracts.schema import Budget, Case, load_all
+from contracts.load import load_all
+from contracts.schema import Budget, Case
 from engine.blocks import TYPES
 from falsifiers import dull
 from falsifiers.judge import Judge

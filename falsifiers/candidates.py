@@ -22,9 +22,10 @@ from typing import Any
 
 from contracts.schema import Case
 from falsifiers.errors import Declined, SuiteError
+from falsifiers.gate import DECODE
 from falsifiers.vectors import foreign
 
-ROOT = Path(__file__).parent.parent
+EXAMPLE = "module:phases.p3_row_twin.kernel_exact"
 KNOWN = re.compile(r"own|ordered|exact-[0-9]+")
 """What a candidate may declare; a misspelt name must not lower it to a budget."""
 
@@ -94,12 +95,14 @@ class Candidate:
             raise Declined(reason or "no reason given")
 
 
-def in_tree() -> tuple[str, ...]:
-    """Return the names under which the repository's own kernels can be offered."""
-    files = [*ROOT.glob("phases/p*/kernel_*.py"), *ROOT.glob("engine/kernels/*.py")]
-    found = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
-    return tuple(sorted(f"module:{name}" for name in found
-                        if not name.rsplit(".", 1)[1].startswith(("__", "test_"))))
+def must_have_part(spec: str, phases: Iterable[str]) -> None:
+    """Raise `SuiteError` when a candidate has a part in none of these phases.
+
+    Of a ladder, the phases in which it has none are judged as the tree has them.
+    """
+    if {*phases}.isdisjoint(DECODE):
+        raise SuiteError(f"candidate {spec} has no part in {', '.join(phases)}: candidates are "
+                         f"judged in one of {', '.join(DECODE)}")
 
 
 def check(spec: str) -> None:
@@ -121,9 +124,8 @@ def check(spec: str) -> None:
                     and "ARITHMETIC" in {ast.unparse(target) for target in node.targets}:
                 must_be_known(spec, str(node.value.value))
     elif kind != "module" or not rest:
-        known = ", ".join(in_tree()) or "none yet"
         raise SuiteError(f"unknown candidate {spec!r}: give file:/abs/path.py, module:pkg.attr, "
-                         f"cmd:PROGRAM or vectors:DIR (in-tree kernels: {known})")
+                         f"cmd:PROGRAM or vectors:DIR (a kernel of the tree is {EXAMPLE}, say)")
     elif importlib.util.find_spec(rest.split(".")[0]) is None:
         raise SuiteError(f"candidate {spec}: there is no module {rest.split('.')[0]!r}")
 

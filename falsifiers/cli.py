@@ -130,12 +130,14 @@ def cases_of_vectors(ctx: Any, candidate: str | None,
                      wanted: Wanted) -> tuple[Case, ...] | None:
     """Return the cases that a directory of vectors answers, when it is the candidate.
 
-    A program is asked the contract's, and those that its phase has for programs beside them.
+    A program is asked the contract's, and those that its phase has for programs beside them. Where
+    it cannot be judged it is refused before any case runs.
     """
     from falsifiers.errors import SuiteError
     from falsifiers.vectors.foreign import phase_of
-    if candidate and candidate.startswith("cmd:") and wanted.case is None:
-        return _beside(ctx, wanted.phases)
+    if candidate and candidate.startswith("cmd:"):
+        ctx.meta["must_take_programs"](candidate, wanted.phases)
+        return None if wanted.case else _beside(ctx, wanted.phases)
     phase = phase_of(candidate) if candidate else None
     if phase is None:
         return None

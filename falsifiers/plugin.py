@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from contracts.schema import Case, Contract, ContractError, load_all
+from contracts.load import ContractError, load_all
+from contracts.schema import Case, Contract
 from falsifiers import candidates, recording, tiers
 from falsifiers.errors import Declined, SuiteError, Unmeasurable
 from falsifiers.ledger import Ledger
@@ -61,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
         chosen = tiers.choose(config.getoption(DEVICE))
         tiers.fix_triton_mode(chosen)
         contracts = load_all(config.rootpath / "contracts")
-        if config.getoption(CANDIDATE):
+        if config.getoption(CANDIDATE) is not None:  # empty where a shell's variable is not set
             candidates.check(config.getoption(CANDIDATE))
         given = config.getoption(CASES)
         config.stash[_given] = read_cases(given) if given else None
@@ -119,7 +120,7 @@ class FalsifierFile(pytest.Module):
                                (sorted(has - named), "has a test but is not in the contract")):
             if lone:
                 raise self.CollectError(f"{self.path}: falsifier {lone[0]!r} {sentence}")
-        return [item for item in super().collect() if _case_of(item) is not None]
+        return [item for item in super().collect() if case_of(item) is not None]
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> Any:
@@ -203,7 +204,7 @@ def judge(case: Case) -> Any:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Refuse a case whose tier cannot be had, before anything is built for it."""
-    case = _case_of(item)
+    case = case_of(item)
     if case is None:
         return
     why = item.config.stash[_tiers].absent.get(case.tier)
@@ -217,7 +218,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
     """Let a candidate decline a case before its falsifier runs."""
-    case = _case_of(pyfuncitem)
+    case = case_of(pyfuncitem)
     candidate = getattr(pyfuncitem.funcargs.get("subject"), "candidate", None)
     if case is not None and isinstance(candidate, candidates.Candidate):
         candidate.refuse(case)
@@ -229,16 +230,20 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach the verdict to the report that ends a case, and say it in the suite's words."""
     report = yield
-    case = _case_of(item)
+    case = case_of(item)
     if case is None or not (call.when == "call" or (call.when == "setup" and call.excinfo)):
         return report
     module = item.getparent(FalsifierFile)
     assert module is not None
     contract, named = module.contract(), item.config.getoption(CANDIDATE)
+    given = getattr(item, "funcargs", {})
+    subject = given.get("subject")
+    if getattr(subject, "candidate", named) is None:
+        named = None  # it has no part in this phase
     verdict = recording.record(
-        case, call.excinfo.value if call.excinfo else None,
-        getattr(item, "funcargs", {}).get("judge"), subject=named or "in-tree",
-        seconds=call.duration,
+        case, call.excinfo.value if call.excinfo else None, given.get("judge"),
+        subject=named or "in-tree", seconds=call.duration,
+        faults=getattr(subject, "faults", ()),
         repro=recording.repro_of(case, contract.package, named, item.config.getoption(DEVICE)))
     report.verdict = verdict.model_dump_json()  # type: ignore[attr-defined]
     _word(report, verdict.outcome, recording.explain(verdict, contract), call)
@@ -260,7 +265,8 @@ def _word(report: pytest.TestReport, outcome: str, text: str, call: pytest.CallI
         report.outcome, report.longrepr = "failed", trace + text
 
 
-def _case_of(item: object) -> Case | None:
+def case_of(item: object) -> Case | None:
+    """Return the case that an item judges, or None for a test of another kind."""
     callspec = getattr(item, "callspec", None)
     case = callspec.params.get("case") if callspec is not None else None
     return case if isinstance(case, Case) else None

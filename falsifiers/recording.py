@@ -6,7 +6,7 @@ from typing import Any
 
 from contracts.schema import Case, Contract
 from falsifiers.errors import Declined, ParityBroken, Unmeasurable
-from falsifiers.verdict import Verdict
+from falsifiers.verdict import Finding, Verdict
 
 SILENT = "it compared nothing"
 
@@ -30,11 +30,15 @@ def repro_of(case: Case, package: str, candidate: str | None, device: str) -> st
 
 
 def record(case: Case, error: BaseException | None, judge: Any = None, *, subject: str,
-           repro: str, seconds: float) -> Verdict:
+           repro: str, seconds: float, faults: tuple[type[Exception], ...] = ()) -> Verdict:
     """Return the verdict of a case that ended with `error`, or that returned (None).
 
-    `judge` is the case's Judge, or None when the case ended before it had one.
+    `judge` is the case's Judge, or None when the case ended before it had one; `faults` are the
+    subject's.
     """
+    if isinstance(error, faults):
+        error = ParityBroken(Finding(rule="law", rung="crash",
+                                     sentence=f"{first_line(error)} [{case.label}]"))
     known: dict[str, Any] = {
         "case": case.id, "phase": case.phase, "falsifier": case.falsifier, "tier": case.tier,
         "must_claim": case.must_claim, "subject": subject, "repro": repro, "seconds": seconds}
@@ -76,5 +80,6 @@ def explain(verdict: Verdict, contract: Contract) -> str:
     lines = [finding.sentence, f"rule: {finding.rule}, broken at the rung: {finding.rung}"]
     if finding.differing is not None and finding.differing > 1:
         lines[-1] += f", {finding.differing} elements differ"
-    return "\n".join([*lines, f"attacked: {falsifier.attacks}", f"likely: {falsifier.if_fails}",
-                      f"run it alone: {verdict.repro}"])
+    if finding.rung != "crash":  # where nothing was compared, what differs tells nothing
+        lines += [f"attacked: {falsifier.attacks}", f"likely: {falsifier.if_fails}"]
+    return "\n".join([*lines, f"run it alone: {verdict.repro}"])

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from contracts.schema import Case, Contract, load_all
+from contracts.load import load_all
+from contracts.schema import Case, Contract
 from falsifiers import candidates, gate, ledger, receipts, recording, tiers
 from falsifiers.errors import SuiteError
 from falsifiers.gate import PhaseResult
@@ -109,6 +110,7 @@ def run_gate(wanted: Wanted, *, through: bool = False, require_device: bool = Fa
     contracts = contracts_of(wanted.root)
     if wanted.candidate is not None:
         candidates.check(wanted.candidate)
+        candidates.must_have_part(wanted.candidate, wanted.phases)
         wanted = replace(wanted, candidate=candidates.absolute(wanted.candidate))
     ready = {p: contracts[p] for p in wanted.phases if built(contracts.get(p), wanted.root)}
     device = wanted.case.tier if wanted.case and wanted.device == "auto" else wanted.device

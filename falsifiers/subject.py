@@ -27,6 +27,8 @@ class Subject:
     """The candidate module or object, when there is one."""
     around: Callable[[], AbstractContextManager[None]] = nullcontext
     """Within which it is judged: where a device is emulated, its kernels take the CPU's tensors."""
+    faults: tuple[type[Exception], ...] = ()
+    """What is raised when it does what nothing may; any other exception says nothing about it."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from contracts.schema import OnceLoader
+from contracts.load import OnceLoader
 from falsifiers.errors import SuiteError
 from falsifiers.sample import printable
 from falsifiers.trace_files import Word

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,20 @@ def of(phase: str, bank_of: Callable[[str], Bank]) -> VectorSet:
 def offer_of(phase: str | None) -> type[Offer]:
     """Return the functions that a phase puts before a program, or those that all of them have."""
     return getattr(_module(phase), "OFFER", Offer)
+
+
+def must_take_programs(spec: str, phases: Iterable[str]) -> None:
+    """Raise `SuiteError` when one of these phases cannot judge a program started for each call."""
+    takes = [phase for phase in sorted(_having()) if not offer_of(phase).no_program]
+    for phase in phases:
+        if phase not in takes:
+            why = offer_of(phase).no_program or WITHOUT.get(phase, "it is the oracle")
+            told = ", ".join(one.removeprefix("p") for one in takes)
+            if phase in _having():
+                why += f": rowtwin vectors export DIR --phase {phase.removeprefix('p')} asks one " \
+                       f"process for all calls"
+            raise SuiteError(f"candidate {spec} cannot be judged in {phase}, for {why}; a program "
+                             f"is judged with one of --phase {told}")
 
 
 def in_force(contract: Contract) -> Contract:

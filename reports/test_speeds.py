@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from contracts.schema import load_all
+from contracts.load import load_all
 from falsifiers.figures import load_products, load_steps
 from falsifiers.meta.made_up_figures import products, step, steps
 from falsifiers.receipts import FOLDER, digest_of, load_receipts

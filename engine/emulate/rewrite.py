@@ -1,6 +1,6 @@
 """CUDA C++ as a host compiler takes it: preprocessed, with its PTX instructions as calls.
 
-What the calls do is in `simt.h`. An instruction that is not there is refused by name.
+What the calls do is in `instructions.h`. An instruction that is not there is refused by name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CALLS = {
        for a, c in (("s", ""), ("u", "u"))},
     **{f"cvt.{r}.{t}.f32": f"cvt_{r}_{t}_f32" for r in ("rn", "rz") for t in ("f16", "bf16")},
     "cvt.f32.f16": "cvt_f32_f16", "cvt.f32.bf16": "cvt_f32_bf16"}
-"""The functions of `simt.h`, by the beginning of an instruction."""
+"""The functions of `instructions.h`, by the beginning of an instruction."""
 APPROXIMATE = re.compile(
     r"\b(__(?:expf|exp10f|logf|log2f|log10f|powf|sinf|cosf|tanf|sincosf|fdividef|tanhf)|"
     r"(?:exp|exp2|exp10|expm1|log|log2|log10|log1p|pow|sin|cos|tan|asin|acos|atan|atan2|sinh|cosh|"

@@ -31,7 +31,8 @@ from engine.errors import InputError
 from engine.kernels import nvrtc
 
 HEADER = Path(__file__).with_name("simt.h")
-REWRITE = Path(__file__).with_name("rewrite.py")
+OURS = (*sorted(HEADER.parent.glob("*.h")), HEADER.with_name("rewrite.py"))
+"""What makes a shared object of a source, beside the compiler."""
 CACHE = Path(__file__).parent.parent.parent / ".cache" / "emulated"
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fno-strict-aliasing", "-w", "-U_FORTIFY_SOURCE",
          "-Wl,--no-undefined", "-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error")
@@ -42,6 +43,13 @@ LIMIT = 300.0
 """Seconds that the compiler may take for one source; it takes a few."""
 MULTIPROCESSORS = 8
 """Of the device that is emulated: few, so that a block has more than one round to do."""
+
+
+class KernelFault(nvrtc.CudaError):
+    """A kernel did what no kernel may; the message says which thread did what.
+
+    What a kernel may do and the emulator cannot is a plain `CudaError`.
+    """
 
 
 def missing() -> str | None:
@@ -64,7 +72,6 @@ def emulated(backwards: bool = False) -> Iterator[None]:
     device = SimpleNamespace(multi_processor_count=MULTIPROCESSORS)
     with patch.object(nvrtc, "compiled", _compiled), \
             patch.object(nvrtc.Kernel, "__init__", _load), \
-            patch.object(nvrtc.Kernel, "__call__", _run), \
             patch("torch.cuda.current_stream", lambda *_: SimpleNamespace(cuda_stream=0)), \
             patch("torch.cuda.get_device_properties", lambda *_: device), \
             patch("torch.cuda.synchronize", lambda *_: None), \
@@ -82,7 +89,7 @@ def _compiled(source: str, options: tuple[str, ...], arch: str) -> tuple[str, by
     defines = [option for option in options if option.startswith("-D")]
     rounding = CONTRACTED if "-fmad=true" in options else ROUNDED
     flags = (*FLAGS, *rounding)
-    ours = [path.read_text(encoding="utf-8") for path in (HEADER, REWRITE)]
+    ours = [path.read_text(encoding="utf-8") for path in OURS]
     what = repr((ours, source, defines, flags, arch, _compiler())).encode()
     made = CACHE / f"{hashlib.sha256(what).hexdigest()[:32]}.so"
     if header := INCLUDED.search(source):
@@ -159,23 +166,33 @@ _hung: dict[str, str] = {}
 
 def _load(kernel: Any, cubin: bytes, name: str, early: bool = False) -> None:
     """Take the place of `Kernel.__init__`: the cubin is the path of a shared object."""
-    kernel.early = early
     try:
-        kernel.emulated = getattr(ctypes.CDLL(cubin.decode()), f"simt_{name}")
+        entry = getattr(ctypes.CDLL(cubin.decode()), f"simt_{name}")
     except AttributeError:
         raise nvrtc.CudaError(f'the source has no extern "C" __global__ void {name}') from None
     except OSError as error:  # a compiler of C alone leaves symbols undefined
         raise nvrtc.CudaError(f"what the host compiler {_compiler()} made of a kernel cannot be "
                               f"loaded: {error}") from None
-    kernel.emulated.restype = ctypes.c_char_p
+    entry.restype = ctypes.c_char_p
+    kernel.early, kernel._shared, kernel._function = early, 0, entry
+    kernel.driver = _Driver(name)
 
 
-def _run(kernel: Any, grid: tuple[int, int], block: int, shared: int, *args: object) -> None:
-    """Take the place of `Kernel.__call__`."""
-    values = [nvrtc._value(arg) for arg in args]
-    pointers = (ctypes.c_void_p * len(values))(
-        *(ctypes.cast(ctypes.byref(v), ctypes.c_void_p) for v in values))
-    shape = (ctypes.c_uint * 5)(*grid, block, shared, int(emulate.backwards))
-    failure = kernel.emulated(shape, pointers)
-    if failure:
-        raise nvrtc.CudaError(f"emulated kernel: {failure.decode(errors='replace')}")
+class _Driver:
+    """Takes the driver's place under `Kernel.__call__`: a launch has ended when it returns."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def cuFuncSetAttribute(self, *_: object) -> int:  # noqa: N802 (the driver's name)
+        return 0
+
+    def cuLaunchKernelEx(self, launch: Any, entry: Any, arguments: Any, _: object) -> int:  # noqa: N802
+        asked, unable = launch._obj, ctypes.c_bool()
+        shape = (ctypes.c_uint * 6)(asked.grid[0], asked.grid[1], asked.block[0], asked.shared,
+                                    int(emulate.backwards), len(arguments))
+        failure = entry(shape, arguments, ctypes.byref(unable))
+        if failure:
+            raise (nvrtc.CudaError if unable else KernelFault)(
+                f"emulated kernel {self.name}: {failure.decode(errors='replace')}")
+        return 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from engine.kernels.nvrtc import Kernel, compile_source
 
 HEAD = 'extern "C" __global__ void __launch_bounds__(32 * (2), 1) k('
@@ -13,3 +15,15 @@ def launch(source: str, *args: Any, grid: tuple[int, int] = (1, 1), block: int =
            shared: int = 0, options: tuple[str, ...] = ()) -> None:
     """Compile a source and launch its kernel `k`."""
     Kernel(compile_source(source, options), "k")(grid, block, shared, *args)
+
+
+def shown(body: str, kind: str = "int") -> list[float]:
+    """Return what a body puts into y, a thread of a warp each; l is its lane."""
+    out = torch.full((32,), -7.0)
+    launch(f"""{HEAD}float* out) {{
+        const int l = threadIdx.x;
+        {kind} y = -7;
+        {body}
+        out[l] = y;
+    }}""", out)
+    return out.tolist()

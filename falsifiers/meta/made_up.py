@@ -24,6 +24,8 @@ def test_rows_hold(case, subject, judge):
         raise SuiteError("the golden file is gone")
     if does == "crash":
         raise IndexError("row 3")
+    if does == "fault":
+        raise subject.faults[0]("thread 3 writes\\nwhere there is no memory")
     if does == "warn":
         warnings.warn("this is deprecated")
     if does == "kill":
@@ -45,7 +47,8 @@ pytest_plugins = ["falsifiers.plugin"]
 @pytest.fixture
 def subject(case, request):
     name = request.config.getoption("--candidate")
-    return Subject("in-tree", models=str, candidate=load(name) if name else None)
+    return Subject("in-tree", models=str, candidate=load(name) if name else None,
+                   faults=(OverflowError,))
 '''
 
 INI = """\

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import rowtwin
 from falsifiers import candidates
 from falsifiers.errors import Declined, SuiteError
 from falsifiers.meta.lies import case
+from falsifiers.session import contracts_of
 
 WHOLE = """\
 ARITHMETIC = "exact-23"
@@ -42,6 +44,25 @@ def test_file_shows_what_it_declares(tmp_path: Path) -> None:
     assert mine.project(None, None, None) == "mine"
     assert mine.op("project") is mine.project
     assert mine.op("attend") is None
+
+
+@pytest.mark.parametrize(("phases", "has"), [
+    (("engine",), False), (("p0",), False), (("engine", "p0"), False), (("p2", "p7"), False),
+    (("p1",), True), (("engine", "p0", "p1"), True), (("p8",), True)])
+def test_candidate_must_have_a_part_in_what_is_judged(phases: tuple[str, ...], *,
+                                                      has: bool) -> None:
+    if has:
+        candidates.must_have_part("file:mine.py", phases)
+        return
+    with pytest.raises(SuiteError, match=f"has no part in {', '.join(phases)}: candidates are"):
+        candidates.must_have_part("file:mine.py", phases)
+
+
+def test_phase_without_a_part_for_a_candidate_is_judged_as_the_tree_has_it() -> None:
+    mine = "file:docs/examples/own_delta.py"
+    for phase in ("engine", "p7"):
+        subject = rowtwin.subject_for(next(contracts_of()[phase].expand()), mine)
+        assert (subject.name, subject.candidate) == ("in-tree", None)
 
 
 def test_file_edited_within_a_second_is_read_anew(tmp_path: Path,

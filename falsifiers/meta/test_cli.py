@@ -15,7 +15,7 @@ import pytest
 import typer
 
 import rowtwin
-from contracts.schema import ContractError
+from contracts.load import ContractError
 from engine.errors import InputError
 from falsifiers import session
 from falsifiers.errors import SuiteError
@@ -171,6 +171,10 @@ def test_interrupt_ends_quietly(main: Main, gated: list[Any]) -> None:
     (["gate", "--phase", "3", "--weights", "no.gguf"], "cannot read no.gguf: No such file"),
     (["gate", "--phase", "3", "--tensor", "blk.0.w"], "FILE, which is missing"),
     (["gate", "--phase", "1", "--candidate", "mine"], "unknown candidate 'mine'"),
+    (["gate", "--phase", "1", "--candidate", ""], "unknown candidate ''"),
+    (["bisect", "nano", "--phase", "5", "--candidate", ""], "unknown candidate ''"),
+    (["trace", "nano", "--candidate", "", "--out", "x"], "unknown candidate ''"),
+    (["bench", "step", "--model", "x.gguf", "--path", ""], "unknown candidate ''"),
     (["bench", "step", "--model", "x.gguf", "--path", "p9"], "unknown candidate 'p9'"),
     (["mutants", "--phase", "9"], "unknown phase '9'"),
     (["mutants", "--device", "tpu"], "unknown device 'tpu'")])

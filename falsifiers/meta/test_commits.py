@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 import rowtwin
-from contracts.schema import Contract, ContractError
+from contracts.load import ContractError
+from contracts.schema import Contract
 from falsifiers import session
 from falsifiers.candidates import load
 from falsifiers.errors import ParityBroken, SuiteError

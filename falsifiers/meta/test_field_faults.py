@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import rowtwin
-from contracts.schema import load_all
+from contracts.load import load_all
 from falsifiers.errors import SuiteError
 from falsifiers.field_faults import Fault, load, page, planted
 from falsifiers.subject import Mutant

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 import rowtwin
-from contracts.schema import load_all
+from contracts.load import load_all
 from falsifiers import cli, figures, issue
 from falsifiers.errors import SuiteError
 from falsifiers.figures import NotEqual

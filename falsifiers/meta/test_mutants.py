@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import rowtwin
-from contracts.schema import Contract, load_all
+from contracts.load import load_all
+from contracts.schema import Contract
 from falsifiers.errors import Declined, SuiteError
 from falsifiers.issue import device_rows
 from falsifiers.judge import Judge

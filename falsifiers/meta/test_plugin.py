@@ -44,6 +44,22 @@ def test_outcome_follows_from_what_a_case_did(pytester: Pytester, does: str, out
     assert ("NOT PROVEN" in out) == (code == 6)
 
 
+def test_candidate_whose_name_is_empty_is_not_the_tree(pytester: Pytester) -> None:
+    code, out, verdicts = run(pytester, "--candidate=", p1=[row("a")])
+    assert (code, verdicts) == (4, [])
+    assert "unknown candidate ''" in out
+
+
+def test_fault_of_what_is_judged_is_a_failure_and_not_an_error(pytester: Pytester) -> None:
+    code, out, (verdict,) = run(pytester, p1=[row("bad", "fault")])
+    assert code == 1
+    assert verdict.finding is not None
+    assert verdict.finding.rung == "crash"
+    assert verdict.finding.sentence == "thread 3 writes [p1 rows_hold, cpu-bad]"
+    assert verdict.finding.sentence in out
+    assert "likely" not in out  # nothing was compared, so what differs is not to be explained
+
+
 @pytest.mark.parametrize(("missing", "options", "ran", "told"), [
     ("no browser here", (), 1, ("tests marked browser are left out: no browser here",
                                 "tests marked long are left out: --thorough runs them")),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.schema import load_contract
+from contracts.load import load_contract
 from falsifiers import receipts
 from falsifiers.errors import SuiteError
 from falsifiers.meta.lies import verdict

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.schema import load_contract
+from contracts.load import load_contract
 from falsifiers import sanitize
 from falsifiers.receipts import sanitizer_faults
 from falsifiers.session import ROOT

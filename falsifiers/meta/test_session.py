@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import falsifiers
-from contracts.schema import load_contract
+from contracts.load import load_contract
 from falsifiers import receipts, tiers
 from falsifiers.errors import SuiteError
 from falsifiers.meta.lies import case, verdict

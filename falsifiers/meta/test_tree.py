@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from contracts.schema import Budget, Contract, Falsifier, Parity, load_all
+from contracts.load import load_all
+from contracts.schema import Budget, Contract, Falsifier, Parity
 from falsifiers.gate import DECODE, SERVING
 from falsifiers.receipts import imported_names
 
@@ -110,6 +111,20 @@ def test_every_phase_has_a_contract_and_every_contract_its_own_package() -> None
     assert {f"phases.{path.name}" for path in phases()} <= {c.package for c in contracts.values()}
     for phase, contract in contracts.items():
         assert contract.package.split(".")[-1].split("_")[0] == phase
+
+
+def cap_of(path: Path) -> int:
+    """Return how many lines a source may have; kernels may have more, since they stay together."""
+    kernel = path.name.startswith("kernel_") or path.suffix in (".cu", ".cuh")
+    return 400 if kernel else 300
+
+
+def test_no_source_is_longer_than_its_cap() -> None:
+    files = [path for package in PACKAGES for kind in ("py", "h", "cu", "cuh")
+             for path in (ROOT / package).rglob(f"*.{kind}")]
+    lengths = {path.relative_to(ROOT): len(path.read_text().splitlines())
+               for path in [*files, *ROOT.glob("*.py")]}
+    assert {str(path): n for path, n in lengths.items() if n > cap_of(path)} == {}
 
 
 FORBIDDEN = {

@@ -31,6 +31,7 @@ from falsifiers.vectors.exchange import VectorSet, judged
 from falsifiers.vectors.files import write
 from falsifiers.vectors.program import Program
 from falsifiers.vectors.steps import StepOps, step_of
+from phases import vector_sets
 
 ROOT = Path(__file__).parents[2]
 NUMPY_STEP = ROOT / "docs" / "examples" / "numpy_step.py"
@@ -144,7 +145,8 @@ def test_program_that_writes_beside_its_answer_is_told(exported: Path,
 
 def test_program_is_asked_what_the_contract_lacks_beside_its_cases() -> None:
     context = type("Context", (), {"meta": {"vectors": rowtwin.vectors_of,
-                                            "beside": rowtwin.beside}})
+                                            "beside": vector_sets.beside, "must_take_programs":
+                                            vector_sets.must_take_programs}})
     cases = cases_of_vectors(context, "cmd:sh mine", Wanted(("p4",)))
     assert cases is not None
     own = list(rowtwin.contract_of("p4").expand())
@@ -154,6 +156,23 @@ def test_program_is_asked_what_the_contract_lacks_beside_its_cases() -> None:
     assert {one.repro for one in cases[len(own):]} == {"rowtwin gate --phase 4"}
     assert cases_of_vectors(context, "cmd:sh mine", Wanted(("p3",))) is None
     assert cases_of_vectors(context, "cmd:sh mine", Wanted(("p4",), case=own[0])) is None
+
+
+@pytest.mark.parametrize(("asked", "why"), [
+    (("--phase", "8"), "in p8, for a program started for each call would replay no graph, .*: "
+                       "rowtwin vectors export DIR --phase 8 asks one process for all calls"),
+    (("--phase", "1"), "in p1, for its step is P4's, which asks for it"),
+    (("--phase", "0"), "in p0, for a scheduler is no op"),
+    (("--phase", "engine"), "in engine, for it is the oracle"),
+    (("--case", "p8/graph_equals_single[cpu-nano-m1]"), "in p8, for "),
+    (("--through", "3"), "in engine, for "), ((), "in engine, for ")])
+def test_program_is_refused_by_the_gate_before_any_case_of_a_phase_without_calls(
+        rows: Main, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...], why: str) -> None:
+    monkeypatch.setattr("falsifiers.session.run_pytest", None)
+    code, out, err = rows("gate", *asked, "--candidate", "cmd:sh mine")
+    assert (code, out) == (2, "")
+    assert re.fullmatch(f"rowtwin: candidate cmd:sh mine cannot be judged {why}.*; a program is "
+                        f"judged with one of --phase 3, 4, 5, 6\n", err)
 
 
 def test_graph_is_not_judged_by_a_program_started_for_each_call() -> None:

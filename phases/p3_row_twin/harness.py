@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from contracts.schema import Budget, Case, load_contract
+from contracts.load import load_contract
+from contracts.schema import Budget, Case
 from engine.kernels.device_bytes import device_bytes
 from engine.weights import EXACT, ORDERED, Weight
 from falsifiers.candidates import Candidate

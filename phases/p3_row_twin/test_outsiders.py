@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from contracts.schema import Case, load_contract
-from engine.emulate.run import emulated
+from contracts.load import load_contract
+from contracts.schema import Case
+from engine.emulate.run import KernelFault, emulated
 from engine.kernels.machine_code import spilled
 from engine.kernels.nvrtc import compile_source
 from falsifiers.candidates import Candidate, load
@@ -85,6 +86,16 @@ def test_cuda_example_passes_twin_in_bits_where_a_device_is_emulated(tmp_path: P
     with emulated():
         assert {worst.rung for worst in judged(case, offered(tmp_path, "cuda_rows.py")).worst} == {
             "bits"}
+
+
+@pytest.mark.emulated
+def test_kernel_that_writes_where_nothing_is_fails_where_a_device_is_emulated(
+        tmp_path: Path) -> None:
+    text = (EXAMPLES / "cuda_rows.py").read_text()
+    wild = written(tmp_path, text.replace("out_stride + row]", "out_stride + (1LL << 45)]"))
+    (case, *_) = cases("rows_equal_alone", tier="emulate")
+    with emulated(), pytest.raises(KernelFault, match=r"rows: .* where there is no memory"):
+        judged(case, wild)
 
 
 def test_all_that_must_be_claimed_is_q4_k() -> None:

@@ -14,7 +14,8 @@ import gguf
 import numpy as np
 import pytest
 
-from contracts.schema import Case, load_contract
+from contracts.load import load_contract
+from contracts.schema import Case
 from engine.blocks import TYPES
 from engine.errors import InputError
 from falsifiers.candidates import Candidate

@@ -4,41 +4,47 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
 from contracts.schema import Case
-from engine.candidate import Engine, PathEngine, engine_of, is_whole
-from engine.path import Path, Rows, traced
-from engine.weights import EXACT
+from engine.candidate import PathEngine, is_whole
+from engine.path import Rows, traced
 from falsifiers.errors import Declined
 from falsifiers.judge import Judge
-from falsifiers.streams import Batch, Stream, alone, bad_steps, prompt_of, state_digest
+from falsifiers.streams import Batch, bad_steps, prompt_of, state_digest
 from falsifiers.subject import Subject
 from falsifiers.traces import Trace, hold_traces
 from falsifiers.vectors import step_rows
 from phases.p4_batched_matmul import attacks, increment, row_calls
+from phases.p4_batched_matmul.harness import (
+    CAPACITY,
+    arithmetic_of,
+    engine_for,
+    kernel_of,
+    must_be_bitwise,
+    must_have_op,
+    one_step,
+    own_step,
+    solo,
+)
 from phases.p4_batched_matmul.looped import looped
-
-CAPACITY = 96
 
 
 def test_rows_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
     if "op" in case.given:
-        _must_have_op(case["op"], subject)
-        row_calls.hold_alone(judge, subject.path, case, _arithmetic(subject))
+        must_have_op(case["op"], subject)
+        row_calls.hold_alone(judge, subject.path, case, arithmetic_of(subject))
         return
-    engine, model = _engine(case, subject)
+    engine, model = engine_for(case, subject)
     if "counts" in case.given:
-        step_rows.hold_alone(judge, engine, _one_step(case, model))
+        step_rows.hold_alone(judge, engine, one_step(case, model))
         return
     draw = random.Random(case["m"])
     batch = Batch(engine, Rows, judge, slots=case["m"] + 1, capacity=CAPACITY)
     order = draw.sample(range(case["m"] + 1), case["m"])
-    streams = [_solo(engine, model, i, 1 + (5 * i + 2) % 7, case["decode"])
+    streams = [solo(engine, model, i, 1 + (5 * i + 2) % 7, case["decode"])
                for i in range(min(case["m"], case["streams"]))]
     for row, slot in enumerate(order):  # where rows share streams, no two side by side do
         batch.join(slot, streams[row % len(streams)])
@@ -49,16 +55,16 @@ def test_rows_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
 
 
 def test_ops_equal_looped_step(case: Case, subject: Subject, judge: Judge) -> None:
-    (engine, model), oracle = _engine(case, subject), subject.models(case["model"])
+    (engine, model), oracle = engine_for(case, subject), subject.models(case["model"])
     whole = is_whole(subject.candidate)  # whose ops cannot be traced
     if whole:
-        oracle = oracle.with_arithmetic(_arithmetic(subject))
+        oracle = oracle.with_arithmetic(arithmetic_of(subject))
     if "counts" in case.given:
         own = subject.candidate is not None and not subject.candidate.bitwise
         step_rows.hold_true(judge, engine, PathEngine(increment.path(), oracle),
-                            _one_step(case, model), step_rows.OWN_STEP if own else None)
+                            one_step(case, model), step_rows.OWN_STEP if own else None)
         return
-    _must_be_bitwise(subject)
+    must_be_bitwise(subject)
     m, draw = case["m"], random.Random(100 + case["m"])
     pool, peer = (made.new_pool(m + 1, CAPACITY) for made in (engine, oracle))
     slots, held = draw.sample(range(m + 1), m), dict.fromkeys(range(m + 1), 0)
@@ -84,7 +90,7 @@ def test_ops_equal_looped_step(case: Case, subject: Subject, judge: Judge) -> No
 
 
 def test_membership_may_change_every_step(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
+    engine, model = engine_for(case, subject)
     draw = random.Random(case["seed"])
     slots, waiting = 6, list(range(case["sequences"]))
     batch = Batch(engine, Rows, judge, slots=slots, capacity=CAPACITY)
@@ -93,7 +99,7 @@ def test_membership_may_change_every_step(case: Case, subject: Subject, judge: J
         while waiting and free and (not batch.live or draw.random() < 0.7):
             number = waiting.pop()
             batch.join(free.pop(draw.randrange(len(free))),
-                       _solo(engine, model, 40 + number, 1 + number % 4, 3))
+                       solo(engine, model, 40 + number, 1 + number % 4, 3))
         order = draw.sample(sorted(batch.live), k=draw.randint(1, len(batch.live)))
         left = [len(batch.live[s].logits) - batch.fed[s] for s in order]
         batch.step(order, [draw.randint(1, n) for n in left])
@@ -103,9 +109,9 @@ def test_membership_may_change_every_step(case: Case, subject: Subject, judge: J
 
 
 def test_prefill_equals_steps(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
+    engine, model = engine_for(case, subject)
     length = case["length"]
-    stream = _solo(engine, model, 70, length, 2)
+    stream = solo(engine, model, 70, length, 2)
     for split in attacks.splits(case["splits"], length):
         batch = Batch(engine, Rows, judge, slots=2, capacity=CAPACITY)
         batch.join(1, stream)
@@ -120,13 +126,13 @@ def test_prefill_equals_steps(case: Case, subject: Subject, judge: Judge) -> Non
 
 
 def test_chunks_stand_beside_decoding_rows(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
+    engine, model = engine_for(case, subject)
     chunks, steps = case["chunks"], len(case["chunks"][0])
     batch = Batch(engine, Rows, judge, slots=len(chunks) + 2, capacity=CAPACITY)
     for slot in (0, len(chunks) + 1):
-        batch.join(slot, _solo(engine, model, 60 + slot, 2, steps))
+        batch.join(slot, solo(engine, model, 60 + slot, 2, steps))
     for slot, counts in enumerate(chunks, 1):
-        batch.join(slot, _solo(engine, model, 60 + slot, sum(counts), 1))
+        batch.join(slot, solo(engine, model, 60 + slot, sum(counts), 1))
     for step in range(steps):
         given = {0: 1, len(chunks) + 1: 1, **{s: c[step] for s, c in enumerate(chunks, 1)}}
         order = sorted(given, reverse=step % 2 == 0)
@@ -135,13 +141,13 @@ def test_chunks_stand_beside_decoding_rows(case: Case, subject: Subject, judge: 
 
 
 def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
+    engine, model = engine_for(case, subject)
     if not hasattr(engine, "write_state"):
         raise Declined("the candidate's engine has no write_state(), so no slot can be poisoned")
     if "counts" in case.given:
-        step_rows.hold_alone(judge, engine, _one_step(case, model))
+        step_rows.hold_alone(judge, engine, one_step(case, model))
         return
-    victim = _solo(engine, model, 80, 2, 2)
+    victim = solo(engine, model, 80, 2, 2)
     for order in ((2, 0), (0, 2), (1, 0, 2)):
         pool = engine.new_pool(3, CAPACITY)
         for slot in (1, 2):
@@ -161,10 +167,10 @@ def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judg
 
 
 def test_refusals_change_nothing(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
+    engine, model = engine_for(case, subject)
     batch, fresh = Batch(engine, Rows, judge, slots=3, capacity=8), case.given.get("fresh")
     for slot in range(0 if fresh else 2):
-        batch.join(slot, _solo(engine, model, 90 + slot, 2, 2, 8))
+        batch.join(slot, solo(engine, model, 90 + slot, 2, 2, 8))
     if not fresh:
         batch.step([0, 1])
     for name, value, tokens, rows in bad_steps(Rows, model.config.vocab):
@@ -174,7 +180,7 @@ def test_refusals_change_nothing(case: Case, subject: Subject, judge: Judge) -> 
 
 
 def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
+    engine, model = engine_for(case, subject)
     prompts = [prompt_of(100 + i, 4, model.config.vocab) for i in range(3)]
     logits: list[list[torch.Tensor]] = []
     for _ in range(2):
@@ -187,7 +193,7 @@ def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
 
 
 def test_each_weight_is_met_once_a_step(case: Case, subject: Subject, judge: Judge) -> None:
-    path, model = _own_step(subject), subject.models(case["model"])
+    path, model = own_step(subject), subject.models(case["model"])
     model = model.to(subject.device) if subject.device != "cpu" else model
     m, longest = case["m"], case["longest"]
     counts = tuple(longest - 3 * i % longest for i in range(m))
@@ -215,7 +221,7 @@ def test_each_weight_is_met_once_a_step(case: Case, subject: Subject, judge: Jud
 
 
 def test_argmax_takes_the_lowest_index(case: Case, subject: Subject, judge: Judge) -> None:
-    argmax = _kernel(case, subject.path.argmax)
+    argmax = kernel_of(case, subject.path.argmax)
     for name, logits in attacks.tied_rows(case["vocab"]):
         out = torch.full((len(logits),), -7, device=subject.device)
         argmax(attacks.spaced(logits, case["stride"], subject.device), out)
@@ -226,7 +232,7 @@ def test_argmax_takes_the_lowest_index(case: Case, subject: Subject, judge: Judg
 
 
 def test_argmax_refuses_nan(case: Case, subject: Subject, judge: Judge) -> None:
-    argmax = _kernel(case, subject.path.argmax)
+    argmax = kernel_of(case, subject.path.argmax)
     m, last = case["rows"], case["vocab"] - 1
     for row, column in ((0, 0), (m - 1, last), (1, last // 2), (m - 2, 1)):
         for bits in (0x7FC00000, 0x7F800001, -1):
@@ -243,24 +249,24 @@ def test_argmax_refuses_nan(case: Case, subject: Subject, judge: Judge) -> None:
 
 
 def test_kernels_give_the_reference_bits(case: Case, subject: Subject, judge: Judge) -> None:
-    _must_be_bitwise(subject)
+    must_be_bitwise(subject)
     if case["op"] == "function":
         attacks.hold_functions(judge, subject.engine.kernel("pointwise"), subject.device)
     elif case["op"] == "carried":
-        attacks.hold_carried(judge, _own_step(subject), subject.device, case["m"], case["n"])
+        attacks.hold_carried(judge, own_step(subject), subject.device, case["m"], case["n"])
     elif case["op"] in ("embed", "project"):
-        _must_have_op(case["op"], subject)
-        row_calls.hold_true(judge, subject.path, case, _arithmetic(subject))
+        must_have_op(case["op"], subject)
+        row_calls.hold_true(judge, subject.path, case, arithmetic_of(subject))
     elif case["op"] == "add_norm":
-        _must_have_op(case["op"], subject)
+        must_have_op(case["op"], subject)
         own = subject.path.add_norm
-        kernel = _kernel(case, own)  # the tree's alone is given no norm there
+        kernel = kernel_of(case, own)  # the tree's alone is given no norm there
         fused = partial(own, subject.path.norm) if kernel is own else kernel
         attacks.hold_add_norm(judge, fused, subject.device, case["n"])
     else:
         hold = {"norm": attacks.hold_norm, "gated_norm": attacks.hold_gated_norm,
                 "silu_mul": attacks.hold_silu_mul}[case["op"]]
-        hold(judge, _kernel(case, getattr(subject.path, case["op"])), subject.device, case["n"])
+        hold(judge, kernel_of(case, getattr(subject.path, case["op"])), subject.device, case["n"])
 
 
 def test_kernels_run_the_step(case: Case, subject: Subject, judge: Judge) -> None:
@@ -268,7 +274,7 @@ def test_kernels_run_the_step(case: Case, subject: Subject, judge: Judge) -> Non
     rows = Rows(tuple(range(m))[::-1], (0,) * m, tuple(1 + i % 2 for i in range(m)))
     tokens = prompt_of(7, sum(rows.counts), model.config.vocab)
     results = []
-    for path in (attacks.on_kernels(_own_step(subject), case["kinds"]), subject.path):
+    for path in (attacks.on_kernels(own_step(subject), case["kinds"]), subject.path):
         pool = model.new_pool(m, 4)
         logits, chosen = path.step(model, pool, tokens, rows), torch.zeros(m, dtype=torch.int64)
         path.argmax(logits, chosen)
@@ -277,56 +283,3 @@ def test_kernels_run_the_step(case: Case, subject: Subject, judge: Judge) -> Non
                            for name, view in pool.slot(s).named().items()}})
     for name, got in results[0].items():
         judge.equal(name, got, results[1][name], rule="truth")
-
-
-def _kernel(case: Case, op: Callable[..., None]) -> Callable[..., None]:
-    """Return what an op runs on a device, under the interpreter too; a candidate's op is its own.
-
-    On the CPU it is the op as it is.
-    """
-    return getattr(op, "kernel", op) if case.tier == "interpret" else op
-
-
-def _engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
-    model = subject.models(case["model"])
-    if subject.device != "cpu":
-        model = model.to(subject.device)
-    candidate = subject.candidate if is_whole(subject.candidate) else None
-    return engine_of(subject.path, candidate, model), model
-
-
-def _one_step(case: Case, model: Any) -> step_rows.OneStep:
-    """Return a step from states that no answer has a part in."""
-    return step_rows.drawn(PathEngine(increment.path(), model), Rows, model.config.vocab,
-                           case["counts"], case["capacity"], case.given.get("tenant"))
-
-
-def _own_step(subject: Subject) -> Path:
-    """Return the path when its step is the tree's, so that its ops can be seen."""
-    if is_whole(subject.candidate):
-        raise Declined("the ops of a foreign step cannot be traced")
-    path: Path = subject.path
-    return path
-
-
-def _must_have_op(op: str, subject: Subject) -> None:
-    if is_whole(subject.candidate) and subject.candidate.op(op) is None:
-        raise Declined(f"the candidate's step is its own and it offers no {op}, so the tree's "
-                       f"would be judged")
-
-
-def _arithmetic(subject: Subject) -> str:
-    """Return the arithmetic whose bits products are held to."""
-    candidate = subject.candidate
-    return candidate.arithmetic if candidate is not None and candidate.bitwise else EXACT
-
-
-def _must_be_bitwise(subject: Subject) -> None:
-    if subject.candidate is not None and not subject.candidate.bitwise:
-        raise Declined("a candidate of its own arithmetic is held to itself, not to the engine")
-
-
-def _solo(engine: Engine, model: Any, seed: int, length: int, decode: int,
-          capacity: int = CAPACITY) -> Stream:
-    return alone(engine, Rows, prompt_of(seed, length, model.config.vocab), decode, capacity,
-                 right=increment.path())

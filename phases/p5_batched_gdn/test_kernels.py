@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.schema import load_contract
+from contracts.load import load_contract
 from falsifiers.judge import Judge
 from falsifiers.subject import Subject
 from phases.p5_batched_gdn import test_falsifier

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from contracts.schema import Case, load_contract
+from contracts.load import load_contract
+from contracts.schema import Case
 from falsifiers.candidates import Candidate, load
 from falsifiers.errors import Declined, ParityBroken
 from falsifiers.judge import Judge

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from contracts.schema import Budget, Case, load_contract
+from contracts.load import load_contract
+from contracts.schema import Budget, Case
 from engine import ops
 from engine.state import Ints, Refs, kv_type
 from falsifiers.errors import Declined, SuiteError

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from contracts.schema import Case
 from engine import ops
 from engine.arithmetic import sigmoid
-from engine.candidate import Engine, engine_of, is_whole
 from engine.path import Rows
 from engine.rope import rope_table
 from falsifiers.engagement import counting
@@ -24,20 +22,20 @@ from falsifiers.relations import (
     permuted_rows_permute,
     repeats,
 )
-from falsifiers.streams import Batch, Stream, alone, prompt_of, state_digest
+from falsifiers.streams import Batch, prompt_of, state_digest
 from falsifiers.subject import Subject
-from phases.p6_batched_attention import attacks, increment
+from phases.p6_batched_attention import attacks
 from phases.p6_batched_attention.data import DIM, Row, drawn
 from phases.p6_batched_attention.harness import (
     Attention,
     Layout,
     engine_s,
     hold_turned,
-    kept_in,
     kv_budget,
     op_of,
     own_budget,
 )
+from phases.p6_batched_attention.whole import engine_for, model_of, solo, steps_equal_solo
 
 
 def test_rows_equal_alone(case: Case, subject: Subject, judge: Judge) -> None:
@@ -193,33 +191,11 @@ def test_products_take_what_attention_wrote(case: Case, subject: Subject, judge:
 
 
 def test_steps_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
-    _steps_equal_solo(case, subject, judge)
-
-
-def _steps_equal_solo(case: Case, subject: Subject, judge: Judge) -> Stream:
-    """Hold ragged chunks and then shuffled decode rows to solo; return one row's stream."""
-    engine, model = _engine(case, subject)
-    draw, m, capacity = random.Random(case["m"]), case["m"], case["longest"] + case["decode"] + 2
-    batch = Batch(engine, Rows, judge, slots=m + 1, capacity=capacity)
-    order = draw.sample(range(m + 1), m)
-    lengths = [case["longest"] - (11 * i + 3 * i * i) % case["longest"] for i in range(m)]
-    for slot, length in zip(order, lengths, strict=True):
-        batch.join(slot, _solo(engine, model, slot, length, case["decode"], capacity))
-    batch.step(order, lengths)
-    for _ in range(case["decode"]):
-        batch.step(draw.sample(order, m))
-    if subject.candidate is None:
-        oracle, stream = _model(case, subject), batch.live[order[-1]]
-        state = oracle.new_state(capacity)
-        for position, logits in enumerate(stream.logits):
-            judge.equal("logits", logits, oracle.forward_single(
-                stream.tokens[position], state, position), rule="truth", step=position)
-    judge.engaged(rows_a_step=batch.widest, steps=batch.step_number)
-    return batch.live[order[-1]]
+    steps_equal_solo(case, subject, judge)
 
 
 def test_membership_may_change_every_step(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
+    engine, model = engine_for(case, subject)
     draw, slots, waiting = random.Random(case["seed"]), 4, list(range(case["sequences"]))
     batch = Batch(engine, Rows, judge, slots=slots, capacity=96)
     for slot in range(slots):
@@ -229,7 +205,7 @@ def test_membership_may_change_every_step(case: Case, subject: Subject, judge: J
         while waiting and free and (not batch.live or draw.random() < 0.7):
             number = waiting.pop()
             batch.join(free.pop(draw.randrange(len(free))),
-                       _solo(engine, model, 40 + number, 1 + 17 * number % 68, 3, 96))
+                       solo(engine, model, 40 + number, 1 + 17 * number % 68, 3, 96))
         order = draw.sample(sorted(batch.live), k=draw.randint(1, len(batch.live)))
         left = [len(batch.live[s].logits) - batch.fed[s] for s in order]
         batch.step(order, [draw.choice((1, draw.randint(1, n), n)) for n in left])
@@ -240,7 +216,7 @@ def test_membership_may_change_every_step(case: Case, subject: Subject, judge: J
 
 
 def test_long_runs_do_not_drift(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
+    engine, model = engine_for(case, subject)
     steps, m = case["steps"], case["m"]
     pool, alone_in = engine.new_pool(m, steps), [engine.new_pool(1, steps) for _ in range(m)]
     tokens = prompt_of(120, m, model.config.vocab)
@@ -260,7 +236,7 @@ def test_long_runs_do_not_drift(case: Case, subject: Subject, judge: Judge) -> N
 
 
 def test_kernels_run_the_step(case: Case, subject: Subject, judge: Judge) -> None:
-    model, m = _model(case, subject), case["m"]
+    model, m = model_of(case, subject), case["m"]
     rows = Rows(tuple(range(m))[::-1], (0,) * m, tuple(1 + i % 2 for i in range(m)))
     tokens = prompt_of(7, sum(rows.counts), model.config.vocab)
     kernels = {name: op_of(case, subject, name) for name in ("attend", "rotate")}
@@ -297,7 +273,7 @@ def test_narrow_kv_stays_near_f32(case: Case, subject: Subject, judge: Judge) ->
 
 
 def test_narrow_steps_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
-    stream = _steps_equal_solo(case, subject, judge)
+    stream = steps_equal_solo(case, subject, judge)
     if subject.candidate is not None:
         return  # its arithmetic, if it is its own, parts from f32 on its own account
     wide = subject.models(case["model"])
@@ -305,21 +281,3 @@ def test_narrow_steps_equal_solo(case: Case, subject: Subject, judge: Judge) -> 
     for position, logits in enumerate(stream.logits):
         want = wide.forward_single(stream.tokens[position], state, position)
         judge.budget("logits", logits.cpu(), want, kv_budget(case), logits=True, step=position)
-
-
-def _model(case: Case, subject: Subject) -> Any:
-    return subject.models(case["model"]).with_kv(case.given.get("kv", "f32"))
-
-
-def _engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
-    kept_in(case, subject)  # a candidate may decline
-    model = _model(case, subject)
-    model = model if subject.device == "cpu" else model.to(subject.device)
-    candidate = subject.candidate
-    return engine_of(subject.path, candidate if is_whole(candidate) else None, model), model
-
-
-def _solo(engine: Engine, model: Any, seed: int, length: int, decode: int,
-          capacity: int) -> Stream:
-    return alone(engine, Rows, prompt_of(seed, length, model.config.vocab), decode, capacity,
-                 right=increment.path())

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from contracts.schema import Case, load_contract
+from contracts.load import load_contract
+from contracts.schema import Case
 from engine import testmodels
 from engine.errors import InputError
 from engine.state import Ints, Refs

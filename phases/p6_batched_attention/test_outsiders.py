@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from contracts.schema import Case, load_contract
+from contracts.load import load_contract
+from contracts.schema import Case
 from engine.testmodels import load as load_model
 from falsifiers.candidates import Candidate, load
 from falsifiers.errors import Declined, ParityBroken

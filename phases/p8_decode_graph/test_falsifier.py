@@ -5,33 +5,39 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from contracts.schema import Case
-from engine.candidate import Engine, PathEngine, engine_of, is_whole
+from engine.candidate import PathEngine, is_whole
 from engine.errors import InputError
-from engine.path import Path, Rows, traced
-from falsifiers.errors import Declined
+from engine.path import Rows, traced
 from falsifiers.judge import Judge, as_bits
 from falsifiers.streams import Batch, prompt_of, state_digest
 from falsifiers.subject import Subject
-from falsifiers.vectors import step_rows
-from phases.p8_decode_graph import attacks, increment
+from phases.p8_decode_graph import attacks
 from phases.p8_decode_graph.attacks import CAPACITY, graphs_of, stream_of, with_graphs
+from phases.p8_decode_graph.harness import (
+    engine_for,
+    graphed,
+    hold_one_step,
+    model_of,
+    on_cpu,
+    random_state,
+    twice,
+)
 
 
 def test_graph_equals_single(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
+    engine, model = engine_for(case, subject)
     if "counts" in case.given:
-        _one_step(case, subject, judge, engine, model)
+        hold_one_step(case, subject, judge, engine, model)
         return
     m, draw = case["m"], random.Random(case["m"])
     batch = Batch(engine, Rows, judge, slots=m + 2, capacity=CAPACITY)
     order = draw.sample(range(m + 2), m)
     for slot in order:
-        batch.join(slot, stream_of(_on_cpu(case, subject), 10 + slot % 9, 1 + slot % 2, 3))
+        batch.join(slot, stream_of(on_cpu(case, subject), 10 + slot % 9, 1 + slot % 2, 3))
     for _ in range(4):
         left = [s for s in order if batch.fed[s] < len(batch.live[s].logits)]
         batch.step(draw.sample(left, len(left)))
@@ -44,19 +50,19 @@ def test_graph_equals_single(case: Case, subject: Subject, judge: Judge) -> None
 
 
 def test_events_change_nothing(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, _ = _engine(case, subject)
+    engine, _ = engine_for(case, subject)
     draw = random.Random(len(case["event"]))
     batch = Batch(engine, Rows, judge, slots=6, capacity=CAPACITY)
     for slot in (5, 0, 3, 2):
-        batch.join(slot, stream_of(_on_cpu(case, subject), 30 + slot, 1 + slot % 3, 12))
+        batch.join(slot, stream_of(on_cpu(case, subject), 30 + slot, 1 + slot % 3, 12))
     attacks.several_steps(batch, draw)
-    attacks.event_of(case["event"], _on_cpu(case, subject))(batch, draw)
+    attacks.event_of(case["event"], on_cpu(case, subject))(batch, draw)
     judge.engaged(rows_a_step=batch.widest, steps=batch.step_number)
 
 
 def test_growth_past_a_bucket(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
-    single = _on_cpu(case, subject)
+    engine, model = engine_for(case, subject)
+    single = on_cpu(case, subject)
     lengths, capacity = case["lengths"], max(case["lengths"]) + 8
     prompts = [prompt_of(40 + i, n, model.config.vocab) for i, n in enumerate(lengths)]
     pool, own = engine.new_pool(len(lengths) + 1, capacity), single.new_pool(len(lengths), capacity)
@@ -79,8 +85,8 @@ def test_growth_past_a_bucket(case: Case, subject: Subject, judge: Judge) -> Non
 
 
 def test_padding_has_no_effect(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, _ = _engine(case, subject)
-    single, width = _on_cpu(case, subject), case["width"]
+    engine, _ = engine_for(case, subject)
+    single, width = on_cpu(case, subject), case["width"]
     capacity = width + 4
     batch = Batch(engine, Rows, judge, slots=width + 1, capacity=capacity)
     streams = [stream_of(single, 50 + i, 1, width + 1, capacity) for i in range(3)]
@@ -98,26 +104,26 @@ def test_padding_has_no_effect(case: Case, subject: Subject, judge: Judge) -> No
 
 
 def test_capture_is_pure(case: Case, subject: Subject, judge: Judge) -> None:
-    path, graphs = with_graphs(_own(subject).path)
-    model = _model(case, subject)
+    path, graphs = with_graphs(graphed(subject).path)
+    model = model_of(case, subject)
     engine = PathEngine(path, model)
     batch = Batch(engine, Rows, judge, slots=5, capacity=CAPACITY)
     for slot in range(5):
-        batch.join(slot, stream_of(_on_cpu(case, subject), 60 + slot, 2, 4))
+        batch.join(slot, stream_of(on_cpu(case, subject), 60 + slot, 2, 4))
     torch.manual_seed(11)
-    before = _random_state(subject)
+    before = random_state(subject)
     for m in (2, 1, 3, 5):  # each is a new width, captured while all slots are live
         captured = graphs.meter.captures
         batch.step(range(m))
         judge.law(graphs.meter.captures == captured + 1, f"a step of {m} rows after other widths "
                   f"captured {graphs.meter.captures - captured} graphs, but should capture one")
-    judge.law(torch.equal(before, _random_state(subject)),
+    judge.law(torch.equal(before, random_state(subject)),
               "captures moved the state of the random generator")
     judge.engaged(captures=graphs.meter.captures, replays=graphs.meter.replays)
 
 
 def test_replays_are_repeatable(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
+    engine, model = engine_for(case, subject)
     m, replays = case["m"], case["replays"]
     pools = [engine.new_pool(m, replays + 1) for _ in range(2)]
     tokens = prompt_of(70, m, model.config.vocab)
@@ -138,8 +144,8 @@ def test_replays_are_repeatable(case: Case, subject: Subject, judge: Judge) -> N
 
 
 def test_drift_over_many_replays(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
-    m, steps, single = case["m"], case["steps"], _on_cpu(case, subject)
+    engine, model = engine_for(case, subject)
+    m, steps, single = case["m"], case["steps"], on_cpu(case, subject)
     pools = engine.new_pool(m, steps + 1), single.new_pool(m, steps + 1)
     tokens = prompt_of(71, m, model.config.vocab)
     for step in range(steps):
@@ -157,7 +163,7 @@ def test_drift_over_many_replays(case: Case, subject: Subject, judge: Judge) -> 
 
 
 def test_key_holds_what_changes_launches(case: Case, subject: Subject, judge: Judge) -> None:
-    path, graphs = with_graphs(_own(subject).path)
+    path, graphs = with_graphs(graphed(subject).path)
     single = [subject.models(name) for name in case["models"]]
     if case["ordered"]:
         single.append(single[0].with_arithmetic("ordered"))
@@ -171,7 +177,7 @@ def test_key_holds_what_changes_launches(case: Case, subject: Subject, judge: Ju
     for _ in range(3):
         for batch in batches:
             batch.step([2, 0])
-    halved = replace(path, silu_mul=_twice(path))  # another path over the same graphs
+    halved = replace(path, silu_mul=twice(path))  # another path over the same graphs
     logits = [p.step(models[0], models[0].new_pool(2, CAPACITY), [7, 9],
                      Rows.decode((0, 1), (0, 0))) for p in (path, halved, path)]
     judge.law(not torch.equal(as_bits(logits[0]), as_bits(logits[1])),
@@ -181,15 +187,15 @@ def test_key_holds_what_changes_launches(case: Case, subject: Subject, judge: Ju
 
 
 def test_failed_capture_is_survived(case: Case, subject: Subject, judge: Judge) -> None:
-    path, graphs = with_graphs(_own(subject).path, capture=attacks.refusing(case["at"]))
-    model = _model(case, subject)
+    path, graphs = with_graphs(graphed(subject).path, capture=attacks.refusing(case["at"]))
+    model = model_of(case, subject)
     batch = Batch(PathEngine(path, model), Rows, judge, slots=4, capacity=CAPACITY)
     for slot in range(4):
-        batch.join(slot, stream_of(_on_cpu(case, subject), 90 + slot, 2, 3))
-    before = _random_state(subject)
+        batch.join(slot, stream_of(on_cpu(case, subject), 90 + slot, 2, 3))
+    before = random_state(subject)
     for order in ([3, 1], [0, 2, 3], [1, 0]):
         batch.step(order)
-    judge.law(torch.equal(before, _random_state(subject)),
+    judge.law(torch.equal(before, random_state(subject)),
               "a failed capture moved the state of the random generator")
     judge.law((graphs.meter.failed_captures, graphs.meter.eager_steps) == (2, 3), f"two widths "
               f"whose capture fails were tried {graphs.meter.failed_captures} times and left "
@@ -201,8 +207,8 @@ def test_failed_capture_is_survived(case: Case, subject: Subject, judge: Judge) 
 
 
 def test_greedy_runs_equal_steps(case: Case, subject: Subject, judge: Judge) -> None:
-    (path, graphs), m = with_graphs(_own(subject).path), case["m"]
-    model, single = _model(case, subject), _on_cpu(case, subject)
+    (path, graphs), m = with_graphs(graphed(subject).path), case["m"]
+    model, single = model_of(case, subject), on_cpu(case, subject)
     pool, own = model.new_pool(m + 2, CAPACITY), single.new_pool(m + 2, CAPACITY)
     slots = tuple(range(m + 1, 1, -1))
     tokens = prompt_of(95, m, model.config.vocab)
@@ -232,7 +238,7 @@ def test_greedy_runs_equal_steps(case: Case, subject: Subject, judge: Judge) -> 
 
 
 def test_greedy_runs_refuse(case: Case, subject: Subject, judge: Judge) -> None:
-    path, model = _own(subject).path, _model(case, subject)
+    path, model = graphed(subject).path, model_of(case, subject)
     pool = model.new_pool(3, 8)
     state = pool.slot(2).named()
     for name, bad, steps, value in (("a run past the state", 6, 3, "9"), ("no steps", 0, 0, "0")):
@@ -257,11 +263,11 @@ def test_greedy_runs_refuse(case: Case, subject: Subject, judge: Judge) -> None:
 
 
 def test_memory_is_bounded(case: Case, subject: Subject, judge: Judge) -> None:
-    path, graphs = with_graphs(_own(subject).path, most=2)
-    model = _model(case, subject)
+    path, graphs = with_graphs(graphed(subject).path, most=2)
+    model = model_of(case, subject)
     batch = Batch(PathEngine(path, model), Rows, judge, slots=5, capacity=CAPACITY)
     for slot in range(5):
-        batch.join(slot, stream_of(_on_cpu(case, subject), 110 + slot, 1, 7))
+        batch.join(slot, stream_of(on_cpu(case, subject), 110 + slot, 1, 7))
     for m in (1, 2, 1, 4, 1, 4, 2):  # width 2 is dropped for 4, then 1 for 2
         batch.step(range(m))
     held = len(graphs.kept())
@@ -275,7 +281,7 @@ def test_memory_is_bounded(case: Case, subject: Subject, judge: Judge) -> None:
 
 
 def test_traced_steps_report(case: Case, subject: Subject, judge: Judge) -> None:
-    path, model = _own(subject).path, _model(case, subject)
+    path, model = graphed(subject).path, model_of(case, subject)
     pool = model.new_pool(2, 8)
     seen: list[tuple[str, int]] = []
     rows = Rows.decode((1, 0), (0, 0))
@@ -287,48 +293,3 @@ def test_traced_steps_report(case: Case, subject: Subject, judge: Judge) -> None
     judge.equal("logits", logits, plain)
     judge.law(("head", 0) in seen and ("0.conv_step", 1) in seen, f"a traced step told of "
               f"{len(seen)} ops, the head and the first convolution not among them")
-
-
-def _one_step(case: Case, subject: Subject, judge: Judge, engine: Engine, model: Any) -> None:
-    """Hold a step from states of the engine to its rows alone, and to the engine."""
-    right = PathEngine(increment.path(graphs=False), model)
-    step = step_rows.drawn(right, Rows, model.config.vocab, case["counts"], case["capacity"],
-                           seed=case["seed"])
-    step_rows.hold_alone(judge, engine, step)
-    candidate = subject.candidate
-    own = candidate is not None and not candidate.bitwise
-    oracle = model.with_arithmetic(candidate.arithmetic) if candidate and not own else model
-    step_rows.hold_true(judge, engine, PathEngine(increment.path(graphs=False), oracle), step,
-                        step_rows.OWN_STEP if own else None)
-
-
-def _twice(path: Path) -> Any:
-    def run(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
-        path.silu_mul(gate, up, out)
-        out.mul_(0.5)
-    return run
-
-
-def _random_state(subject: Subject) -> torch.Tensor:
-    return torch.cuda.get_rng_state() if subject.device == "cuda" else torch.get_rng_state()
-
-
-def _model(case: Case, subject: Subject) -> Any:
-    model = subject.models(case["model"])
-    return model.to(subject.device) if subject.device != "cpu" else model
-
-
-def _on_cpu(case: Case, subject: Subject) -> Any:
-    return subject.models(case["model"])
-
-
-def _own(subject: Subject) -> Subject:
-    if is_whole(subject.candidate):
-        raise Declined("the graphs of a foreign step cannot be seen")
-    return subject
-
-
-def _engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
-    model = _model(case, subject)
-    candidate = subject.candidate if is_whole(subject.candidate) else None
-    return engine_of(subject.path, candidate, model), model

@@ -1,0 +1,113 @@
+"""Reading contracts: YAML into records, and what is wrong with a file in one line that names it."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import ValidationError
+
+from contracts.schema import Contract, InconsistentError
+
+if TYPE_CHECKING:
+    from yaml import SafeLoader
+else:  # by libyaml where it was built in: every process of a run loads every contract
+    SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+HERE = Path(__file__).parent
+
+
+class ContractError(Exception):
+    """A contract file is broken; the message names the file and the line."""
+
+
+class OnceLoader(SafeLoader):
+    """A safe YAML loader that refuses a key that stands twice."""
+
+
+def _mapping(loader: OnceLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"key {key!r} stands twice", key_node.start_mark)
+        seen.add(key)
+    return loader.construct_mapping(node, deep=True)
+
+
+OnceLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def _line_of(node: yaml.Node | None, path: tuple[int | str, ...]) -> int:
+    """Return the line of the deepest node on `path`, for an error message."""
+    line = node.start_mark.line + 1 if node is not None else 1
+    for step in path:
+        found: yaml.Node | None = None
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                if key.value == str(step):
+                    found, line = value, key.start_mark.line + 1
+        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int) \
+                and step < len(node.value):
+            found = node.value[step]
+            line = found.start_mark.line + 1
+        if found is None:
+            return line
+        node = found
+    return line
+
+
+def load_contract(path: Path) -> Contract:
+    """Load one contract file; raise `ContractError` naming file and line when it is broken."""
+    try:
+        return _parsed(path, path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ContractError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ContractError(f"{path}: is not UTF-8 text") from None
+
+
+@lru_cache(maxsize=64)
+def _parsed(path: Path, text: str) -> Contract:
+    """Return the contract that a file's text is; a process reads the same text once."""
+    try:
+        data = yaml.load(text, Loader=OnceLoader)
+    except (TypeError, ValueError, RecursionError) as error:  # a value that YAML cannot build
+        raise ContractError(f"{path}:1: is not a contract: {str(error).splitlines()[0]}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark is not None else 1
+        problem = getattr(error, "problem", None) or "is not YAML"
+        raise ContractError(f"{path}:{line}: {problem}") from None
+    try:
+        contract = Contract.model_validate(data)
+    except ValidationError as error:
+        node = yaml.compose(text, Loader=OnceLoader)
+        raise ContractError(_sentence(path, node, error)) from None
+    if contract.phase != path.stem:
+        line = _line_of(yaml.compose(text, Loader=OnceLoader), ("phase",))
+        raise ContractError(f"{path}:{line}: phase: {contract.phase!r} stands in a file for "
+                            f"{path.stem!r}")
+    return contract
+
+
+def _sentence(path: Path, node: yaml.Node | None, error: ValidationError) -> str:
+    """Say in one line what is wrong, and in which file and line it stands."""
+    first = max(error.errors(), key=lambda one: len(one["loc"]))  # the deepest says most
+    cause = first.get("ctx", {}).get("error")
+    loc = first["loc"] + (cause.loc if isinstance(cause, InconsistentError) else ())
+    where = ".".join(str(part) for part in loc) or "contract"
+    message = re.sub(r"^Value error, ", "", first["msg"])
+    if first["type"] == "extra_forbidden":
+        message = "unknown key"
+    return f"{path}:{_line_of(node, loc)}: {where}: {message}"
+
+
+def load_all(folder: Path = HERE) -> dict[str, Contract]:
+    """Load every contract of a folder, by phase, `engine` first."""
+    files = sorted(folder.glob("*.yaml"))
+    return {contract.phase: contract for contract in map(load_contract, files)}

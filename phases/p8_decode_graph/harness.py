@@ -1,0 +1,67 @@
+"""What P8's cases are judged on: engines, models and a single step from states of the engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from contracts.schema import Case
+from engine.candidate import Engine, PathEngine, engine_of, is_whole
+from engine.path import Path, Rows
+from falsifiers.errors import Declined
+from falsifiers.judge import Judge
+from falsifiers.subject import Subject
+from falsifiers.vectors import step_rows
+from phases.p8_decode_graph import increment
+
+
+def hold_one_step(case: Case, subject: Subject, judge: Judge, engine: Engine, model: Any) -> None:
+    """Hold a step from states of the engine to its rows alone, and to the engine."""
+    right = PathEngine(increment.path(graphs=False), model)
+    step = step_rows.drawn(right, Rows, model.config.vocab, case["counts"], case["capacity"],
+                           seed=case["seed"])
+    step_rows.hold_alone(judge, engine, step)
+    candidate = subject.candidate
+    own = candidate is not None and not candidate.bitwise
+    oracle = model.with_arithmetic(candidate.arithmetic) if candidate and not own else model
+    step_rows.hold_true(judge, engine, PathEngine(increment.path(graphs=False), oracle), step,
+                        step_rows.OWN_STEP if own else None)
+
+
+def twice(path: Path) -> Any:
+    """Return an op `silu_mul` whose outputs are not the path's."""
+    def run(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
+        path.silu_mul(gate, up, out)
+        out.mul_(0.5)
+    return run
+
+
+def random_state(subject: Subject) -> torch.Tensor:
+    """Return the state of the random generator of the case's device."""
+    return torch.cuda.get_rng_state() if subject.device == "cuda" else torch.get_rng_state()
+
+
+def model_of(case: Case, subject: Subject) -> Any:
+    """Return a case's model on the case's device."""
+    model = subject.models(case["model"])
+    return model.to(subject.device) if subject.device != "cpu" else model
+
+
+def on_cpu(case: Case, subject: Subject) -> Any:
+    """Return a case's model on the CPU, where its oracle runs."""
+    return subject.models(case["model"])
+
+
+def graphed(subject: Subject) -> Subject:
+    """Return the subject, whose step is the tree's, so that its graphs can be seen."""
+    if is_whole(subject.candidate):
+        raise Declined("the graphs of a foreign step cannot be seen")
+    return subject
+
+
+def engine_for(case: Case, subject: Subject) -> tuple[Engine, Any]:
+    """Return the engine that a case judges, and its model, both on the case's device."""
+    model = model_of(case, subject)
+    candidate = subject.candidate if is_whole(subject.candidate) else None
+    return engine_of(subject.path, candidate, model), model
