@@ -14,6 +14,7 @@ from contracts.schema import Case
 from engine.candidate import Engine, PathEngine, engine_of, is_whole
 from engine.errors import InputError
 from engine.path import Path, Rows, traced
+from engine.rope import RopeTable
 from falsifiers.errors import Declined
 from falsifiers.judge import Judge, as_bits
 from falsifiers.streams import Batch, prompt_of, state_digest
@@ -166,6 +167,9 @@ def test_key_holds_what_changes_launches(case: Case, subject: Subject, judge: Ju
     if case["ordered"]:
         single.append(single[0].with_arithmetic("ordered"))
     models = [m.to(subject.device) if subject.device != "cpu" else m for m in single]
+    for some in (single, models):  # the same weights, turned by another table
+        table = RopeTable(some[0].config.rope_dim, some[0].config.rope_base * 4, some[0].device)
+        some.append(replace(some[0], rope=table))
     streams = [stream_of(m, 80, 1, 4) for m in single]
     batches = []
     for model, stream in zip(models, streams, strict=True):
