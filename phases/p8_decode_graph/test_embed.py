@@ -25,7 +25,8 @@ def test_rows_of_tokens_are_the_engines(kind: str, k: int) -> None:
 
 def test_mark_of_nan_is_no_row() -> None:
     from phases.p8_decode_graph.kernel_embed import embed
-    weight, out = Weight("token_embd", "F16", blocks("F16", 3, 256)), torch.full((2, 256), torch.nan)
+    weight = Weight("token_embd", "F16", blocks("F16", 3, 256))
+    out = torch.full((2, 256), torch.nan)
     embed(weight, torch.tensor([-1, 2]), out)
     assert not bool(out[0].any())
     assert torch.equal(out[1], torch.from_numpy(weight.raw[2].copy()).view(torch.float16).float())
