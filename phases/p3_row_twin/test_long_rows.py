@@ -19,7 +19,7 @@ def operands(kind: str, m: int, n: int, groups: int) -> tuple[Weight, Tensor, Te
 
 
 @pytest.mark.tier("interpret")
-@pytest.mark.parametrize("groups", [4, 5])
+@pytest.mark.parametrize("groups", [6, 9])  # a segment of one group more changes no bit
 def test_triton_adds_segments_of_four_groups(groups: int) -> None:
     weight, x, out = operands("Q4_K", 2, 1, groups)
     kernel(weight.arithmetic)(weight, x, out)
