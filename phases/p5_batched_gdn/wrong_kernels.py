@@ -64,7 +64,8 @@ def _conv(x, taps, windows, starts, out, channels, stride, FAULT: tl.constexpr,
 
 @triton.jit
 def _delta(q, k, v, g, beta, states, starts, out, key_heads, heads, scale, size,
-           q_stride, k_stride, v_stride, FAULT: tl.constexpr, KEYS: tl.constexpr, STEPS: tl.constexpr):
+           q_stride, k_stride, v_stride, FAULT: tl.constexpr, KEYS: tl.constexpr,
+           STEPS: tl.constexpr):
     head, row = tl.program_id(0), tl.program_id(1)
     first, end = tl.load(starts + row), tl.load(starts + row + 1)
     stop = end

@@ -46,7 +46,7 @@ def test_second_launch_finds_its_own_scratch(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.emulated
 @emulated
 @pytest.mark.parametrize("skew", [0, 1])
-@pytest.mark.parametrize("gap", [4, 1])
+@pytest.mark.parametrize("gap", [0, 4, 1])
 def test_operands_need_no_alignment(skew: int, gap: int) -> None:
     case, subject, judge = made("attention_is_true", "cpu", heads=[4, 2], lengths=[3, 64])
     attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
