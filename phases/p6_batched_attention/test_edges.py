@@ -36,6 +36,18 @@ def test_many_splits_and_many_rows(lengths: list[int], counts: list[int]) -> Non
         *made("attention_is_true", "cpu", heads=[1, 1], lengths=lengths, counts=counts))
 
 
+@pytest.mark.emulated
+@emulated
+def test_as_many_tokens_as_rows_may_be_a_chunk_and_a_pad() -> None:
+    case, subject, judge = made("pads_do_nothing", "cpu", heads=[2, 1], lengths=[5, 0, 64],
+                                counts=[2, 0, 1])
+    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    for row, got in zip(rows, attend(rows), strict=True):
+        if row.count:
+            attend.hold_true(got, row, length=row.length)
+    assert judge.compared > 0
+
+
 @pytest.mark.tier("interpret")
 def test_second_launch_finds_its_own_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launches, "WIDEST", 2)
