@@ -28,12 +28,13 @@ def made(falsifier: str, tier: str, **given: Any) -> tuple[Case, Subject, Judge]
 
 @pytest.mark.emulated
 @emulated
-@pytest.mark.parametrize(("lengths", "counts"), [
-    ([16384, 3], [1, 1]),  # 257 splits: shares of 256 are found at once
-    ([*range(257), 7], [1] * 257 + [2])])  # rows that a block's threads count in two turns
-def test_many_splits_and_many_rows(lengths: list[int], counts: list[int]) -> None:
-    test_falsifier.test_attention_is_true(
-        *made("attention_is_true", "cpu", heads=[1, 1], lengths=lengths, counts=counts))
+@pytest.mark.parametrize(("lengths", "counts", "flavour"), [
+    ([16384, 3], [1, 1], "plain"),  # 257 splits: shares of 256 are found at once
+    ([16384], [1], "rising"),  # and the last one has the largest score
+    ([*range(257), 7], [1] * 257 + [2], "plain")])  # rows that a block counts in two turns
+def test_many_splits_and_many_rows(lengths: list[int], counts: list[int], flavour: str) -> None:
+    test_falsifier.test_attention_is_true(*made(
+        "attention_is_true", "cpu", heads=[1, 1], lengths=lengths, counts=counts, flavour=flavour))
 
 
 @pytest.mark.emulated
