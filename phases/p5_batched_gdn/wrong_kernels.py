@@ -18,7 +18,7 @@ from phases.p5_batched_gdn.kernel_delta import _over_keys, _unit
 from phases.p5_batched_gdn.reference import scale_of
 
 NONE, ROW_ZERO, ROW_AS_SLOT, PADS, TAIL, BACKWARDS, FIRST_SAVED, HEADS, NEXT_HEAD, REREAD, LATE, \
-    ROW_OUT, NEIGHBOUR = range(13)
+    ROW_OUT, NEIGHBOUR, ONE_STRIDE = range(14)
 
 
 @triton.jit
@@ -129,7 +129,7 @@ def delta(fault: int) -> Any:
         launch(_delta, (heads, len(counts)), q, k, v, g, beta,
                states.pointers, counts.starts.on(q.device), out, k.shape[1], heads,
                scale_of(q), states.whole[0].nbytes, q.stride(0), k.stride(0),
-               v.stride(0), FAULT=fault, KEYS=width,
+               (k if fault == ONE_STRIDE else v).stride(0), FAULT=fault, KEYS=width,
                STEPS=width.bit_length() - 1)
 
     return delta_step
@@ -157,3 +157,8 @@ def gates_without_strides(a: Tensor, b: Tensor, decay: Tensor, bias: Tensor, g: 
                           beta: Tensor) -> None:
     packed = [x.as_strided(x.shape, (x.shape[1], 1)) for x in (a, b)]
     kernel_gates.gates(*packed, decay, bias, g, beta)
+
+
+def gates_with_one_stride(a: Tensor, b: Tensor, decay: Tensor, bias: Tensor, g: Tensor,
+                          beta: Tensor) -> None:
+    kernel_gates.gates(a, b.as_strided(b.shape, a.stride()), decay, bias, g, beta)
