@@ -27,6 +27,22 @@ def test_products_take_what_was_made(m: int, n: int, kind: str) -> None:
     assert judge.compared > 0
 
 
+def test_functions_of_the_kernels_are_the_engines() -> None:
+    from engine.emulate.tried import HEAD, launch
+    from engine.kernels.nvrtc import source_of
+
+    def kernel(name: str, x: torch.Tensor, out: torch.Tensor, block: int) -> None:
+        launch(f"""{source_of()}{HEAD}const float* x, float* out, int n) {{
+            const int i = blockIdx.x * 64 + threadIdx.x;
+            if (i < n) out[i] = {name}_of(x[i]);
+        }}""", x, out, len(x), grid=(-(-len(x) // 64), 1), block=64)
+
+    case = next(c for c in load_contract(CONTRACT).expand() if c.given.get("op") == "function")
+    judge = Judge(case)
+    attacks.hold_functions(judge, kernel, "cpu")
+    assert judge.compared > 0
+
+
 def test_sum_may_replace_what_it_is_made_of() -> None:
     from phases.p4_batched_matmul.kernel_fused import add_norm
     x, y, weight = (torch.randn(2, 300, generator=torch.Generator().manual_seed(i))

@@ -39,6 +39,14 @@ def test_many_splits_and_many_rows(lengths: list[int], counts: list[int], flavou
 
 @pytest.mark.emulated
 @emulated
+@pytest.mark.parametrize("group", [5, 7])
+def test_groups_that_fill_no_whole_load(group: int) -> None:
+    test_falsifier.test_attention_is_true(
+        *made("attention_is_true", "cpu", heads=[group, 1], lengths=[3, 64]))
+
+
+@pytest.mark.emulated
+@emulated
 def test_as_many_tokens_as_rows_may_be_a_chunk_and_a_pad() -> None:
     case, subject, judge = made("pads_do_nothing", "cpu", heads=[2, 1], lengths=[5, 0, 64],
                                 counts=[2, 0, 1])
