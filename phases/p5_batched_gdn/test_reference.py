@@ -1,4 +1,4 @@
-"""P5's reference where the cases of its contract do not go: a pool of one slot, several long rows."""
+"""P5's reference where its contract does not go: a pool of one slot, several long rows."""
 
 from __future__ import annotations
 
