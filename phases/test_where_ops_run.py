@@ -134,3 +134,9 @@ def test_only_our_own_product_takes_several_matrices_at_once(products: Calls) ->
     assert products == [("device", (["w"], DEVICE, ["out"])),
                         *(("one by one", (project, ["w"], x, ["out"]))
                           for project, x in ((p4.PROJECT, HOST), (other, DEVICE), (other, HOST)))]
+
+
+def test_kernels_that_leave_integers_are_found_by_the_phases_behind() -> None:
+    from phases.p4_batched_matmul import kernel_fused
+    assert p4.integer_kernels() is kernel_fused
+    assert p5.integer_kernels() is kernel_fused

@@ -84,12 +84,17 @@ def activations(m: int, k: int, name: str = "rows") -> Tensor:
 
 
 def extremes(k: int) -> Tensor:
-    """Return f32[7, k]: plain, an outlier, tiny, huge, zeros, signed zeros, an infinity."""
+    """Return f32[7, k]: plain, an outlier, tiny, huge, zeros, signed zeros, an infinity.
+
+    The largest of the outlier's group is the least that needs the next scale, that of the huge
+    row's the largest that does not.
+    """
     plain = activations(1, k, "extreme")[0]
-    outlier = plain.clone()
-    outlier[k // 2], outlier[-1] = 1e9, 1e-42
+    least, most = torch.tensor([0x4E7EFEFF, 0x737EFEFE], dtype=torch.int32).view(torch.float32)
+    outlier, huge = plain.clone(), plain * 2.0 ** 100
+    outlier[k // 2], outlier[-1], huge[k // 3] = least, 1e-42, most
     negative = torch.where(torch.arange(k) % 2 == 0, 0.0, -0.0)
     broken = plain.clone()
     broken[k - 1] = float("inf")
-    return torch.stack([plain, outlier, plain * 2.0 ** -99, plain * 2.0 ** 100,
+    return torch.stack([plain, outlier, plain * 2.0 ** -99, huge,
                         torch.zeros(k), negative, broken])

@@ -15,7 +15,7 @@ from engine.kernels import device_bytes as device
 from engine.kernels.device_bytes import device_bytes
 from engine.weights import ORDERED, Weight
 from phases.p3_row_twin.data import blocks
-from phases.p3_row_twin.increment import carry, gemv_rows, integers_of, project
+from phases.p3_row_twin.increment import carry, gemv_rows, gemv_rows_all, integers_of, project
 
 
 def weight(kind: str = "Q4_K", n: int = 5, k: int = 256, arithmetic: str = "exact-23") -> Weight:
@@ -109,3 +109,16 @@ def test_integers_travel_with_a_tensor_once_and_never_past_a_change() -> None:
         unmarked = torch.zeros(2, 8)
         carry(unmarked, made)  # it does not tell of changes, so nothing is left with it
         assert integers_of(unmarked) is None
+
+
+@pytest.mark.emulated
+@pytest.mark.usefixtures("emulated")
+def test_matrix_may_share_a_launch_with_others_than_before() -> None:
+    first, *others = (Weight(f"blk.{i}.made", "Q4_K", blocks("Q4_K", 16 + i, 256))
+                      for i in range(3))
+    x = torch.randn(2, 256, generator=torch.Generator().manual_seed(6))
+    for other in (*others, others[0]):
+        outs = [torch.empty(2, weight.n) for weight in (first, other)]
+        gemv_rows_all([first, other], x, outs)
+        assert torch.equal(outs[0], first.product(x))
+        assert torch.equal(outs[1], other.product(x))

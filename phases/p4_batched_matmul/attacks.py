@@ -7,7 +7,7 @@ import random
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -178,7 +178,8 @@ def hold_add_norm(judge: Judge, add_norm: Callable[..., None], device: str, n: i
         out.hold(judge, name)
 
 
-def hold_carried(judge: Judge, path: Path, device: str, m: int, n: int) -> None:
+def hold_carried(judge: Judge, path: Path, device: str, m: int, n: int,
+                 kinds: Sequence[str] = ("Q4_K", "Q6_K")) -> None:
     """Hold products of what an op made to those of a copy, which brings no integers with it."""
     x, y, out, total = (_values(m * n, seed).view(m, n).to(device) for seed in (11, 12, 13, 14))
     x[0, 5], x[m - 1, :256] = 1e30, 0.0
@@ -188,7 +189,7 @@ def hold_carried(judge: Judge, path: Path, device: str, m: int, n: int) -> None:
         "add_norm": lambda: path.add_norm(path.norm, x, y, weight, 1e-6, total, out),
         "silu_mul": lambda: path.silu_mul(x, y, out),
         "gated_norm": lambda: path.gated_norm(*heads[:2], short, 1e-6, heads[2])}
-    for kind in ("Q4_K", "Q6_K"):
+    for kind in kinds:
         raw = encode(kind, _values(48 * n, 17).view(48, n).numpy())
         matrix = Weight("w", kind, raw, device=device)
         for name, make in made.items():
@@ -212,12 +213,12 @@ def hold_gated_norm(judge: Judge, gated_norm: Callable[..., None], device: str, 
 
 def hold_silu_mul(judge: Judge, silu_mul: Callable[..., None], device: str, n: int) -> None:
     """Hold SILU(gate) * up to the engine's at several rows with poison behind each, and NaN."""
-    wide = torch.full((2, 3, n + 9), torch.nan)
-    wide[:, :, :n] = _values(6 * n, 4).view(2, 3, n) * 30.0
-    wide[0, 1, n // 2] = torch.nan
+    gate, up = _values(6 * n, 4).view(2, 3, n) * 30.0
+    gate[1, n // 2] = torch.nan
     want, out = torch.empty(3, n), guarded(3, n, device=device)
-    ops.silu_mul(wide[0, :, :n], wide[1, :, :n], want)
-    gate, up = wide.to(device)[:, :, :n]
+    ops.silu_mul(gate, up, want)
+    gate, up = (torch.nn.functional.pad(x, (0, gap), value=torch.nan).to(device)[:, :n]
+                for x, gap in ((gate, 9), (up, 5)))
     silu_mul(gate, up, out.inside)
     judge.equal("silu_mul", out.inside, want, rule="truth", finite=False)
     out.hold(judge, "silu_mul")

@@ -92,6 +92,8 @@ KERNELS_ALONE = (
            wo.kernel("gated_norm", wo.library_gate)),
     Mutant("rows_past_the_tile_copied", "Rows past a tile of two repeat the first.",
            (KERNELS, RUN), wo.kernel("silu_mul", wo.first_rows_of_the_tile)),
+    Mutant("gate_and_up_by_one_stride", "Both halves are read by the stride of the gate.",
+           (KERNELS,), wo.kernel("silu_mul", wo.one_stride)),
     Mutant("library_functions_in_kernels", "Shared functions are the library's.", (KERNELS,),
            wo.functions(wo.library_functions)),
 )

@@ -71,13 +71,13 @@ def gate_inputs(tokens: int, heads: int, device: str, *, plain: bool = False
     """
     size = tokens * heads
     both = []
-    for seed in (21, 22):
+    for seed, gap in ((21, 3), (22, 5)):  # each with a stride of its own
         x, steps = drawn(seed, size), torch.tensor([1.0, 30.0, 200.0]).repeat(size)[:size]
         edges = torch.tensor(EDGES).roll(seed).repeat(size // len(EDGES) + 1)[:size]
         at = torch.arange(size) % 3 == 1
         if not plain:
             x = torch.where(at, edges, x * steps)
-        wide = torch.full((tokens, heads + 3), torch.nan)
+        wide = torch.full((tokens, heads + gap), torch.nan)
         wide[:, :heads] = x.view(tokens, heads)
         both.append(wide.to(device)[:, :heads])
     decay = -torch.exp(drawn(23, heads))

@@ -135,13 +135,23 @@ class DeltaRule:
         return q, k, v, g, beta
 
     def laid(self, inputs: Inputs, gap: int, device: str) -> tuple[Inputs, Tensor]:
-        """Return q, k and v side by side in one buffer, as a convolution left them, with poison."""
-        q, k, v, g, beta = inputs
-        joined = torch.cat([x.flatten(1) for x in (q, k, v)], dim=1)
-        whole = torch.nn.functional.pad(joined, (0, gap), value=torch.nan).to(device)
-        widths = [x[0].numel() if len(x) else x.shape[1] * STATE for x in (q, k, v)]
-        q, k, v = (part.unflatten(1, (-1, STATE))
-                   for part in whole[:, :sum(widths)].split(widths, 1))
+        """Return q, k and v in one buffer with poison behind every token.
+
+        They stand side by side, as a convolution left them, or, for an even gap, one behind the
+        other, each with a stride of its own.
+        """
+        *mine, g, beta = inputs
+        flat = [x.flatten(1) for x in mine]
+        parts = [torch.cat(flat, 1)] if gap % 2 else flat
+        padded = [torch.nn.functional.pad(x, (0, gap + 4 * i), value=torch.nan)
+                  for i, x in enumerate(parts)]
+        whole = torch.cat([x.flatten() for x in padded]).to(device)
+        split = whole.split([x.numel() for x in padded])
+        laid = [x.view(have.shape)[:, :want.shape[1]]
+                for x, have, want in zip(split, padded, parts, strict=True)]
+        if gap % 2:
+            laid = list(laid[0].split([x.shape[1] for x in flat], 1))
+        q, k, v = (x.unflatten(1, (-1, STATE)) for x in laid)
         return (q, k, v, g.to(device), beta.to(device)), whole
 
     def out(self, inputs: Inputs) -> tuple[int, ...]:

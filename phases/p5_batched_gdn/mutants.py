@@ -168,7 +168,9 @@ KERNELS = (
               ("saves_the_first_token", "State is saved after the first token alone.",
                (TRUE, CHUNKS), wk.FIRST_SAVED, ""),
               ("writes_rows_for_tokens", "Row i's output is written at token i.", (TRUE,),
-               wk.ROW_OUT, ""))))
+               wk.ROW_OUT, ""),
+              ("has_one_stride", "Values are read by the stride of keys.", (ALONE,),
+               wk.ONE_STRIDE, ""))))
       for name, fault, killers, code, source in faults),
     Mutant("kernel_launched_for_each_row", "The loop over rows stands on the host.", (ONCE,),
            ws.kernel("delta_step", wk.a_launch_for_each_row), "B027"),
@@ -176,6 +178,8 @@ KERNELS = (
            ws.kernel("gates", wk.gates_of_one_block)),
     Mutant("gates_kernel_without_strides", "Tokens are taken to stand side by side.", (GATES,),
            ws.kernel("gates", wk.gates_without_strides)),
+    Mutant("gates_kernel_with_one_stride", "Write strengths are read by the stride of decays.",
+           (GATES,), ws.kernel("gates", wk.gates_with_one_stride)),
 )
 CUDA = (
     *(Mutant(f"cuda_{name}", fault, killers, wc.cuda(name), source, device="cuda",

@@ -18,7 +18,7 @@ from phases.p5_batched_gdn.kernel_delta import _over_keys, _unit
 from phases.p5_batched_gdn.reference import scale_of
 
 NONE, ROW_ZERO, ROW_AS_SLOT, PADS, TAIL, BACKWARDS, FIRST_SAVED, HEADS, NEXT_HEAD, REREAD, LATE, \
-    ROW_OUT, NEIGHBOUR = range(13)
+    ROW_OUT, NEIGHBOUR, ONE_STRIDE = range(14)
 
 
 @triton.jit
@@ -64,7 +64,8 @@ def _conv(x, taps, windows, starts, out, channels, stride, FAULT: tl.constexpr,
 
 @triton.jit
 def _delta(q, k, v, g, beta, states, starts, out, key_heads, heads, scale, size,
-           stride, FAULT: tl.constexpr, KEYS: tl.constexpr, STEPS: tl.constexpr):
+           q_stride, k_stride, v_stride, FAULT: tl.constexpr, KEYS: tl.constexpr,
+           STEPS: tl.constexpr):
     head, row = tl.program_id(0), tl.program_id(1)
     first, end = tl.load(starts + row), tl.load(starts + row + 1)
     stop = end
@@ -91,12 +92,12 @@ def _delta(q, k, v, g, beta, states, starts, out, key_heads, heads, scale, size,
                 at = tl.minimum(at, tl.load(starts + tl.num_programs(1)) - 1)
             if FAULT == 9:
                 state = tl.load(place)
-            unit_k = _unit(tl.load(k + at * stride + shared * KEYS + key), KEYS, STEPS)
-            unit_q = _unit(tl.load(q + at * stride + shared * KEYS + key), KEYS, STEPS) * scale
+            unit_k = _unit(tl.load(k + at * k_stride + shared * KEYS + key), KEYS, STEPS)
+            unit_q = _unit(tl.load(q + at * q_stride + shared * KEYS + key), KEYS, STEPS) * scale
             decayed = state * tl.load(g + at * heads + head)
             seen = state if FAULT == 10 else decayed
             read = _over_keys(seen * unit_k[None, :], KEYS, KEYS, STEPS)
-            value = tl.load(v + at * stride + head * KEYS + key)
+            value = tl.load(v + at * v_stride + head * KEYS + key)
             change = tl.load(beta + at * heads + head) * (value - read)
             state = decayed + unit_k[None, :] * change[:, None]
             result = _over_keys(state * unit_q[None, :], KEYS, KEYS, STEPS)
@@ -127,7 +128,8 @@ def delta(fault: int) -> Any:
         heads, width = v.shape[1:]
         launch(_delta, (heads, len(counts)), q, k, v, g, beta,
                states.pointers, counts.starts.on(q.device), out, k.shape[1], heads,
-               scale_of(q), states.whole[0].nbytes, q.stride(0), FAULT=fault, KEYS=width,
+               scale_of(q), states.whole[0].nbytes, q.stride(0), k.stride(0),
+               (k if fault == ONE_STRIDE else v).stride(0), FAULT=fault, KEYS=width,
                STEPS=width.bit_length() - 1)
 
     return delta_step
@@ -155,3 +157,8 @@ def gates_without_strides(a: Tensor, b: Tensor, decay: Tensor, bias: Tensor, g: 
                           beta: Tensor) -> None:
     packed = [x.as_strided(x.shape, (x.shape[1], 1)) for x in (a, b)]
     kernel_gates.gates(*packed, decay, bias, g, beta)
+
+
+def gates_with_one_stride(a: Tensor, b: Tensor, decay: Tensor, bias: Tensor, g: Tensor,
+                          beta: Tensor) -> None:
+    kernel_gates.gates(a, b.as_strided(b.shape, a.stride()), decay, bias, g, beta)

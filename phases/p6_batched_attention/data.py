@@ -16,6 +16,8 @@ from falsifiers.errors import SuiteError
 DIM = 256
 QUERIES = 61
 """Different queries and gates of a sequence; later positions take them again."""
+NANS = (0x7FC00000, 0x7F800001, 0x7FFFFFFF, -1)
+"""Bits of NaN: the usual one, and some that rounding as if they were numbers makes inf or -0."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ def _flavoured(flavour: str, drawn: Drawn) -> Drawn:
         v[..., 254:] = torch.tensor([65519.0, 65520.0])
         v[..., 252:254] = torch.tensor([-odd[0, 0, 0] * 2.0**-25, 3e-42])
     elif flavour == "broken":
-        q, k, v = q * 3e38, torch.where(n % 3 == 1, torch.nan, k), torch.where(n % 2 == 1, 3e38, v)
+        nan = torch.tensor(NANS, dtype=torch.int32).view(torch.float32).repeat(DIM // len(NANS))
+        q, k, v = q * 3e38, torch.where(n % 3 == 1, nan, k), torch.where(n % 2 == 1, 3e38, v)
     elif flavour != "plain":
         raise SuiteError(f"no sequence has the flavour {flavour!r}")
     return Drawn(q.contiguous(), drawn.gate, k.expand_as(drawn.k).contiguous(), v.contiguous())

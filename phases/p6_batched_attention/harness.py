@@ -131,7 +131,8 @@ class Attention:
         for cache_ in (keys, values):
             cache_.inside.copy_(torch.tensor(layout.beyond))  # infinite if a type cannot hold it
         both = torch.full((t, heads, 2, DIM), torch.nan)  # a head's query, then its gate
-        k, v = torch.empty(t, groups, DIM), torch.empty(t, groups, DIM)
+        k = torch.empty(t, groups, DIM)
+        v = torch.full((t, groups, DIM + 4), torch.nan, device=dev)[..., :DIM]  # strides of its own
         at = 0
         for slot, row in zip(slots, rows, strict=True):
             if row.count:
@@ -142,7 +143,7 @@ class Attention:
                 values.inside[slot, :row.length] = own.v[:row.length].to(dev)
                 at += row.count
         q, gate = both.to(dev).unbind(2)
-        return Step(rows, q.contiguous(), k.to(dev), v.to(dev), gate, keys, values,
+        return Step(rows, q.contiguous(), k.to(dev), v, gate, keys, values,
                     guarded(capacity, groups, DIM, dtype=self.kv, device=dev),
                     guarded(t, heads, DIM, device=dev), slots)
 

@@ -55,6 +55,11 @@ def attend_with(before=None, **parts) -> Build:
     return _on_device(attend=OnDevice(reference.attend, run))
 
 
+def attend_by(run) -> Build:
+    """Return a builder whose attention kernel is another; the reference stays as it is."""
+    return _on_device(attend=OnDevice(reference.attend, run))
+
+
 def rotate_with(**parts) -> Build:
     """Return a builder whose rotation kernel is another; the reference stays as it is."""
     def run(*args):
@@ -183,6 +188,21 @@ def truncated(x, KV: tl.constexpr):
         bits = near.to(tl.int16, bitcast=True)
         x = tl.where(larger, bits - 1, bits).to(tl.float16, bitcast=True)
     return x
+
+
+@triton.jit
+def nan_rounded_as_a_number(x, KV: tl.constexpr):
+    if KV.is_bf16():
+        bits = x.to(tl.uint32, bitcast=True)
+        x = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.uint16)
+    else:
+        x = x.to(KV)
+    return x
+
+
+def values_by_the_strides_of_keys(q, k, v, gate, keys, values, lengths, counts, out) -> None:
+    v = v.as_strided(k.shape, k.stride())
+    kernel_attend.attend(q, k, v, gate, keys, values, lengths, counts, out)
 
 
 @triton.jit

@@ -154,6 +154,28 @@ class NeverReplays(Graphs):
         return None
 
 
+class ReachesTheFirstRow(Graphs):
+    def step_rows(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+                  sink: Sink | None) -> Tensor:
+        self.first = rows.positions[0] + 1
+        return super().step_rows(path, model, pool, tokens, rows, sink)
+
+    def _graph(self, path: Path, model: Model, pool: Pool, m: int, reach: int,
+               greedy: bool) -> Graph | None:
+        return super()._graph(path, model, pool, m, reach if greedy else self.first, greedy)
+
+
+class ReachesTheFirstStep(Graphs):
+    def greedy_rows(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+                    steps: int) -> list[list[int]]:
+        self.later = steps - 1
+        return super().greedy_rows(path, model, pool, tokens, rows, steps)
+
+    def _graph(self, path: Path, model: Model, pool: Pool, m: int, reach: int,
+               greedy: bool) -> Graph | None:
+        return super()._graph(path, model, pool, m, reach - self.later if greedy else reach, greedy)
+
+
 class CapturesEveryStep(Graphs):
     def _graph(self, *args: Any, **named: Any) -> Graph | None:
         self._held.clear()

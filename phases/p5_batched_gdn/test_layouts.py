@@ -1,0 +1,34 @@
+"""P5's kernels where no case of the contract goes: three key heads, which no mask of bits finds."""
+
+from __future__ import annotations
+
+import pytest
+
+from contracts.load import load_contract
+from falsifiers.judge import Judge
+from falsifiers.subject import Subject
+from phases.p5_batched_gdn import test_falsifier
+from phases.p5_batched_gdn.harness import CONTRACT
+from phases.p5_batched_gdn.increment import path
+
+
+def hold(tier: str) -> None:
+    """Hold the delta rule of a tier to the engine's, over three key heads."""
+    case = next(c for c in load_contract(CONTRACT).expand()
+                if (c.falsifier, c.tier, c.given["op"]) == ("rows_are_true", tier, "delta_step"))
+    case = case.model_copy(update={"given": {**case.given, "heads": [3, 6], "m": 2, "longest": 2}})
+    judge = Judge(case)
+    test_falsifier.test_rows_are_true(
+        case, Subject("in-tree", models=lambda name: None, path=path()), judge)
+    assert judge.compared > 0
+
+
+@pytest.mark.tier("interpret")
+def test_three_key_heads_are_shared_by_the_portable_kernel() -> None:
+    hold("interpret")
+
+
+@pytest.mark.emulated
+@pytest.mark.usefixtures("emulated")
+def test_three_key_heads_are_shared_by_the_fast_kernel() -> None:
+    hold("cuda")
