@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 
 import h11
@@ -31,6 +32,11 @@ def address(listening: socket.socket) -> str:
     """Return the URL of a listening socket."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def lets_strangers_in(listening: socket.socket) -> bool:
+    """Tell whether others than this machine reach a listening socket, whatever its host's name."""
+    return not ipaddress.ip_address(listening.getsockname()[0]).is_loopback
 
 
 class Connection(H11Protocol):

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from engine.errors import InputError
@@ -22,6 +23,7 @@ from phases.p2_engine_serve.gate import PATIENCE
 from phases.p2_engine_serve.harness import Site
 from phases.p2_engine_serve.heard import Ask
 from phases.p2_engine_serve.refusal import Refused
+from phases.p2_engine_serve.sampling import Sampling, draw
 from phases.p2_engine_serve.template import Template
 from phases.p2_engine_serve.test_witness import site_of
 
@@ -153,6 +155,22 @@ def test_compressed_bodies_and_long_methods_are_refused_in_a_sentence(site: Site
         415, "the body must not be compressed")
     odd = site.http.request("M" * 5000, "/v1/completions")
     assert (odd.status_code, len(odd.json()["error"]["message"]) < 100) == (405, True)
+
+
+@pytest.mark.parametrize("logits", [[3e38, -3e38, 0.0], [1e38, -1e38, -3e38]])
+@pytest.mark.parametrize("temperature", [0.0, 1e-30, 1.0, 100.0])
+def test_log_probs_of_any_finite_logits_can_be_told(logits: list[float],
+                                                    temperature: float) -> None:
+    (drawn,) = draw(torch.tensor([logits]), [0], [Sampling(temperature, top=3)], [0])
+    assert json.loads(json.dumps(drawn.top, allow_nan=False))[0] == [0, 0.0]
+    assert drawn.logprob == 0.0
+
+
+@pytest.mark.parametrize(("host", "open_to_all"), [
+    ("127.0.0.1", False), ("127.1", False), ("localhost", False), ("0.0.0.0", True)])
+def test_who_is_let_in_depends_on_the_address_not_its_name(host: str, open_to_all: bool) -> None:
+    with server.bound(host, 0) as listening:
+        assert server.lets_strangers_in(listening) is open_to_all
 
 
 @pytest.mark.parametrize(("options", "text"), [
