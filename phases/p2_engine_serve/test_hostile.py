@@ -124,7 +124,7 @@ def eventually(site: Site, body: Any, status: int) -> Any:
 
 
 def test_connection_without_a_request_is_closed(path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(server, "HEAD_SECONDS", 1.0)
     with site_of(path, model="") as site:
         idle, slow = sent(site), sent(site, b"POST /v1/comp")
         served = sent(site, head(2, Connection="close"), b"{}")
