@@ -63,6 +63,10 @@ class Stub:
     """The list of models, in place of the right one."""
     log: list[str] = field(default_factory=list)
     asked: list[dict[str, Any]] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
+    """The header lines of every request."""
+    loading: int = 0
+    """How often the list of models is refused, for the model is still loaded."""
     refuses: frozenset[str] = frozenset()
     """Fields of a request that are answered with 400."""
 
@@ -141,6 +145,7 @@ class Stub:
         """Answer one request and close."""
         with closing(writer), suppress(ConnectionError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+            self.heads += head
             lengths = [int(h.split(":")[1]) for h in head if h.lower().startswith("content-length")]
             body = await reader.readexactly(lengths[0]) if lengths else b"{}"
             if not self.dead:
@@ -149,7 +154,10 @@ class Stub:
 
     async def route(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         """Answer at one of the paths."""
-        if path == "/v1/models":
+        if path == "/v1/models" and self.loading:
+            self.loading -= 1
+            plain(writer, 503, b"loading")
+        elif path == "/v1/models":
             plain(writer, 200, self.models or json.dumps({"data": [{"id": self.name}]}).encode())
         elif path == "/metrics" and (self.metric or self.page):
             plain(writer, 200, self.page or self.metrics().encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,19 @@ def test_what_is_no_witness_is_red(main: Main, text: str | None, tmp_path: Path)
     assert len(out.splitlines()) == 2
     told = json.loads(main("check", tmp_path / "w.json", "--json")[1])
     assert (told["verdict"], [r["rule"] for r in told["reasons"]]) == ("RED", [None])
+
+
+def test_readers_of_the_readme_have_a_server_before_they_ask_it() -> None:
+    text = (rowtwin.ROOT / "README.md").read_text(encoding="utf-8")
+    served, asked = (text.split(f"\n## {title}\n")[1].split("```")[1].splitlines()
+                     for title in ("Serve a model", "Take a server's witness"))
+    port = re.compile(r"--port (\d+)")
+    (first,), (second,) = (port.findall("\n".join(lines)) for lines in (served, asked))
+    assert first != second  # the first server may still be there
+    assert any(line.endswith("&") for line in asked)
+    (command,) = [line for line in asked if "rowtwin witness" in line]
+    assert f":{second} " in command
+    assert "--wait " in command
 
 
 SHORT = ("--c", "1,4", "--n-predict", "24", "--declared-min", "20", "--replicates", "1",

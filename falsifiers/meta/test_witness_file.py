@@ -44,6 +44,7 @@ def written(tmp_path: Path) -> Any:
     (b'{"bands": [{"decode_tok_s": 1e999}]}', "decode_tok_s must be a number, not a number beyond"),
     (b'{"bands": [{"m_formed": ' + b"9" * 400 + b"}]}", "not a number beyond all bounds"),
     (b'{"bands": [{"c": ' + b"9" * 5000 + b"}]}", "holds a number that is too long"),
+    (b'{"bands": [' + b"{}," * 4096 + b"3]}", "the witness has 4,097 bands, more than 4,096"),
     (b"[" * 200_000, "nested too deeply"), (b'{"a": 1, "a": 2}', "the same key twice"),
     (b'{"bands": [{"c": 4, "c": 8}]}', "the same key twice")])
 def test_malformed_file_is_refused_in_a_sentence(written: Any, raw: bytes, why: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from falsifiers.errors import SuiteError
-from falsifiers.meta.stub_server import EVENTS, Stub, endless, once, serving, sse
+from falsifiers.meta.stub_server import EVENTS, NAME, Stub, endless, once, serving, sse
 from falsifiers.witness import file
 from falsifiers.witness.asking import Asked, run
 from falsifiers.witness.sources import Named
@@ -50,6 +50,14 @@ ANSWERS: dict[str, tuple[bytes, str]] = {
     "odd choices": (events({"choices": {"text": "a"}}), "choices are not a list of objects"),
     "odd text": (events(choice(7)), "text or finish_reason is not a string"),
     "odd reason": (events(choice(finish_reason=3)), "text or finish_reason is not a string"),
+    "huge logprobs": (events(choice(logprobs={"tokens": ["a"], "token_logprobs": [10 ** 400],
+                                              "top_logprobs": [{"b": -10 ** 400}]})),
+                      "the stream broke off after 1 tokens"),
+    "a huge count": (events(choice(finish_reason="stop"),
+                            {"usage": {"completion_tokens": 10 ** 400}}, "[DONE]"),
+                     "the server tells neither its tokens nor their number"),
+    "a wordless error": (events({"error": {"message": [[[3]]]}}),
+                         'the server reported an error: ""'),
     "odd logprobs": (events(choice(logprobs={"tokens": 3})), "logprobs are malformed"),
     "an error on the way": (events(choice(), {"error": {"message": "slot lost"}}),
                             'the server reported an error: "slot lost"'),
@@ -118,6 +126,8 @@ def test_server_that_is_not_there_leaves_an_honest_witness(tmp_path: Path) -> No
 @pytest.mark.parametrize("page", [
     b"rowtwin_batch_size_bucket{le=\"1\" 3\n", b"rowtwin_batch_size_bucket{le=\"x\"} 3\n",
     b"vllm:num_requests_running NaN\n", b"vllm:num_requests_running 1.5\n", b"\xff\xfe\n",
+    b"vllm:num_requests_running -1\n", b"vllm:num_requests_running 1e300\n",
+    b"".join(b'vllm:num_requests_running{e="%d"} 1\n' % i for i in range(10_001)),
     b"rowtwin_batch_size_bucket{} 3\n"])
 def test_malformed_metrics_are_no_evidence(page: bytes, tmp_path: Path) -> None:
     witness = taken(Stub(page=page), tmp_path / "witness.json")
@@ -126,6 +136,7 @@ def test_malformed_metrics_are_no_evidence(page: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("listed", ["{}", "[]", '{"data": []}', '{"data": [{"id": 3}]}', "nonsense",
+                                    '{"data": [{"id": "%s"}]}' % ("x" * 1001),
                                     '{"data": [{"id": "\\ud800"}]}', '{"data": [{"id": " "}]}'])
 def test_server_that_names_no_model_is_asked_without(listed: str, tmp_path: Path) -> None:
     stub = Stub(models=listed.encode())
@@ -141,6 +152,24 @@ def test_choice_among_models_is_the_user_s(tmp_path: Path) -> None:
         taken(Stub(models=models), tmp_path / "witness.json")
     witness = taken(Stub(models=models), tmp_path / "witness.json", model="two")
     assert witness["model"]["path"] == "two"
+
+
+def test_server_that_still_loads_is_waited_for_if_asked(tmp_path: Path) -> None:
+    for wait, named in ((20, NAME), (0, None)):
+        stub = Stub(loading=3)
+        assert taken(stub, tmp_path / "witness.json", wait=wait)["model"]["path"] == named
+        assert ("model" in stub.asked[0]) == (named is not None)
+
+
+def test_key_is_shown_to_the_server_alone(tmp_path: Path) -> None:
+    stub, other, shown = Stub(), Stub(), "Authorization: Bearer s3cret"
+    plan = Plan(widths=(1,), n_predict=24, declared_min=20)
+    with serving(stub) as url, serving(other) as metrics:
+        run(Asked(url, tmp_path / "witness.json", plan, Named(metrics_url=f"{metrics}/metrics"),
+                  api_key="s3cret"), lambda line: None)
+    assert stub.heads.count(shown) == 1 + len(stub.asked)
+    assert any("/metrics" in line for line in other.heads)
+    assert not any("s3cret" in line for line in other.heads)
 
 
 def read(*data: bytes, limit: int = 4) -> Stream:
@@ -174,6 +203,8 @@ def test_both_forms_of_logprobs_are_read() -> None:
 
 @pytest.mark.parametrize("logprobs", [
     {"tokens": "abc"}, {"tokens": ["a"], "token_logprobs": []}, {"content": [3]}, {"content": 3},
+    {"tokens": [["a"]]}, {"tokens": [None]}, {"content": [{}]}, {"content": [{"token": [3]}]},
+    {"content": [{"token": "a", "top_logprobs": [{"token": None, "logprob": -1}]}]},
     {"tokens": ["a"], "top_logprobs": [["a"]]}, {"tokens": ["a", "b"], "top_logprobs": [{}]}])
 def test_malformed_logprobs_are_refused(logprobs: Any) -> None:
     with pytest.raises(Hostile, match="logprobs are malformed"):

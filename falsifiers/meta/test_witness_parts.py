@@ -1,11 +1,8 @@
-"""The parts of a witness alone: agreement, margins, overlap, evidence of batches, indices."""
+"""The parts of a witness alone: agreement, margins, overlap, indices."""
 
 from __future__ import annotations
 
-import asyncio
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,8 +24,7 @@ from falsifiers.witness.compare import (
     overlap,
     worst_margin,
 )
-from falsifiers.witness.sources import Log, Named, check, samples, widest
-from falsifiers.witness.stream import Hostile, Stream, Token
+from falsifiers.witness.stream import Stream, Token
 
 
 def stream(names: str, start: float = 0.0, step: float = 1.0, lag: float = 0.0,
@@ -120,94 +116,6 @@ def test_band_of_nothing_is_unmeasured_but_whole() -> None:
 def test_sixteen_repeats_of_a_token_are_garbage(run: int, said: list[str]) -> None:
     made = stream("ab" * 20 + "c" * run)
     assert list(broken(Taken(1, 4, made, [], [Arm("identical", [-1], [made], 0, 1)]))) == said
-
-
-# The evidence of batches.
-
-def grown(**edges: float) -> dict[Any, float]:
-    """Return how much each bucket grew; `le1_0` stands for an edge of 1.0."""
-    return {(("le", edge.removeprefix("le").replace("_", ".")),): n for edge, n in edges.items()}
-
-
-@pytest.mark.parametrize(("edges", "total", "m"), [
-    ({"le1": 0, "le2": 0, "leinf": 0}, 0, None), ({"le1": 5, "le2": 5, "leinf": 5}, None, 1),
-    ({"le1": 5, "le2": 6, "leinf": 6}, None, 2), ({"le1_0": 0, "le2_0": 9, "leinf": 9}, 18, 2),
-    ({"le2": 0, "le4": 9}, 36, 4), ({"le2": 0, "le4": 9}, 28, 4),
-    ({"le1": 2, "le2": 3, "le4": 13}, 4 + 39, 4), ({"le4": 2, "le8": 4}, 8 + 15, 8)])
-def test_width_is_what_the_highest_bucket_proves(edges: dict[str, float], total: float | None,
-                                                 m: int | None) -> None:
-    assert widest(grown(**edges), {} if total is None else {(): total}) == m
-
-
-@pytest.mark.parametrize(("edges", "total"), [
-    ({"le1": 0, "le4": 3}, None), ({"le1": 0, "le4": 3}, 9), ({"le8": 3}, 21),
-    ({"le1": 1, "leinf": 2}, 99), ({"le4": 2, "le8": 4}, 8 + 14)])
-def test_width_that_a_bucket_only_allows_is_not_told(edges: dict[str, float],
-                                                     total: float | None) -> None:
-    with pytest.raises(Hostile, match="does not tell whether a step was"):
-        widest(grown(**edges), {} if total is None else {(): total})
-
-
-@given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=12))
-def test_width_that_is_told_was_there(sizes: list[int]) -> None:
-    edges = {f"le{edge}": sum(m <= edge for m in sizes) for edge in (1, 2, 4, 8, 16, 32)}
-    try:
-        told = widest(grown(**edges), {(): sum(sizes)})
-    except Hostile:
-        assert max(sizes) > 2
-    else:
-        assert told == max(sizes)
-
-
-@pytest.mark.parametrize("edges", [{"le1": -1}, {"le1": 3, "le2": 2}])
-def test_histogram_that_shrank_is_no_evidence(edges: dict[str, float]) -> None:
-    with pytest.raises(Hostile, match="started anew"):
-        widest(grown(**edges), {})
-
-
-def test_series_are_read_apart() -> None:
-    page = 'm_bucket{engine="0",le="1"} 7\nm_bucket{engine="0",le="2"} 7\n' \
-           'm_bucket{engine="1",le="1"} 0\nm_bucket{engine="1",le="2"} 3\n' \
-           "m_bucketed 8\n# m_bucket 9\n"
-    assert widest(samples(page, "m_bucket"), {}) == 2
-    assert len(samples(page, "m_bucket")) == 4
-
-
-def test_log_is_read_from_where_the_arm_began(tmp_path: Path) -> None:
-    path = tmp_path / "server.log"
-    path.write_text("Batch m=16\n")
-    log = Log(path, re.compile(r"Batch m=(\d+)"))
-
-    def arm(write: str, *, anew: bool = False) -> int | None:
-        async def run() -> int | None:
-            await log.begin()
-            with path.open("w" if anew else "a") as out:
-                out.write(write)
-            return await log.end([])
-
-        return asyncio.run(run())
-
-    assert arm("12:00 INFO Batch m=1\n12:00 INFO Batch m=4\nnoise m=9\n") == 4
-    assert arm("nothing of a batch\n") is None
-    assert arm("Batch m=2\n", anew=True) == 2
-    assert arm("Batch m=99999999999999999999\nBatch m=3\n") == 3
-    path.unlink()
-    with pytest.raises(Hostile, match="the log cannot be read: No such file"):
-        arm("")
-
-
-@pytest.mark.parametrize(("named", "sentence"), [
-    (Named(log_file=Path(__file__), field="m"), "give one source"),
-    (Named(metric="m", field="m"), "give one source"),
-    (Named(pattern="x"), "--pattern needs --log-file"),
-    (Named(field="a..b"), "is not a path such as"), (Named(field=""), "is not a path such as"),
-    (Named(log_file=Path("/nowhere/at/all")), "is not a file"),
-    (Named(log_file=Path(__file__), pattern="("), "is not a pattern"),
-    (Named(log_file=Path(__file__), pattern="Batch"), "must have one group"),
-    (Named(log_file=Path(__file__), pattern="(a)(b)"), "must have one group")])
-def test_evidence_named_badly_is_refused(named: Named, sentence: str) -> None:
-    with pytest.raises(SuiteError, match=sentence):
-        check(named)
 
 
 # Indices, and what is asked.

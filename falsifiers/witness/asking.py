@@ -25,6 +25,8 @@ from falsifiers.witness.take import Plan, Taking
 
 WIDEST = 256
 MOST_PROMPT = 1 << 20
+LOOK = 0.2
+"""Seconds between two looks at whether the server is up."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 INVALID = "INVALID-CORRECTNESS"
 """Stands where the speed of a band would, when its correctness is not shown."""
@@ -40,6 +42,8 @@ class Asked:
     named: Named
     api_key: str | None = None
     timeout: float = 300
+    wait: float = 0
+    """Seconds that the server may take until it lists its models."""
     model: str | None = None
     model_file: Path | None = None
     binary: Path | None = None
@@ -66,7 +70,7 @@ async def _take(asked: Asked, identity: dict[str, Any],
     path = tuple(asked.named.field.split(".")) if asked.named.field else ()
     async with connected(asked.url, api_key=asked.api_key, timeout=asked.timeout,
                          field_path=path, clock=asked.clock) as client:
-        client.model = await _choose(client, asked.model)
+        client.model = await _choose(client, asked.model, asked.wait)
         model = _model(client.model, asked.model_file, identity.pop("model_sha256"))
         plan = replace(asked.plan, identity={**identity, "model": model})
         taking = Taking(plan, client, await find(asked.named, client))
@@ -79,18 +83,27 @@ async def _take(asked: Asked, identity: dict[str, Any],
     return taking.witness
 
 
-async def _choose(client: Client, wanted: str | None) -> str:
+async def _choose(client: Client, wanted: str | None, wait: float) -> str:
     """Return the model to ask for: the one wanted, else the only one, else none by name."""
-    if wanted is not None:
-        return wanted
-    try:
-        offered = await client.models()
-    except Hostile:
-        return ""  # the requests themselves will show whether the server answers
+    offered = await _offered(client, wait) if wait or wanted is None else []
+    if wanted is not None or not offered:
+        return wanted or ""  # the requests themselves will show whether the server answers
     if len(offered) > 1:
         raise SuiteError(f"the server offers {len(offered)} models, such as {quoted(offered[0])}; "
                          "choose one with --model")
     return offered[0]
+
+
+async def _offered(client: Client, wait: float) -> list[str]:
+    """Return the models that the server lists within some seconds, or none."""
+    late = time.monotonic() + wait
+    while True:
+        try:
+            return await client.models()
+        except Hostile:
+            if time.monotonic() >= late:
+                return []
+        await asyncio.sleep(LOOK)
 
 
 def _model(served: str, file: Path | None, sha256: str | None) -> dict[str, str | None]:

@@ -127,6 +127,9 @@ def take(
         metavar="KEY", envvar="ROWTWIN_API_KEY", help="Sent as a bearer token.")] = None,
     timeout: Annotated[float, typer.Option(
         min=0.1, max=1e6, metavar="SECONDS", help="The most that a request may take.")] = 300,
+    wait: Annotated[float, typer.Option(
+        min=0, max=1e6, metavar="SECONDS",
+        help="How long the server may take until it lists its models.")] = 0,
     html: Html = None,
 ) -> None:
     """Take a server's witness: are requests batched, and did that change a token?
@@ -139,8 +142,8 @@ def take(
     witness = asking.run(asking.Asked(
         url, out, Plan(asking.widths(c), asking.prompt(prompt, prompt_file) or PROMPT, n_predict,
                        declared_min, replicates),
-        Named(metrics_url, metric, log_file, pattern, field), api_key, timeout, model, model_file,
-        binary, commit), partial(print, flush=True))
+        Named(metrics_url, metric, log_file, pattern, field), api_key, timeout, wait, model,
+        model_file, binary, commit), partial(print, flush=True))
     if html is not None:
         asking.write(html, ctx.meta["witness_page"](witness))
     print(f"{out}: rowtwin witness check says whether it is admitted")

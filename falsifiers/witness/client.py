@@ -14,12 +14,14 @@ import httpx
 
 from falsifiers.errors import SuiteError
 from falsifiers.witness.rules import quoted
-from falsifiers.witness.stream import Hostile, Reader, Stream
+from falsifiers.witness.stream import Hostile, Reader, Stream, words
 
 SEED = 0
 RIVALS = 5
 """How many log-probabilities a token are asked for; more is refused by some servers."""
 MOST_TEXT = 8 << 20
+MOST_NAME = 1000
+"""Characters of a name that a server gives itself or its model."""
 PATIENCE = 10.0
 """Seconds that a short page may take."""
 DIALECTS: tuple[frozenset[str], ...] = tuple(map(frozenset, (
@@ -41,6 +43,14 @@ class Client:
     left_out: frozenset[str] = field(default=DIALECTS[0])
     server: str | None = None
     """What the server calls itself."""
+    key: str | None = None
+    """Shown to the server, and to nobody else."""
+
+    def headers(self, url: str) -> dict[str, str]:
+        """Return the headers that an address gets beside those that all get."""
+        parts = [(at.scheme, at.host, at.port) for at in map(httpx.URL, (url, self.url))]
+        own = self.key is not None and parts[0] == parts[1]
+        return {"Authorization": f"Bearer {self.key}"} if own else {}
 
     def body(self, prompt: str, tokens: int) -> dict[str, Any]:
         """Return the request for one greedy, streamed completion of a fixed length."""
@@ -53,11 +63,11 @@ class Client:
     async def complete(self, prompt: str, tokens: int) -> Stream:
         """Stream one completion; what goes wrong is told in `trouble`."""
         stream = Stream(started=self.clock())
-        reader = Reader(stream, tokens, self.field_path)
+        reader, url = Reader(stream, tokens, self.field_path), f"{self.url}/v1/completions"
         try:
             async with asyncio.timeout(self.timeout), self.http.stream(
-                    "POST", f"{self.url}/v1/completions",
-                    json=self.body(prompt, tokens)) as response:
+                    "POST", url, json=self.body(prompt, tokens),
+                    headers=self.headers(url)) as response:
                 await self._follow(response, reader)
         except TimeoutError:
             stream.trouble = f"the request did not end within {self.timeout:g} s"
@@ -82,7 +92,7 @@ class Client:
             raise Hostile(f"the server sent {quoted(kind)}, not an event stream")
         if response.headers.get("content-encoding", "identity") != "identity":
             raise Hostile("the server sent a compressed stream, though none was asked for")
-        self.server = response.headers.get("server") or self.server
+        self.server = response.headers.get("server", "")[:MOST_NAME] or self.server
         reader.stream.declared = True
         async for raw in response.aiter_raw():
             reader.feed(raw, self.clock())
@@ -93,7 +103,8 @@ class Client:
         """Return the text at an address; raise `Hostile` when there is none."""
         patience = min(self.timeout, PATIENCE)
         try:
-            async with asyncio.timeout(patience), self.http.stream("GET", url) as response:
+            async with asyncio.timeout(patience), self.http.stream(
+                    "GET", url, headers=self.headers(url)) as response:
                 if response.status_code != 200:
                     raise Hostile(f"{url} answered {response.status_code}")
                 raw = await _limited(response, MOST_TEXT + 1)
@@ -112,7 +123,8 @@ class Client:
             names = [model["id"] for model in listed["data"]]
         except (ValueError, RecursionError, TypeError, LookupError):
             raise Hostile(f"{self.url}/v1/models lists no models") from None
-        if not names or not all(isinstance(name, str) and is_text(name) for name in names):
+        if not names or not all(isinstance(name, str) and is_text(name) and
+                                len(name) <= MOST_NAME for name in names):
             raise Hostile(f"{self.url}/v1/models lists no models")
         return names
 
@@ -123,17 +135,16 @@ async def connected(url: str, *, api_key: str | None = None, timeout: float = 30
                     clock: Callable[[], float] = time.perf_counter) -> AsyncIterator[Client]:
     """Open a client for a server; raise `SuiteError` when its address or key is no such thing."""
     headers = {"Accept-Encoding": "identity", "User-Agent": "rowtwin-witness"}
-    if api_key is not None:
-        if not api_key.isascii() or not api_key.isprintable() or not api_key.strip():
-            raise SuiteError("--api-key holds characters that no header may hold")
-        headers["Authorization"] = f"Bearer {api_key}"
+    if api_key is not None and not (
+            api_key.isascii() and api_key.isprintable() and api_key.strip()):
+        raise SuiteError("--api-key holds characters that no header may hold")
     root = root_of(url)
     # a proxy from the environment would be measured with the server; without TLS there is nothing
     # to verify, and loading the authorities takes longer than a short witness
     async with httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False,
                                  verify=root.startswith("https:"),
                                  limits=httpx.Limits(max_connections=None)) as http:
-        yield Client(root, http, timeout, field_path, clock)
+        yield Client(root, http, timeout, field_path, clock, key=api_key)
 
 
 def root_of(url: str) -> str:
@@ -171,8 +182,7 @@ async def _limited(response: httpx.Response, most: int) -> bytes:
 def _message(body: str) -> str:
     """Return what an error's body says, out of its JSON where it is some."""
     try:
-        error = json.loads(body)["error"]
-        return str(error["message"] if isinstance(error, dict) else error)
+        return words(json.loads(body)["error"]) or body
     except (ValueError, RecursionError, TypeError, LookupError):
         return body
 

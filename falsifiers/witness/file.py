@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 
 MOST_BYTES = 64 << 20
 """A longer file is not read."""
+MOST_BANDS = 4096
+"""More than there are widths to be taken."""
 
 WHOLE, NUMBER, TEXT, TRUTH = "a whole number", "a number", "a string", "true or false"
 Shape = str | list[Any] | dict[str, Any]
@@ -40,8 +42,11 @@ def read(path: Path) -> dict[str, Any]:
     value = parse(_bytes_of(path))
     if not isinstance(value, dict):
         raise Malformed(f"the file holds {_kind(value)}, not an object")
+    bands = value.get("bands")
+    if isinstance(bands, list) and len(bands) > MOST_BANDS:
+        raise Malformed(f"the witness has {len(bands):,} bands, more than {MOST_BANDS:,}")
     _check(value, WITNESS, "")
-    if not value.get("bands"):
+    if not bands:
         raise Malformed("the witness has no bands")
     return value
 

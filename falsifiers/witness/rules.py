@@ -62,7 +62,7 @@ def _model(witness: Witness, prefix: str) -> Iterator[str]:
     model = witness.get("model") or {}
     path = model.get("path") or ""
     name = path.replace("\\", "/").split("/")[-1]
-    if not path.strip():
+    if _blank(path):
         yield "the model's file name is absent"
     elif not name.lower().startswith(prefix.lower()):
         yield f"the model is {quoted(name)}, whose name does not start with {quoted(prefix)}"
@@ -184,7 +184,12 @@ def _listed(widths: Sequence[int]) -> str:
 
 
 def _blank(text: str | None) -> bool:
-    return text is None or not text.strip()
+    """Tell whether a text shows nothing: white space, or signs that are not seen."""
+    return text is None or not any(map(_is_seen, text))
+
+
+def _is_seen(sign: str) -> bool:
+    return sign.isprintable() and not sign.isspace()
 
 
 def quoted(text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -12,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from falsifiers.errors import SuiteError
 from falsifiers.witness.client import Client, address
+from falsifiers.witness.exposition import MOST_WIDTH, Labels, samples, widest
 from falsifiers.witness.rules import quoted
 from falsifiers.witness.stream import Hostile, Stream
 
@@ -27,8 +25,6 @@ POLL = 0.02
 """Seconds between two looks at a gauge."""
 MOST_LOG = 64 << 20
 MOST_LINE = 4096
-
-Labels = tuple[tuple[str, str], ...]
 
 
 class Source(Protocol):
@@ -84,17 +80,20 @@ class Log:
     pattern: re.Pattern[str]
     name: str = ""
     _at: int = 0
+    _file: int = 0
+    """Which file the path named, by its inode."""
 
     def __post_init__(self) -> None:
         self.name = f"log lines with {self.pattern.pattern}"
 
     async def begin(self) -> None:
         """Note where the log ends."""
-        self._at = self._size()
+        self._file, self._at = self._place()
 
     async def end(self, streams: Sequence[Stream]) -> int | None:
         """Return the largest width logged since."""
-        start = self._at if self._size() >= self._at else 0  # a shorter file was begun anew
+        file, size = self._place()  # another or a shorter file was begun anew
+        start = self._at if file == self._file and size >= self._at else 0
         try:
             with self.path.open("rb") as log:
                 log.seek(start)
@@ -107,9 +106,11 @@ class Log:
                  for match in self.pattern.finditer(line[:MOST_LINE])]
         return max((int(m) for m in found if m and re.fullmatch(r"[0-9]{1,6}", m)), default=None)
 
-    def _size(self) -> int:
+    def _place(self) -> tuple[int, int]:
+        """Return which file the log is and how long."""
         try:
-            return os.stat(self.path).st_size
+            found = os.stat(self.path)
+            return found.st_ino, found.st_size
         except OSError as error:
             raise Hostile(f"the log cannot be read: {error.strerror}") from None
 
@@ -145,10 +146,10 @@ class Gauge:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
-        widest = max(self._seen, default=None)
-        if widest is not None and widest != int(widest):
-            raise Hostile(f"the gauge {self.metric} told {widest:g}, which is no width")
-        return None if widest is None else int(widest)
+        most = max(self._seen, default=None)
+        if most is not None and (most != int(most) or not 0 <= most <= MOST_WIDTH):
+            raise Hostile(f"the gauge {self.metric} told {most:g}, which is no width")
+        return None if most is None else int(most)
 
 
 @dataclass
@@ -159,8 +160,7 @@ class Histogram:
     url: str
     metric: str
     name: str = ""
-    _before: tuple[Mapping[Labels, float], Mapping[Labels, float]] = field(
-        default_factory=lambda: ({}, {}))
+    _before: Sequence[Mapping[Labels, float]] = ()
 
     def __post_init__(self) -> None:
         self.name = f"histogram {self.metric}"
@@ -168,75 +168,25 @@ class Histogram:
     async def begin(self) -> None:
         """Read what was counted before."""
         self._before = await self._read()
+        if not self._before[0]:  # what is counted later might be of long before
+            raise Hostile(f"the histogram {quoted(self.metric)} is no longer told")
 
-    async def _read(self) -> tuple[dict[Labels, float], dict[Labels, float]]:
+    async def _read(self) -> list[dict[Labels, float]]:
+        """Return buckets, sums, and when what counts them began, as far as that is told."""
         page = await self.client.text(self.url)
-        return samples(page, f"{self.metric}_bucket"), samples(page, f"{self.metric}_sum")
+        return [samples(page, name) for name in (
+            f"{self.metric}_bucket", f"{self.metric}_sum", f"{self.metric}_created",
+            "process_start_time_seconds")]
 
     async def end(self, streams: Sequence[Stream]) -> int | None:
         """Return the largest width that the steps since then prove."""
-        buckets, sums = (
-            {key: value - before.get(key, 0.0) for key, value in after.items()}
-            for before, after in zip(self._before, await self._read(), strict=True))
+        pairs = list(zip(self._before, await self._read(), strict=True))
+        if any(before.get(key, value) != value for before, after in pairs[2:]
+               for key, value in after.items()):
+            raise Hostile("the metrics are those of a server that was started anew, or of another")
+        buckets, sums = ({key: value - before.get(key, 0.0) for key, value in after.items()}
+                         for before, after in pairs[:2])
         return widest(buckets, sums)
-
-
-def widest(grown: Mapping[Labels, float], sums: Mapping[Labels, float]) -> int | None:
-    """Return the largest width that a histogram proves, of any series, None without steps.
-
-    `grown` is by how much each cumulative bucket grew, `sums` by how much each series' sum did.
-    Raises `Hostile` when the highest bucket that grew may hold no step of its upper edge.
-    """
-    series: dict[Labels, list[tuple[float, float]]] = {}
-    for labels, value in grown.items():
-        rest = tuple(pair for pair in labels if pair[0] != "le")
-        series.setdefault(rest, []).append((_edge(dict(labels).get("le", "")), value))
-    found = [_widest_of(sorted(buckets), sums.get(rest)) for rest, buckets in series.items()]
-    return max((width for width in found if width is not None), default=None)
-
-
-def _widest_of(buckets: Sequence[tuple[float, float]], total: float | None) -> int | None:
-    steps, below, count = list[tuple[float, float, float]](), 0.0, 0.0
-    for edge, value in buckets:
-        if value < count:
-            raise Hostile("the histogram shrank, as if the server had been started anew")
-        if value > count:
-            steps.append((math.floor(edge) if math.isfinite(edge) else edge, below, value - count))
-        below, count = edge, value
-    if not steps:
-        return None
-    *lower, (edge, below, count) = steps
-    exact = edge - math.floor(below) == 1
-    # so much that steps of less than the edge could not add up to it
-    least = -math.inf if total is None else total - sum(n * most for most, _, n in lower)
-    if not math.isfinite(edge) or not (exact or least > count * (edge - 1)):
-        raise Hostile(f"the histogram does not tell whether a step was {edge:g} wide")
-    return int(edge)
-
-
-def _edge(text: str) -> float:
-    try:
-        edge = float(text)
-    except ValueError:
-        raise Hostile(f"a bucket ends at {quoted(text)}") from None
-    if math.isnan(edge):
-        raise Hostile("a bucket ends at NaN")
-    return edge
-
-
-def samples(page: str, metric: str) -> dict[Labels, float]:
-    """Return a metric's samples by their labels; raise `Hostile` when the page is malformed."""
-    wanted = "\n".join(line for line in page.split("\n")
-                       if line.startswith((f"{metric} ", f"{metric}{{")))
-    try:
-        found = {tuple(sorted(sample.labels.items())): float(sample.value)
-                 for family in text_string_to_metric_families(wanted + "\n")
-                 for sample in family.samples}
-    except Exception:  # the parser's complaints about a foreign text are of many types
-        raise Hostile(f"the samples of {quoted(metric)} are malformed") from None
-    if not all(math.isfinite(value) for value in found.values()):
-        raise Hostile(f"a sample of {quoted(metric)} is not finite")
-    return found
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from falsifiers.witness.rules import quoted
 
 MOST_EVENT = 1 << 18
 MOST_BYTES = 64 << 20
+MOST_COUNT = 1 << 31
+"""A larger number counts nothing."""
 LIVE_PART = 0.1
 """A live stream's tokens come over at least this part of the request's time; a reply that is
 held back comes all at its end."""
@@ -119,9 +121,7 @@ class Reader:
             return
         event = _json(data)
         if event.get("error"):
-            error = event["error"]
-            told = error.get("message") if isinstance(error, dict) else error
-            raise Hostile(f"the server reported an error: {quoted(str(told))}")
+            raise Hostile(f"the server reported an error: {quoted(words(event['error']))}")
         self._usage(event)
         choices = event.get("choices") or []
         if not isinstance(choices, list) or not all(isinstance(c, dict) for c in choices):
@@ -191,26 +191,44 @@ def tokens_of(logprobs: Any) -> Iterator[Token]:
         own, tops = (logprobs[key] if logprobs.get(key) is not None else [None] * len(names)
                      for key in ("token_logprobs", "top_logprobs"))
         for name, value, top in zip(names, own, tops, strict=True):
-            yield Token(str(name), _finite(value), {
-                str(rival): known for rival, told in (top or {}).items()
+            yield Token(_word(name), _finite(value), {
+                rival: known for rival, told in (top or {}).items()
                 if (known := _finite(told)) is not None})
     except (AttributeError, TypeError, ValueError):
         raise Hostile("an event's logprobs are malformed") from None
 
 
+def words(error: Any) -> str:
+    """Return what an error says; empty where that is no word or number."""
+    told = error.get("message") if isinstance(error, dict) else error
+    return str(told) if isinstance(told, str | int | float) else ""
+
+
 def _name(entry: Mapping[str, Any]) -> str:
     told = entry.get("id")
-    return f"#{told}" if _is_count(told) else str(entry.get("token"))
+    return _word(told if _is_count(told) else entry.get("token"))
+
+
+def _word(told: Any) -> str:
+    """Return a token's name, a number for an id; raise `TypeError` for what names no token."""
+    if _is_count(told):
+        return f"#{told}"
+    if not isinstance(told, str):
+        raise TypeError
+    return told
 
 
 def _finite(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # a whole number beyond every float
+        return None
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_COUNT
 
 
 def _json(data: bytes) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import hmac
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -15,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from phases.p2_engine_serve.asked import ChatAsked, CompletionAsked, parse
+from phases.p2_engine_serve.asked import ChatAsked, CompletionAsked, T, parse
 from phases.p2_engine_serve.refusal import Refused
 from phases.p2_engine_serve.reply import Done, Piece, Reply
 from phases.p2_engine_serve.service import Service, gone
@@ -23,6 +24,10 @@ from phases.p2_engine_serve.shapes import Shape
 
 BODY_SECONDS = 30.0
 """How long a client may take to send its request."""
+LARGE = 1 << 16
+"""Bytes above which a body is read beside the event loop, and not at once with many others."""
+MOST_LARGE = 16
+"""How many such bodies may be held before they are accepted or refused."""
 Opened = tuple[Reply, Shape]
 
 
@@ -66,6 +71,7 @@ class Api:
 
     def __init__(self, service: Service) -> None:
         self.service = service
+        self._large = set[int]()  # requests whose body is large and neither accepted nor refused
 
     def app(self) -> FastAPI:
         """Return the application; who runs it closes the service."""
@@ -100,17 +106,15 @@ class Api:
 
     async def completions(self, request: Request) -> Response:
         """Continue a text."""
-        self._hold_key(request)
-        asked = parse(CompletionAsked, await self._body(request))
-        return await self._answer(request, asked, await self.service.complete(
-            asked, request.is_disconnected))
+        async with self._asked(request, CompletionAsked) as asked:
+            opened = await self.service.complete(asked, request.is_disconnected)
+        return await self._answer(request, asked, opened)
 
     async def chat(self, request: Request) -> Response:
         """Write the next turn of a chat."""
-        self._hold_key(request)
-        asked = parse(ChatAsked, await self._body(request))
-        return await self._answer(request, asked, await self.service.chat(
-            asked, request.is_disconnected))
+        async with self._asked(request, ChatAsked) as asked:
+            opened = await self.service.chat(asked, request.is_disconnected)
+        return await self._answer(request, asked, opened)
 
     async def _answer(self, request: Request, asked: CompletionAsked | ChatAsked,
                       opened: Opened) -> Response:
@@ -132,11 +136,20 @@ class Api:
                     return JSONResponse(shape.whole(pieces, piece))
         raise AssertionError("a reply ended without saying so")
 
+    @asynccontextmanager
+    async def _asked(self, request: Request, kind: type[T]) -> AsyncIterator[T]:
+        """Read what is asked, or raise `Refused`; the block is what accepts it."""
+        self._hold_key(request)
+        _hold_kind(request)
+        try:
+            read = partial(parse, kind, await self._body(request))
+            yield read() if id(request) not in self._large else \
+                await self.service.reading.run(read, request.is_disconnected)
+        finally:
+            self._large.discard(id(request))
+
     async def _body(self, request: Request) -> bytes:
         """Read a body up to the limit, or raise `Refused`."""
-        kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-        if kind != "application/json":
-            raise Refused(415, "the body must be application/json", code="content_type")
         most, body = self.service.terms.body, bytearray()
         said = request.headers.get("content-length", "")
         if said.isdigit() and int(said[:20]) > most:
@@ -147,12 +160,20 @@ class Api:
                     body += part
                     if len(body) > most:
                         raise _too_large(most)
+                    if len(body) > LARGE:
+                        self._note_large(id(request))
         except TimeoutError:
             raise Refused(408, f"the body did not come within {BODY_SECONDS:.0f} seconds",
                           code="timeout") from None
         except ClientDisconnect:
             raise gone() from None
         return bytes(body)
+
+    def _note_large(self, request: int) -> None:
+        if request not in self._large and len(self._large) >= MOST_LARGE:
+            raise Refused(429, f"{MOST_LARGE} bodies of more than {LARGE:,} bytes are being read "
+                               f"already, which is the limit", code="queue_full", retry_after=1)
+        self._large.add(request)
 
     def _hold_key(self, request: Request) -> None:
         key = self.service.terms.key
@@ -163,6 +184,15 @@ class Api:
         known = [hmac.compare_digest(raw, one) for one in _spellings(key)]
         if scheme.lower() != "bearer" or not any(known):
             raise Refused(401, "the API key is missing or wrong", code="invalid_api_key")
+
+
+def _hold_kind(request: Request) -> None:
+    """Refuse a body that is no JSON by its own headers."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refused(415, "the body must be application/json", code="content_type")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise Refused(415, "the body must not be compressed", code="content_encoding")
 
 
 def _spellings(key: str) -> list[bytes]:
@@ -202,8 +232,8 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    told = Refused(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}",
-                   code="no_such_route")
+    where = f"{request.method[:20]} {request.url.path[:200]}"
+    told = Refused(error.status_code, f"{where}: {error.detail}", code="no_such_route")
     return JSONResponse(told.body, error.status_code, headers=error.headers)
 
 

@@ -16,13 +16,31 @@ T = TypeVar("T", bound="Asked")
 
 
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
-Stops = Annotated[list[Stop], Field(max_length=16)]
+# a list is read up to its first fault: an error for each item of a long one would take gigabytes
+Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
+MOST_NAME = 100
+"""Characters of a client's field name that are told back."""
 
 
 class Asked(BaseModel):
     """A part of a request; unknown fields and wrong types are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, fields: Any) -> Any:
+        """Drop what is null and need not be given, as clients send their defaults.
+
+        Of unknown fields only the first is kept, to be refused by name.
+        """
+        known = cls.model_fields
+        if not isinstance(fields, dict) or (
+                None not in fields.values() and fields.keys() <= known.keys()):
+            return fields
+        unknown = next((name for name in fields if name not in known), None)
+        return {name: value for name, value in fields.items() if name == unknown or (
+            name in known and (value is not None or known[name].is_required()))}
 
 
 class StreamOptions(Asked):
@@ -50,16 +68,6 @@ class Options(Asked):
     user: str | None = None
     """Taken and not used."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_absent(cls, fields: Any) -> Any:
-        """Drop what is null and need not be given: clients send their defaults so."""
-        if not isinstance(fields, dict):
-            return fields
-        optional = {name for name, field in cls.model_fields.items() if not field.is_required()}
-        return {name: value for name, value in fields.items()
-                if value is not None or name not in optional}
-
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> Options:
         if self.stream_options is not None and not self.stream:
@@ -85,7 +93,7 @@ class Options(Asked):
 class CompletionAsked(Options):
     """The body of /v1/completions."""
 
-    prompt: str | Annotated[list[int], Field(min_length=1)]
+    prompt: str | Annotated[list[int], Field(min_length=1, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1)] = 16
     logprobs: Top | None = None
 
@@ -111,7 +119,7 @@ class Message(Asked):
     """One turn of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
     name: str | None = None
 
     def plain(self) -> dict[str, str]:
@@ -125,7 +133,7 @@ class Message(Asked):
 class ChatAsked(Options):
     """The body of /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     logprobs: bool = False
@@ -161,12 +169,12 @@ def parse(kind: type[T], body: bytes) -> T:
 def _refusal(errors: list[Any]) -> Refused:
     place = _place(errors[0])
     first, message = _cause([one for one in errors if _place(one)[:len(place)] == place])
-    field = ".".join(place) or None
+    field = ".".join(place) if place else None
     if first["type"] == "json_invalid":
         return Refused(400, f"the body is not JSON: {message.removeprefix('Invalid JSON: ')}",
                        code="invalid_json")
     if first["type"] == "extra_forbidden":
-        return Refused(400, f"{field} is not a field that this server knows", field,
+        return Refused(400, f"{_shown(place)} is not a field that this server knows", field,
                        code="unknown_field")
     if first["type"] == "value_error":  # a rule about several fields begins with one's name
         return Refused(400, message, message.split()[0], code="invalid_value")
@@ -175,7 +183,16 @@ def _refusal(errors: list[Any]) -> Refused:
 
 
 def _place(error: Any) -> list[str]:
-    return [str(part) for part in error["loc"] if not _is_branch(part)]
+    """Return the names that lead to an error; an unknown field may have any name."""
+    way = error["loc"][:-1] if error["type"] == "extra_forbidden" else error["loc"]
+    own = [part for part in way if not _is_branch(part)]
+    return [str(part)[:MOST_NAME] for part in (*own, *error["loc"][len(way):])]
+
+
+def _shown(place: list[str]) -> str:
+    """Return a field's place in one line, quoted if its name is an odd one."""
+    text = ".".join(place)
+    return text if text and text.isprintable() else repr(text)
 
 
 def _cause(errors: list[Any]) -> tuple[Any, str]:

@@ -48,7 +48,7 @@ def serve(
     """Serve a model over the OpenAI API; each change of the batch is logged as `Batch m=N`."""
     from engine.cli import one_thread_for
     from phases.p2_engine_serve.hybrid import Limits
-    from phases.p2_engine_serve.server import address, bound, run
+    from phases.p2_engine_serve.server import address, bound, lets_strangers_in, run
     from phases.p2_engine_serve.service import Terms
 
     _hold_key(api_key)
@@ -60,7 +60,7 @@ def serve(
         service = open_service(subject, file, limits, device,
                                Terms(name or file.name, queue=queue, chunk=chunk, key=api_key),
                                prefix_cache_mb << 20, kv)
-        if api_key is None and not host.startswith(("127.", "localhost", "::1")):
+        if api_key is None and lets_strangers_in(listening):
             typer.echo(f"rowtwin: without --api-key anyone who reaches {host} is served", err=True)
         typer.echo(f"{service.terms.name} at {address(listening)}/v1 with {slots} slots on the "
                    f"{subject.path.name} path")

@@ -38,9 +38,16 @@ def environment() -> ImmutableSandboxedEnvironment:
     made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
                                          loader=DictLoader({}),  # there is nothing to include
                                          extensions=["jinja2.ext.loopcontrols"])
-    made.filters["tojson"] = lambda value, **more: json.dumps(value, ensure_ascii=False, **more)
+    made.filters["tojson"] = _tojson
     made.globals["raise_exception"] = _raise
     return made
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None,
+            separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
+    """Return a value as JSON, with the options that `transformers` gives chat templates."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
+                      sort_keys=sort_keys)
 
 
 def _raise(message: object) -> NoReturn:

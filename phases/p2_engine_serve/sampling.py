@@ -86,10 +86,10 @@ def draw(logits: Tensor, choices: Sequence[int], options: Sequence[Sampling],
 
 def _logprobs(logits: Tensor, top: Tensor, sums: Sequence[float],
               told: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Return the log-probability [26] of each row's tokens."""
+    """Return the log-probability [26] of each row's tokens, which JSON can tell: none is -inf."""
     rows = [row for row, line in enumerate(told) for _ in line]
     values = iter((logits[rows, [t for line in told for t in line]] - top[rows]).tolist())
-    return [[float(np.float32(next(values) - whole)) for _ in line]
+    return [[max(float(np.float32(next(values) - whole)), _LOWEST) for _ in line]
             for line, whole in zip(told, map(math.log, sums), strict=True)]
 
 
@@ -142,6 +142,7 @@ def _invert(weights: NDArray[np.float64], option: Sampling, number: int) -> int:
     return min(at, int(weights.nonzero()[0][-1]))  # the product may round up to the whole sum
 
 
+_LOWEST = float(np.finfo(np.float32).min)
 _LEAST = float(np.finfo(np.float32).tiny)
 """Stands for temperatures that f32 would round to zero."""
 

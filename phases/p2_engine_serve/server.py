@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from engine.errors import InputError
 from phases.p2_engine_serve.service import Service
 
 LAST = 5
 """Seconds for the last words of replies that the grace has ended."""
+HEAD_SECONDS = 30.0
+"""How long a connection may stay without a whole head of a request."""
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -29,6 +34,49 @@ def address(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def lets_strangers_in(listening: socket.socket) -> bool:
+    """Tell whether others than this machine reach a listening socket, whatever its host's name."""
+    return not ipaddress.ip_address(listening.getsockname()[0]).is_loopback
+
+
+class Connection(H11Protocol):
+    """One client's connection, which is closed when no request comes on it."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        self._await_head()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        if self._late is not None:
+            self._late.cancel()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP; behind an answer to its beginning there is nothing to add."""
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:
+            self.transport.close()
+
+    def _await_head(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        self._late = self.loop.call_later(HEAD_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+
+
 class Server(uvicorn.Server):
     """Drains its service at shutdown: what was accepted ends, by itself or by the grace."""
 
@@ -36,7 +84,7 @@ class Server(uvicorn.Server):
         self.service = service
         super().__init__(uvicorn.Config(
             service.stack.api(service).app(), log_config=None, access_log=False, ws="none",
-            http="h11", loop="asyncio", lifespan="off", server_header=False,
+            http=Connection, loop="asyncio", lifespan="off", server_header=False,
             timeout_graceful_shutdown=int(service.terms.grace) + LAST))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -81,6 +81,7 @@ class Service:
         self.vocab = engine.model.config.vocab
         self.most = self.capacity * tokenizer.longest
         """Bytes that no text which fits the context can have more of."""
+        self.reading = Turnstile()
         self._templating, self._encoding = Turnstile(), Turnstile()
         self.started = int(time.time())
         self.template: Template = stack.template(tokenizer.chat_template)

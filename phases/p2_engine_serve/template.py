@@ -72,7 +72,7 @@ class Template:
             answer = ""
         finally:
             late.cancel()
-        if answer:
+        if answer.endswith("\n"):  # else it was ended in the middle of it
             found: dict[str, Any] = json.loads(answer)
             return found
         self._end()

@@ -1,0 +1,198 @@
+"""What hostile clients and files do to a server is bounded, and told in a sentence."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from engine.errors import InputError
+from phases.p2_engine_serve import api, server
+from phases.p2_engine_serve.asked import ChatAsked, CompletionAsked, parse
+from phases.p2_engine_serve.gate import PATIENCE
+from phases.p2_engine_serve.harness import Site
+from phases.p2_engine_serve.heard import Ask
+from phases.p2_engine_serve.refusal import Refused
+from phases.p2_engine_serve.sampling import Sampling, draw
+from phases.p2_engine_serve.template import Template
+from phases.p2_engine_serve.test_witness import site_of
+
+MANY = 1000
+SAID = {"role": "user", "content": "a"}
+OPTIONS: dict[str, Any] = {"max_tokens": 2, "ignore_eos": True}
+BODY: dict[str, Any] = {"model": "nano", "prompt": "the", **OPTIONS}
+
+
+@pytest.mark.parametrize(("kind", "body"), [
+    (CompletionAsked, {"prompt": [""] * MANY}), (CompletionAsked, {"stop": [1] * MANY}),
+    (CompletionAsked, {f"key{i}": 1 for i in range(MANY)}), (ChatAsked, {"messages": [{}] * MANY}),
+    (ChatAsked, {"messages": [{**SAID, "content": [{}] * MANY}]}),
+    (ChatAsked, {"messages": [{**SAID, **{f"key{i}": 1 for i in range(MANY)}}]})])
+def test_a_thousand_faults_of_a_body_are_not_all_collected(kind: Any, body: Any) -> None:
+    whole = {"model": "a", **({"prompt": "b"} if kind is CompletionAsked else {"messages": [SAID]})}
+    with pytest.raises(ValidationError) as faults:
+        kind.model_validate_json(json.dumps({**whole, **body}))
+    assert faults.value.error_count() < 10
+
+
+@pytest.mark.parametrize(("name", "told"), [
+    ("top-k", "top-k"), ("str", "str"), ("a b", "a b"), ("", "''"), ("a\nb", r"'a\nb'"),
+    ("k" * 5000, "k" * 100)])
+def test_unknown_field_is_told_whatever_its_name(name: str, told: str) -> None:
+    for kind, body, place in ((CompletionAsked, {"prompt": "b", name: 1}, ""),
+                              (ChatAsked, {"messages": [{**SAID, name: 1}]}, "messages.0.")):
+        with pytest.raises(Refused) as refused:
+            parse(kind, json.dumps({"model": "a", **body}).encode())
+        assert refused.value.message.endswith(" is not a field that this server knows")
+        assert refused.value.message.isprintable()
+        assert told.strip("'") in refused.value.message
+        assert refused.value.field == place + name[:100]
+
+
+def test_null_is_as_if_absent_inside_of_fields_too() -> None:
+    asked = parse(ChatAsked, json.dumps({
+        "model": "a", "messages": [{**SAID, "name": None}], "stream": True,
+        "stream_options": {"include_usage": None}}).encode())
+    assert asked.stream_options is not None
+    assert not asked.stream_options.include_usage
+
+
+@pytest.fixture
+def site(path: Any) -> Iterator[Site]:
+    """Return a server over the toy."""
+    with site_of(path, model="") as opened:
+        yield opened
+        opened.idle()
+
+
+def sent(site: Site, *parts: bytes) -> socket.socket:
+    line = socket.create_connection(site.socket.getsockname(), PATIENCE)
+    for part in parts:
+        line.sendall(part)
+    return line
+
+
+def head(length: int | str, kind: str = "application/json", **headers: str) -> bytes:
+    """Return the head of a completion; a length that is a text is another header."""
+    size = length if isinstance(length, str) else f"Content-Length: {length}"
+    more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return (f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\n{size}\r\n{more}"
+            "\r\n").encode()
+
+
+def test_large_bodies_are_read_beside_the_event_loop(site: Site,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def watched(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return parse(*given)
+
+    monkeypatch.setattr(api, "parse", watched)
+    for body in (BODY, {**BODY, "user": "u" * api.LARGE}):
+        assert site.post(body).status_code == 200
+    assert (threads[0], threads[1] == threads[0]) == (site.thread.name, False)
+
+
+def test_few_large_bodies_are_held_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "MOST_LARGE", 1)
+    large = {**BODY, "user": "u" * api.LARGE}
+    with sent(site, head(2 * api.LARGE), b" " * (api.LARGE + 1)):
+        refused = eventually(site, large, 429)
+        assert refused.json()["error"]["code"] == "queue_full"
+        assert refused.headers["retry-after"] == "1"
+        assert site.post(BODY).status_code == 200
+    assert eventually(site, large, 200).status_code == 200  # its place is free again
+
+
+def eventually(site: Site, body: Any, status: int) -> Any:
+    """Post until the answer has a status, for what another connection does takes a moment."""
+    late = time.monotonic() + PATIENCE
+    while (answer := site.post(body)).status_code != status and time.monotonic() < late:
+        time.sleep(0.01)
+    return answer
+
+
+def test_connection_without_a_request_is_closed(path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEAD_SECONDS", 1.0)
+    with site_of(path, model="") as site:
+        idle, slow = sent(site), sent(site, b"POST /v1/comp")
+        served = sent(site, head(2, Connection="close"), b"{}")
+        future = site.hold([Ask("completions", True, {**OPTIONS, "prompt": "the"})])[0]
+        for line in (idle, slow):
+            with line:
+                assert line.recv(1) == b""
+        with served:
+            assert served.recv(1) == b"H"
+        site.gate.release()  # a request that takes longer than its head may is served
+        assert site.result(future).usage["completion_tokens"] == 2
+
+
+def test_garbage_behind_an_early_answer_ends_the_connection_alone(
+        site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR, "asyncio"), \
+            sent(site, head("Transfer-Encoding: chunked", "text/plain")) as line:
+        assert b"415" in line.recv(1 << 16)
+        line.sendall(b"no chunk\r\n")
+        assert line.recv(1 << 16) == b""
+        assert site.post(BODY).status_code == 200
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
+
+
+def test_compressed_bodies_and_long_methods_are_refused_in_a_sentence(site: Site) -> None:
+    packed = site.post(BODY, **{"content-encoding": "gzip"})
+    assert (packed.status_code, packed.json()["error"]["message"]) == (
+        415, "the body must not be compressed")
+    odd = site.http.request("M" * 5000, "/v1/completions")
+    assert (odd.status_code, len(odd.json()["error"]["message"]) < 100) == (405, True)
+
+
+@pytest.mark.parametrize("logits", [[3e38, -3e38, 0.0], [1e38, -1e38, -3e38]])
+@pytest.mark.parametrize("temperature", [0.0, 1e-30, 1.0, 100.0])
+def test_log_probs_of_any_finite_logits_can_be_told(logits: list[float],
+                                                    temperature: float) -> None:
+    (drawn,) = draw(torch.tensor([logits]), [0], [Sampling(temperature, top=3)], [0])
+    assert json.loads(json.dumps(drawn.top, allow_nan=False))[0] == [0, 0.0]
+    assert drawn.logprob == 0.0
+
+
+@pytest.mark.parametrize(("host", "open_to_all"), [
+    ("127.0.0.1", False), ("127.1", False), ("localhost", False), ("0.0.0.0", True)])
+def test_who_is_let_in_depends_on_the_address_not_its_name(host: str, open_to_all: bool) -> None:
+    with server.bound(host, 0) as listening:
+        assert server.lets_strangers_in(listening) is open_to_all
+
+
+@pytest.mark.parametrize(("options", "text"), [
+    ("ensure_ascii=False", '{"a": "é"}'), ("ensure_ascii=True", r'{"a": "\u00e9"}'),
+    ("indent=1", '{\n "a": "é"\n}'), ("separators=(',', ':')", '{"a":"é"}')])
+def test_json_in_templates_takes_the_options_that_templates_use(options: str, text: str) -> None:
+    template = Template("{{ {'a': 'é'}|tojson(" + options + ") }}")
+    try:
+        assert template.render([]) == text
+    finally:
+        template.close()
+
+
+def test_template_ended_in_the_middle_of_its_answer_is_refused(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    dies = "import sys; sys.stdin.readline(); sys.stdout.write('{\"text\": \"a')"
+    popen = subprocess.Popen
+    monkeypatch.setattr("phases.p2_engine_serve.template.subprocess.Popen",
+                        lambda command, **more: popen([sys.executable, "-c", dies], **more))
+    template = Template("a")
+    try:
+        with pytest.raises(InputError, match="it took more than 5 seconds or more memory"):
+            template.render([])
+    finally:
+        template.close()
