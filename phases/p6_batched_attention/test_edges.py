@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from contracts.schema import Case, load_contract
+from contracts.load import load_contract
+from contracts.schema import Case
 from falsifiers.judge import Judge
 from falsifiers.subject import Subject
 from phases.p6_batched_attention import attacks, launches, test_falsifier
