@@ -240,11 +240,13 @@ async def _serve(stub: Stub, ready: Callable[[str, Callable[[], object]], None])
           partial(loop.call_soon_threadsafe, stopped.set))
     await stopped.wait()
     server.close()
+    await asyncio.sleep(0)  # a connection just accepted is nobody's until its task has begun
     tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in [engine, *tasks]:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await asyncio.sleep(0)  # sockets are closed in the turn after
+    for _ in range(3):
+        await asyncio.sleep(0)  # sockets are closed in the turns after
 
 
 @contextmanager
