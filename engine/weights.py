@@ -21,8 +21,9 @@ ORDERED = "ordered"
 EXACT_KINDS = ("Q4_K", "Q5_K", "Q6_K", "Q8_0")
 _WIDE = 1 << 21
 """Matrices of at most this many weights are kept widened to f64."""
-_CHUNK = 1 << 19
-"""Weights widened at a time in a larger matrix."""
+_CHUNK, _DEVICE_CHUNK = 1 << 19, 1 << 26
+"""Weights widened at a time in a larger matrix: what a cache holds, and on a device, where each
+time is a launch, half a gigabyte. No bit depends on it."""
 
 
 def tensor_of(array: np.ndarray) -> Tensor:
@@ -97,7 +98,7 @@ class Weight:
 
     def _ordered(self, x: Tensor) -> Tensor:
         """Return the ordered product of one row x f32[K]: f32[N] [10]."""
-        step = max(1, _CHUNK // self.k)
+        step = max(1, self._chunk // self.k)
         return torch.cat([arithmetic.ordered_dot(x, self._values(slice(i, min(i + step, self.n))))
                           for i in range(0, self.n, step)])
 
@@ -110,8 +111,12 @@ class Weight:
         return torch.from_numpy(dequantize(self.kind, np.ascontiguousarray(raw))).to(self.device)
 
     def _chunks(self) -> list[slice]:
-        step = self.n if self.n * self.k <= _WIDE else max(1, _CHUNK // self.k)
+        step = self.n if self.n * self.k <= _WIDE else max(1, self._chunk // self.k)
         return [slice(i, min(i + step, self.n)) for i in range(0, self.n, step)]
+
+    @property
+    def _chunk(self) -> int:
+        return _CHUNK if self.device == "cpu" else _DEVICE_CHUNK
 
     def _widened(self, rows: slice) -> Tensor:
         if self._wide is not None:
