@@ -148,3 +148,14 @@ def test_the_witness_that_is_kept_is_admitted_and_quoted() -> None:
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert [band["m_formed"] for band in bands] == [1, 4, 8, 16]
     assert f"at {', '.join(rates[:-1])} and {rates[-1]} tokens/s a request" in text
+
+
+def test_the_looped_path_s_witness_is_refused_for_its_rate_and_what_it_lacks() -> None:
+    path = ROOT / FOLDER / "nvidia-h200/witness-p1.json"
+    said, reasons = verdict(path, "4b-shape")
+    assert (said, [reason["rule"] for reason in reasons]) == ("NOT ADMISSIBLE", ["S2", "S2", "S7"])
+    bands = json.loads(path.read_text())["bands"]
+    assert [(band["m_formed"], band["result"]) for band in bands] == [(1, "PASS"), (4, "PASS")]
+    alone, four = (f"{band['decode_tok_s']:.2f}" for band in bands)
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"a request's {alone} tokens/s fall to {four}" in text
