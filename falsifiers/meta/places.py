@@ -6,14 +6,14 @@ Those of the serving stacks are in `event_places.py`.
 from __future__ import annotations
 
 PLANS = {"a": (2, 3, 3), "b": (3, 5, 5), "d": (3, 2, 70), "e": (4, 4, 2), "f": (1, 4, 2),
-         "g": (2, 1, 2), "h": (2, 2, 124)}
+         "g": (2, 1, 2), "h": (2, 2, 124), "i": (2, 2, 126), "j": (2, 3, 126)}
 """By letter: rows, steps and the longest prompt of `lanes.plan`.
 
 Plan a: step 0 feeds slot 3 three tokens and slot 1 one, step 1 slot 1 two and slot 3 five, step 2
 each of them one. In plan b slot 4 is taken over in step 4 and slot 3 sits step 3 out; its steps
 2 (slots 3, 4, 0) and 4 (slots 0, 3, 4) feed one token a row. Plan d has many keys; in e slots 5, 1
 and 3 follow on 5, 3, 0 and 1 with a token each; f repeats a step's shape, g is the smallest. In h
-a row grows past 128 tokens.
+a row grows past 128 tokens, in i within its first greedy run, in j before a step of a token a row.
 """
 Shown = tuple[str, str, int | None, int, int]
 """The plan, the op, its layer, the step and the slot."""
@@ -117,6 +117,8 @@ GREEDY: dict[str, Shown] = {
     # behind step 0 a row of 124 tokens goes on by 3; behind step 1 one of 129 is out of that
     # graph's bounds, and the run fails as a whole: slot 1 is its first row
     "p8/key_without_lengths": ("h", "greedy_rows", None, 1, 1),
+    # the run behind step 0 begins with room for 127 tokens and has to hold 129
+    "p8/key_with_the_first_steps_length": ("i", "greedy_rows", None, 0, 3),
     # the row behind which a bad one stands has moved on; of slots 3 and 1 it is the first
     "p1/checked_row_by_row": ("a", "step", None, 0, 3),
     "p8/runs_are_not_checked": ("a", "greedy_rows", None, 0, 3),
@@ -131,8 +133,9 @@ WIDER = {
     "p5/window_from_the_packed_tokens": "b", "p6/rows_cut_a_count_apart": "b",
     "p6/next_tokens_page_is_read": "d", "p6/last_short_split_lost": "d",
     "p6/oldest_key_lost_in_a_batch": "d", "p6/rescale_is_always_one": "d",
-    "p6/first_split_sets_the_maximum": "d", "p6/scratch_kept_between_calls": "f"}
-"""Mutants of ops that plan a does not show, and the plan that does."""
+    "p6/first_split_sets_the_maximum": "d", "p6/scratch_kept_between_calls": "f",
+    "p8/key_with_the_first_rows_length": "j"}
+"""Mutants that plan a does not show, and the plan that does."""
 
 KERNELS = {
     "p4/heads_taken_side_by_side": "g", "p4/library_silu_in_the_kernel": "g",
@@ -177,6 +180,9 @@ UNSEEN = {
                      "p6/kernel_reads_keys_by_query_head"), SAME),
     "p5/gates_kernel_of_one_block": "nano has fewer gates than a block",
     "p5/gates_kernel_without_strides": "tokens of a step stand side by side",
+    **dict.fromkeys(("p4/gate_and_up_by_one_stride", "p5/delta_step_kernel_has_one_stride",
+                     "p5/gates_kernel_with_one_stride", "p6/kernel_has_one_stride"),
+                    "what a step gives an op has one stride"),
     **dict.fromkeys((f"p6/pad_{name}" for name in (
         "clamped_to_slot_zero", "takes_an_idle_slot", "takes_the_last_token",
         "shifts_the_rows_behind", "divides_by_zero", "slot_looked_up")), PADS),
@@ -185,19 +191,20 @@ UNSEEN = {
         "narrow_kv_rounded_in_a_batch_alone", "narrow_kv_rounded_twice",
         "narrow_kv_read_as_the_other_type", "narrow_kv_of_this_step_not_rounded",
         "narrow_kv_of_a_chunk_not_rounded", "narrow_queries_too", "four_bytes_a_narrow_value",
-        "kernel_truncates", "kernel_reads_f16_as_bf16")), NARROW),
+        "kernel_truncates", "kernel_reads_f16_as_bf16", "kernel_rounds_nan_as_a_number")), NARROW),
     **dict.fromkeys((f"p8/{name}" for name in (
         "capture_reseeds", "capture_at_every_step", "never_replays",
         "failure_reaches_the_caller", "failure_is_tried_again", "graphs_kept_without_end",
         "newest_graph_dropped", "sink_is_ignored")), GRAPHS),
-    **dict.fromkeys(("p8/key_without_the_model", "p8/key_without_the_path"),
-                    "it takes two models or paths in one process"),
+    **dict.fromkeys(("p8/key_without_the_model", "p8/key_without_the_path",
+                     "p8/key_without_the_table"), "it takes two models or paths in one process"),
     "p8/padding_advances": "it moves on in a slot that no row reads"}
 """Mutants that nothing over nano shows, and why; a thorough run tries them all the same."""
 
 CRASHES = {"p3/whole_tiles_stored": "it stores past the end of a step's output",
            "p3/weights_written": "weights of a file cannot be written",
-           "p4/cap_of_another_device": "the launch fails above eight rows"}
+           "p4/cap_of_another_device": "the launch fails above eight rows",
+           "p8/key_with_the_first_rows_length": "the other row is past the room that a graph has"}
 """Mutants with which a step ends in an error."""
 
 ONE_TYPE = "a kernel for one type of weights, tried alone"
@@ -226,7 +233,9 @@ EMULATED = {
     **dict.fromkeys((f"p5/cuda_{name}" for name in (
         "follows_the_first_pointer", "shares_heads_side_by_side", "pairs_distant_lanes_first",
         "scales_the_norm", "saves_one_key_late", "stops_after_a_tile", "window_backwards",
-        "takes_the_token_for_the_head", "delta_step_contracted", "conv_step_contracted")), "a"),
+        "takes_the_token_for_the_head", "loads_the_token_again", "delta_step_contracted",
+        "conv_step_contracted")), "a"),
+    "p5/cuda_spans_begin_with_zeros": "d", "p5/cuda_saves_the_first_span": "d",
     "p5/cuda_gates_contracted": "b",
     "p6/cuda_sum_contracted": "a", "p6/cuda_reads_the_cache_alone": "a",
     **{name: shown[0] for name, shown in TOGETHER.items()}}

@@ -185,4 +185,4 @@ def test_mutant_that_is_not_seen_changes_no_value(unseen: str) -> None:
 @pytest.mark.parametrize("name", CRASHES)
 def test_mutant_that_crashes_is_told(name: str) -> None:
     with pytest.raises(SuiteError, match="ended in"):
-        Bisection(setup_of(name), *steps_of("b")).run()
+        Bisection(setup_of(name), *steps_of(WIDER.get(name, "b"))).run()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from contracts.schema import Case
 from engine.candidate import Engine, PathEngine, engine_of, is_whole
 from engine.path import Path, Rows
+from engine.rope import RopeTable
 from falsifiers.errors import Declined
 from falsifiers.judge import Judge
 from falsifiers.subject import Subject
 from falsifiers.vectors import step_rows
-from phases.p8_decode_graph import increment
+from phases.p8_decode_graph import increment, kernel_graphs
 
 
 def hold_one_step(case: Case, subject: Subject, judge: Judge, engine: Engine, model: Any) -> None:
@@ -35,6 +39,28 @@ def twice(path: Path) -> Any:
         path.silu_mul(gate, up, out)
         out.mul_(0.5)
     return run
+
+
+def short_buckets() -> AbstractContextManager[Any]:
+    """Let graphs have room for 2, 4, 8, ... tokens, so that short runs outgrow a bucket."""
+    return patch.object(kernel_graphs, "reach_of",
+                        lambda tokens: max(2, 1 << (tokens - 1).bit_length()))
+
+
+def told_apart(case: Case, subject: Subject) -> tuple[list[Any], list[Any]]:
+    """Return models that may not share a graph, on the CPU and on the case's device.
+
+    The last one has the weights of the first, turned by another table.
+    """
+    single = [subject.models(name) for name in case["models"]]
+    if case["ordered"]:
+        single.append(single[0].with_arithmetic("ordered"))
+    models = [m.to(subject.device) if subject.device != "cpu" else m for m in single]
+    for some in (single, models):
+        first = some[0]
+        table = RopeTable(first.config.rope_dim, first.config.rope_base * 4, first.device)
+        some.append(replace(first, rope=table))
+    return single, models
 
 
 def random_state(subject: Subject) -> torch.Tensor:

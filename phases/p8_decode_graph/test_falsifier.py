@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import replace
-from unittest.mock import patch
 
 import torch
 
@@ -13,11 +12,10 @@ from contracts.schema import Case
 from engine.candidate import PathEngine, is_whole
 from engine.errors import InputError
 from engine.path import Rows, traced
-from engine.rope import RopeTable
 from falsifiers.judge import Judge, as_bits
 from falsifiers.streams import Batch, prompt_of, state_digest
 from falsifiers.subject import Subject
-from phases.p8_decode_graph import attacks, kernel_graphs
+from phases.p8_decode_graph import attacks
 from phases.p8_decode_graph.attacks import CAPACITY, graphs_of, stream_of, with_graphs
 from phases.p8_decode_graph.harness import (
     engine_for,
@@ -26,6 +24,8 @@ from phases.p8_decode_graph.harness import (
     model_of,
     on_cpu,
     random_state,
+    short_buckets,
+    told_apart,
     twice,
 )
 
@@ -169,13 +169,7 @@ def test_drift_over_many_replays(case: Case, subject: Subject, judge: Judge) -> 
 
 def test_key_holds_what_changes_launches(case: Case, subject: Subject, judge: Judge) -> None:
     path, graphs = with_graphs(graphed(subject).path)
-    single = [subject.models(name) for name in case["models"]]
-    if case["ordered"]:
-        single.append(single[0].with_arithmetic("ordered"))
-    models = [m.to(subject.device) if subject.device != "cpu" else m for m in single]
-    for some in (single, models):  # the same weights, turned by another table
-        table = RopeTable(some[0].config.rope_dim, some[0].config.rope_base * 4, some[0].device)
-        some.append(replace(some[0], rope=table))
+    single, models = told_apart(case, subject)
     streams = [stream_of(m, 80, 1, 4) for m in single]
     batches = []
     for model, stream in zip(models, streams, strict=True):
@@ -220,14 +214,12 @@ def test_greedy_runs_equal_steps(case: Case, subject: Subject, judge: Judge) -> 
     pool, own = model.new_pool(m + 2, CAPACITY), single.new_pool(m + 2, CAPACITY)
     slots = tuple(range(m + 1, 1, -1))
     tokens = prompt_of(95, m, model.config.vocab)
-    short = patch.object(kernel_graphs, "reach_of",  # so that runs outgrow a bucket
-                         lambda tokens: max(2, 1 << (tokens - 1).bit_length()))
-    with short:  # a step's graph, in the bucket of the first run
+    with short_buckets():  # a step's graph, in the bucket of the first run
         path.step(model, model.new_pool(m, 4), tokens, Rows.decode(range(m), (2,) * m))
     at, idle = 0, pool.slot(0).digest()
     for steps in case["runs"]:
         rows = Rows.decode(slots, (at,) * m)
-        with short:
+        with short_buckets():
             got = path.decode_greedy(model, pool, tokens, rows, steps)
         for row, slot in enumerate(slots):
             want, token = [], tokens[row]
