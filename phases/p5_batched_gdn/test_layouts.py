@@ -1,10 +1,15 @@
-"""P5's kernels where no case of the contract goes: three key heads, which no mask of bits finds."""
+"""P5's kernels where no case of the contract goes.
+
+Three key heads, which no mask of bits finds, and rows of which none has a token.
+"""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
 from contracts.load import load_contract
+from engine.state import Ints, Refs
 from falsifiers.judge import Judge
 from falsifiers.subject import Subject
 from phases.p5_batched_gdn import test_falsifier
@@ -32,3 +37,15 @@ def test_three_key_heads_are_shared_by_the_portable_kernel() -> None:
 @pytest.mark.usefixtures("emulated")
 def test_three_key_heads_are_shared_by_the_fast_kernel() -> None:
     hold("cuda")
+
+
+@pytest.mark.emulated
+@pytest.mark.usefixtures("emulated")
+def test_rows_of_which_none_has_a_token_keep_their_states() -> None:
+    none, one = Ints((0, 0)), path()
+    windows, states = (Refs(torch.full((2, *shape), 7.0), (1, 0))
+                       for shape in ((384, 3), (1, 128, 128)))
+    x, heads, gate = torch.empty(0, 384), torch.empty(0, 1, 128), torch.empty(0, 1)
+    one.conv_step(x, torch.ones(384, 4), windows, none, torch.empty(0, 384))
+    one.delta_step(heads, heads, heads, gate, gate, states, none, torch.empty(0, 1, 128))
+    assert all(bool((refs.whole == 7.0).all()) for refs in (windows, states))
