@@ -42,23 +42,25 @@ serve() { # PATH
 
 witness() { "$python" rowtwin.py witness "$url" --prompt the "$@"; }
 
-take() { # PATH REPLICATES WARM
-    serve "$1"
+take() { # PATH WARM OPTION...
+    path=$1 warm=$2
+    shift 2
+    serve "$path"
     # what the first requests of a width compile or capture is no part of its rate
-    witness --n-predict 2 --declared-min 2 --replicates 1 --c "$3" --out "$work/warm" > "$work/w" || :
-    witness --n-predict 64 --replicates "$2" --model-file "$model" --binary "$work/sources" \
-        --commit "$commit" --out "$out/$1.json" --html "$out/$1.html" || :
-    "$python" rowtwin.py witness check "$out/$1.json" --model-prefix "$shape-shape" \
-        > "$out/$1.txt" || :
-    cat "$out/$1.txt"
+    witness --n-predict 2 --declared-min 2 --replicates 1 --c "$warm" --out "$work/warm" > "$work/w" || :
+    witness --n-predict 64 --model-file "$model" --binary "$work/sources" --commit "$commit" \
+        --out "$out/$path.json" --html "$out/$path.html" "$@" || :
+    "$python" rowtwin.py witness check "$out/$path.json" --model-prefix "$shape-shape" \
+        > "$out/$path.txt" || :
+    cat "$out/$path.txt"
     kill "$server"
     wait "$server" || :
     server=
 }
 
-for path in ${PATHS:-newest p1}; do
-    case $path in
-    p1) take p1 1 1 ;;
-    *) take "$path" 3 1,4,8,16 ;;
+for one in ${PATHS:-newest p1}; do
+    case $one in
+    p1) take p1 1 --replicates 1 --no-mixed --timeout 1800 ;; # 0.4 s a row and step
+    *) take "$one" 1,4,8,16 ;;
     esac
 done

@@ -159,6 +159,11 @@ def test_swapped_slots_fail_though_identical_prompts_hide_them(take: Any, swap: 
     assert found[3] != found[4]
 
 
+def test_swapped_slots_are_not_seen_without_different_prompts(take: Any) -> None:
+    band = of(take(Stub(token=first_two), replace(SHORT, mixed=False)), 4)
+    assert (band["result"], band["mixed"]) == ("PASS", [])
+
+
 def test_neighbour_that_reaches_a_row_is_refused(take: Any) -> None:
     witness = take(Stub(token=bleeding))
     band = of(witness, 4)

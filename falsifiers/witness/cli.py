@@ -114,6 +114,9 @@ def take(
         min=1, metavar="N", help="Tokens that must agree.")] = rules.FLOOR,
     replicates: Annotated[int, typer.Option(
         min=1, max=100, metavar="N", help="Repeats of each width; speeds are medians.")] = 3,
+    mixed: Annotated[bool, typer.Option(
+        help="Send different prompts too; without them slots that are mixed up are not seen, and "
+             "a slow server's witness takes a third of the time.")] = True,
     metrics_url: MetricsUrl = None,
     metric: Metric = None,
     log_file: LogFile = None,
@@ -141,10 +144,12 @@ def take(
     from falsifiers.witness.take import PROMPT, Plan
     witness = asking.run(asking.Asked(
         url, out, Plan(asking.widths(c), asking.prompt(prompt, prompt_file) or PROMPT, n_predict,
-                       declared_min, replicates),
+                       declared_min, replicates, mixed),
         Named(metrics_url, metric, log_file, pattern, field), api_key, timeout, wait, model,
         model_file, binary, commit), partial(print, flush=True))
     if html is not None:
         asking.write(html, ctx.meta["witness_page"](witness))
+    if not mixed:
+        print("different prompts were not sent, so nothing is said of slots that are mixed up")
     print(f"{out}: rowtwin witness check says whether it is admitted")
     raise typer.Exit(asking.exit_code(witness["bands"]))

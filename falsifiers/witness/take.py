@@ -30,6 +30,8 @@ class Plan:
     declared_min: int = FLOOR
     replicates: int = 1
     """How often each width's identical requests are sent; speeds are medians over them."""
+    mixed: bool = True
+    """Whether different prompts are sent too, which alone show slots that are mixed up."""
     identity: dict[str, Any] = field(default_factory=dict)
     """Host, commit, digests and versions, for the witness."""
 
@@ -100,7 +102,7 @@ class Taking:
         """Send the width's arms, until one shows that the server answers no more."""
         c = taken.c
         wanted = [("identical", [-1] * c)] * self.plan.replicates
-        if c > 1:
+        if c > 1 and self.plan.mixed:
             wanted += [("forward", list(range(c))), ("reversed", list(reversed(range(c))))]
         for name, prompts in wanted:
             if name == "forward" and not await self._know(c):
