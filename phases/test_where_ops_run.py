@@ -67,15 +67,17 @@ def test_output_chooses_the_kernel(phase: str, name: str, there: str, here: str,
                                    calls: Calls) -> None:
     path = PATHS[phase]()
     held = replace(getattr(path, name), reference=calls.of("reference"))
-    given = (path.norm,) if name == "add_norm" else ()
+    given = {"add_norm": (path.norm,), "conv_step": (HOST, HOST, HOST, (1,))}.get(name, ())
+    taken = () if name == "add_norm" else given  # whose kernel is its norm's too
     held(*given, HOST, DEVICE)
     held(*given, DEVICE, HOST)
     for portable in (held.kernel, getattr(held, "portable", None)):
         if portable is not None:
-            portable(DEVICE, HOST)
-    assert calls == [(f"{there}.{name}", (HOST, DEVICE)), ("reference", (*given, DEVICE, HOST)),
-                     *([(f"{there}.{name}", (DEVICE, HOST))] if phase.startswith("p5") else []),
-                     (f"{here}.{name}", (DEVICE, HOST))]
+            portable(*taken, DEVICE, HOST)
+    there, here = f"{there}.{name}", f"{here}.{name}"
+    assert calls == [(there, (*taken, HOST, DEVICE)), ("reference", (*given, DEVICE, HOST)),
+                     *([(there, (*taken, DEVICE, HOST))] if phase.startswith("p5") else []),
+                     (here, (*taken, DEVICE, HOST))]
 
 
 def test_options_reach_the_kernel(calls: Calls) -> None:
