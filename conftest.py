@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from contracts.schema import Case
-    from falsifiers.subject import Subject
+    from falsifiers.judging.subject import Subject
 
 refused = pytest.StashKey[str]()
 """Why a worker's candidate cannot be judged in the phases chosen."""
-pytest_plugins = ["falsifiers.plugin", "pytester"]
+pytest_plugins = ["falsifiers.gate.pytest_plugin", "pytester"]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -24,9 +24,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     named = session.config.getoption("--candidate")
     if named is None:
         return
-    from falsifiers.candidates import must_have_part
-    from falsifiers.errors import SuiteError
-    from falsifiers.plugin import case_of
+    from falsifiers.gate.candidates import must_have_part
+    from falsifiers.gate.pytest_plugin import case_of
+    from falsifiers.judging.errors import SuiteError
     from phases.vector_sets import must_take_programs
     phases = sorted({case.phase for item in session.items if (case := case_of(item)) is not None})
     try:
@@ -44,7 +44,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def subject(case: Case, request: pytest.FixtureRequest) -> Iterator[Subject]:
     """Yield what the case judges: its own phase's part of the tree, or the candidate."""
     if why := request.config.stash.get(refused, ""):
-        from falsifiers.errors import SuiteError
+        from falsifiers.judging.errors import SuiteError
         raise SuiteError(why)
     subject = rowtwin.subject_for(case, request.config.getoption("--candidate"))
     with subject.around():
@@ -72,6 +72,6 @@ def stack() -> Any:
 @pytest.fixture
 def emulated() -> Iterator[None]:
     """Run a test where kernels for a device take tensors of the CPU."""
-    from engine.emulate import run
-    with run.emulated():
+    from engine.emulate import emulator
+    with emulator.emulated():
         yield

@@ -13,34 +13,34 @@ from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
-from falsifiers.lazy import group_of, readable, run
+from falsifiers.console.cli_app import group_of, readable, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from contracts.golden import Makers
     from contracts.schema import Case, Contract
-    from falsifiers.lanes import Setup
-    from falsifiers.mutants import Bank
-    from falsifiers.subject import Subject
+    from falsifiers.bisect.paired_runs import Setup
+    from falsifiers.judging.subject import Subject
+    from falsifiers.mutation.mutants import Bank
     from falsifiers.vectors.exchange import VectorSet
-    from reports.own_model import Opened
+    from reports.user_model import Opened
 
 ROOT = Path(__file__).parent
 DECODE = ("p1", "p3", "p4", "p5", "p6", "p8")
 SERVING = ("p0", "p2", "p7")
 COMMANDS = {
     "doctor": ("reports.doctor_cli", "Say what can be proven on this machine, and how."),
-    "gate": ("falsifiers.cli", "Judge phases: PASS, FAIL or UNMEASURABLE, with evidence."),
+    "gate": ("falsifiers.gate.cli", "Judge phases: PASS, FAIL or UNMEASURABLE, with evidence."),
     "report": ("reports.cli", "Judge every phase and write a page to look at."),
     "claims": ("reports.claims_cli", "Set what the contracts claim beside what is shown."),
-    "mutants": ("falsifiers.mutants_cli", "Attack every mutant and print the kill matrix."),
-    "weak": ("phases.cli", "Show what common styles of test let pass."),
-    "bisect": ("falsifiers.bisect_cli", "Find the first op that parts a batch from its rows."),
-    "trace": ("falsifiers.trace_cli", "Write every op of a run, step by step, to files."),
+    "mutants": ("falsifiers.mutation.cli", "Attack every mutant and print the kill matrix."),
+    "weak": ("phases.bench.cli", "Show what common styles of test let pass."),
+    "bisect": ("falsifiers.bisect.cli", "Find the first op that parts a batch from its rows."),
+    "trace": ("falsifiers.bisect.trace_cli", "Write every op of a run, step by step, to files."),
     "vectors": ("falsifiers.vectors.cli", "Judge a program in any language by files of calls."),
-    "receipt": ("falsifiers.cli", "Judge the device cases here and keep the receipts."),
-    "bench": ("phases.cli", "Measure kernels on a device, beside the memory floor."),
+    "receipt": ("falsifiers.gate.cli", "Judge the device cases here and keep the receipts."),
+    "bench": ("phases.bench.cli", "Measure kernels on a device, beside the memory floor."),
     "serve": ("phases.p2_engine_serve.cli", "Serve a model over the OpenAI API, in batches."),
     "model": ("engine.cli", "Make or inspect a GGUF file."),
     "generate": ("engine.cli", "Continue a text, token by token."),
@@ -72,7 +72,7 @@ def newest(chain: tuple[str, ...]) -> str | None:
 
 
 def _increment(phase: str | None, chain: tuple[str, ...]) -> Any:
-    from falsifiers.errors import SuiteError
+    from falsifiers.judging.errors import SuiteError
     name = newest(chain) if phase == "newest" else phase
     if name is None:
         return None
@@ -92,8 +92,8 @@ def assemble(path: str | None = "newest", stack: str | None = "newest",
     stand in for the path's ops of the same name; those of one that is no Python are what `phase`
     puts before it. Raises `SuiteError` for an unknown part.
     """
-    from falsifiers.candidates import load
-    from falsifiers.subject import Subject
+    from falsifiers.gate.candidates import load
+    from falsifiers.judging.subject import Subject
     offer = partial(later("phases.vector_sets", "offer_of"), phase)
     offered = load(candidate, offer) if candidate is not None else None
     decode, serving = _increment(path, DECODE), _increment(stack, SERVING)
@@ -102,7 +102,7 @@ def assemble(path: str | None = "newest", stack: str | None = "newest",
         ops = replace(ops, **{f.name: own for f in fields(ops) if (own := offered.op(f.name))})
     return Subject(name=candidate or "in-tree", models=load_model, path=ops,
                    stack=serving.stack() if serving else None, candidate=offered,
-                   engine=importlib.import_module("engine.surface").surface())
+                   engine=importlib.import_module("engine.parts").surface())
 
 
 @cache
@@ -126,7 +126,7 @@ def subject_for(case: Case, candidate: str | None = None) -> Subject:
     if subject.candidate is not None:
         subject.candidate.must_offer(contract_of(case.phase).ops)
     if case.tier == "emulate":
-        emulator = importlib.import_module("engine.emulate.run")
+        emulator = importlib.import_module("engine.emulate.emulator")
         return replace(subject, around=emulator.emulated, faults=(emulator.KernelFault,))
     return replace(subject, device="cuda" if case.tier == "cuda" else "cpu")
 
@@ -140,7 +140,7 @@ def contract_of(phase: str) -> Contract:
 
 def bank(phase: str) -> Bank:
     """Return a phase's falsifiers and mutants, ready for the kill matrix."""
-    from falsifiers.mutants import Bank
+    from falsifiers.mutation.mutants import Bank
     contract = contract_of(phase)
     tests = importlib.import_module(f"{contract.package}.test_falsifier")
     wrong = importlib.import_module(f"{contract.package}.mutants")
@@ -150,13 +150,13 @@ def bank(phase: str) -> Bank:
 
 
 def _need_ops(candidate: Any, name: str) -> None:
-    from falsifiers.errors import SuiteError
+    from falsifiers.judging.errors import SuiteError
     if any(candidate.op(own) for own in ("engine", "step")):
         raise SuiteError(f"{name} brings a step of its own; only ops of a path can be taken here")
 
 
 def _decode_phase(name: str) -> str:
-    from falsifiers.errors import SuiteError
+    from falsifiers.judging.errors import SuiteError
     phase = newest(DECODE) if name == "newest" else f"p{name.removeprefix('p')}"
     if phase not in DECODE:
         raise SuiteError(f"{name!r} is no phase of the decode path: choose one of "
@@ -176,10 +176,10 @@ def path_of(name: str) -> Any:
 def measures() -> dict[str, tuple[str, Any]]:
     """Return what `rowtwin receipt` measures beside verdicts: by name, the phase and a function."""
     def gemv(tell: Any) -> Any:
-        return later("phases.p3_row_twin.speed", "measure")((1, 2, 4, 8, 16), tell=tell)
+        return later("phases.bench.gemv", "measure")((1, 2, 4, 8, 16), tell=tell)
 
     def step(tell: Any) -> Any:
-        return later("phases.step_run", "kept")(path_of("p1"), path_of("newest"), tell)
+        return later("phases.bench.step_benchmark", "kept")(path_of("p1"), path_of("newest"), tell)
 
     decode = newest(DECODE)
     return {"gemv": ("p3", gemv), "step": (decode, step)} if decode else {}
@@ -190,7 +190,7 @@ def open_model(file: str, candidate: str | None = None) -> Opened:
     from engine.candidate import engine_of
     from engine.model import Model
     from engine.path import Rows
-    from reports.own_model import Opened
+    from reports.user_model import Opened
     model, subject = Model.load(file), assemble("newest", None, candidate)
 
     def oracle(tokens: Sequence[int]) -> Iterator[Any]:
@@ -214,15 +214,15 @@ def bisected(model: str, phase: str, candidate: str | None, against: str, device
 
     `layers` are those of the model that are kept; a mutant stands in for the path of its phase.
     """
-    from falsifiers.mutants import named
+    from falsifiers.mutation.mutants import named
     name = _decode_phase(phase)
     subject = assemble(name, None, candidate)
     if candidate is not None:
         _need_ops(subject.candidate, candidate)
-        into = importlib.import_module("phases.offered").into
+        into = importlib.import_module("phases.candidate_path").into
         subject = replace(subject, path=into(subject, contract_of(name).ops))
     other = None if against in ("auto", "oracle", "alone") else _decode_phase(against)
-    made = importlib.import_module("phases.bisected").setup_of(
+    made = importlib.import_module("phases.bisect_setup").setup_of(
         subject, name, named(bank(name), mutant) if mutant else None, model, layers, device,
         against, lambda: path_of(other or name), contract_of(name).ops)
     return cast("Setup", made)
@@ -230,8 +230,8 @@ def bisected(model: str, phase: str, candidate: str | None, against: str, device
 
 def case_of(name: str, candidate: str | None) -> tuple[Case, Bank, Subject]:
     """Return a case by its id, its phase's falsifiers and mutants, and what it is about."""
-    from falsifiers.candidates import must_have_part
-    from falsifiers.session import contracts_of, find_case
+    from falsifiers.gate.candidates import must_have_part
+    from falsifiers.gate.runner import contracts_of, find_case
     case = find_case(name, contracts_of())
     if candidate is not None:
         must_have_part(candidate, [case.phase])
@@ -258,7 +258,7 @@ def golden_makers() -> Makers:
                 for name in ("transformers", "torch")}
 
     return Makers(testmodels.path_of, lambda name: load_model(name).config.vocab,
-                  later("engine.independent", "logits_of"), own, provenance)
+                  later("engine.transformers_logits", "logits_of"), own, provenance)
 
 
 app = typer.Typer(cls=group_of(COMMANDS), add_completion=False, no_args_is_help=True,
@@ -284,7 +284,7 @@ def root(ctx: typer.Context) -> None:
 def _mistakes() -> tuple[type[Exception], ...]:
     from contracts.load import ContractError
     from engine.errors import InputError
-    from falsifiers.errors import SuiteError
+    from falsifiers.judging.errors import SuiteError
     return InputError, ContractError, SuiteError
 
 

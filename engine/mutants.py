@@ -17,7 +17,7 @@ from engine.load import Layer
 from engine.model import Model
 from engine.mutants_below import BELOW
 from engine.state import Refs
-from falsifiers.subject import Mutant, Subject
+from falsifiers.judging.subject import Mutant, Subject
 
 Counts = tuple[int, ...]
 TRUTH = ("logits_match_transformers",)

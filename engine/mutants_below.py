@@ -17,10 +17,10 @@ from engine.blocks import Parts
 from engine.gguf_file import GgufFile, TensorEntry, open_gguf
 from engine.load import Ledger, load_weights
 from engine.model import Model
+from engine.parts import Surface
 from engine.state import Checkpoint, State, checkpoint, restore
-from engine.surface import Surface
 from engine.weights import Weight
-from falsifiers.subject import Mutant, Subject
+from falsifiers.judging.subject import Mutant, Subject
 
 PRODUCTS, WIDTH = "products_equal_integer_arithmetic", "product_row_does_not_depend_on_width"
 FUNCTIONS, EDGES = "functions_have_their_known_answers", "functions_keep_their_edges"

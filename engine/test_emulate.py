@@ -11,12 +11,12 @@ from torch import Tensor
 
 import rowtwin
 from engine import emulate
-from engine.emulate import run
-from engine.emulate.run import KernelFault
-from engine.emulate.tried import HEAD, launch, shown
+from engine.emulate import emulator
+from engine.emulate.emulator import KernelFault
+from engine.emulate.fixtures import HEAD, launch, shown
 from engine.errors import InputError
 from engine.kernels.nvrtc import CudaError
-from falsifiers.session import contracts_of, find_case
+from falsifiers.gate.runner import contracts_of, find_case
 
 pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("emulated")]
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("emulated")]
 @pytest.mark.parametrize("backwards", [False, True])
 def test_threads_of_a_block_meet(monkeypatch: pytest.MonkeyPatch, flag: str,
                                  backwards: bool) -> None:
-    monkeypatch.setattr(run, "FLAGS", (*run.FLAGS, *([flag] if flag else ())))
+    monkeypatch.setattr(emulator, "FLAGS", (*emulator.FLAGS, *([flag] if flag else ())))
     monkeypatch.setattr(emulate, "backwards", backwards)
     out = torch.empty(3, 2, 64)
     launch(f"""{HEAD}float* out) {{
@@ -74,7 +74,7 @@ def test_threads_that_never_meet_are_told(body: str, sentence: str) -> None:
      "threads wait for what never comes")])
 def test_fault_of_a_kernel_ends_its_launch_alone(monkeypatch: pytest.MonkeyPatch, body: str,
                                                  sentence: str) -> None:
-    monkeypatch.setattr(run, "FLAGS", (*run.FLAGS, "-DSIMT_PATIENCE=1"))
+    monkeypatch.setattr(emulator, "FLAGS", (*emulator.FLAGS, "-DSIMT_PATIENCE=1"))
     x = torch.zeros(8)
     with pytest.raises(KernelFault, match=f"^emulated kernel k: .*{sentence}"):
         launch(f"{HEAD}float* x, int go) {{ if (go) return; {body} }}", x, 0, grid=(2, 1),
@@ -99,7 +99,7 @@ CALLED = """typedef void (*Code)();
       if machine() == "x86_64" else [])])
 def test_what_the_emulator_cannot_is_no_fault_of_the_kernel(
         monkeypatch: pytest.MonkeyPatch, body: str, sentence: str) -> None:
-    monkeypatch.setattr(run, "FLAGS", (*run.FLAGS, "-DSIMT_PATIENCE=1"))
+    monkeypatch.setattr(emulator, "FLAGS", (*emulator.FLAGS, "-DSIMT_PATIENCE=1"))
     with pytest.raises(CudaError, match=f"^emulated kernel k: .*{sentence}") as told:
         launch(f"{HEAD}float* x) {{ {body} }}", torch.zeros(1), shared=64)
     assert not isinstance(told.value, KernelFault)
@@ -271,7 +271,7 @@ def test_contraction_is_off_unless_it_is_asked_for() -> None:
 
 def test_nothing_is_emulated_beside_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    with pytest.raises(InputError, match="a device is here"), run.emulated():
+    with pytest.raises(InputError, match="a device is here"), emulator.emulated():
         pass
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.emulate.tried import HEAD, launch, shown
+from engine.emulate.fixtures import HEAD, launch, shown
 
 pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("emulated")]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.emulate import run
+from engine.emulate import emulator
+from engine.emulate.fixtures import HEAD, launch
 from engine.emulate.rewrite import kernels, rewritten
-from engine.emulate.tried import HEAD, launch
 from engine.errors import InputError
 from engine.kernels.nvrtc import CudaError, compile_source
 
@@ -106,8 +106,8 @@ def compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None
     program = folder / "cxx"
     program.write_text(script)
     program.chmod(0o755)
-    monkeypatch.setattr(run, "_compiler", lambda: str(program))
-    monkeypatch.setattr(run, "CACHE", folder / "made")
+    monkeypatch.setattr(emulator, "_compiler", lambda: str(program))
+    monkeypatch.setattr(emulator, "CACHE", folder / "made")
 
 
 @pytest.mark.parametrize(("script", "sentence"), [
@@ -128,8 +128,8 @@ def test_compiler_that_is_none_is_told_in_a_sentence(
 
 def test_compiler_that_hangs_is_stopped_with_what_it_started(monkeypatch: pytest.MonkeyPatch,
                                                              tmp_path: Path) -> None:
-    monkeypatch.setattr(run, "LIMIT", 0.5)
-    monkeypatch.setattr(run, "_hung", {})
+    monkeypatch.setattr(emulator, "LIMIT", 0.5)
+    monkeypatch.setattr(emulator, "_hung", {})
     compiler(monkeypatch, tmp_path, f"#!/bin/sh\necho >> {tmp_path}/runs\nsleep 60\n")
     for _ in range(2):
         with pytest.raises(CudaError, match=r"did not end within 0.5 s .*; it is not run again"):
@@ -139,7 +139,7 @@ def test_compiler_that_hangs_is_stopped_with_what_it_started(monkeypatch: pytest
 
 def test_shared_object_that_is_not_whole_or_another_compiler_s_is_made_anew(
         monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(run, "CACHE", tmp_path)
+    monkeypatch.setattr(emulator, "CACHE", tmp_path)
     source = f"{HEAD}float* x) {{ x[0] = 7; }}"
     kept = Path(compile_source(source, ()).decode())
     whole = kept.read_bytes()
@@ -154,6 +154,6 @@ def test_shared_object_that_is_not_whole_or_another_compiler_s_is_made_anew(
     kept.mkdir()
     with pytest.raises(CudaError, match="cannot keep emulated kernels"):
         launch(source, torch.zeros(1))
-    monkeypatch.setattr(run, "_compiler", lambda: f"{shutil.which('env')}")
+    monkeypatch.setattr(emulator, "_compiler", lambda: f"{shutil.which('env')}")
     with pytest.raises(CudaError, match="refused a kernel"):
         launch(source, torch.zeros(1))

@@ -14,10 +14,10 @@ from contracts.golden import digest, load_golden
 from contracts.load import load_all
 from contracts.schema import Budget, Case
 from engine.blocks import TYPES
-from falsifiers import dull
-from falsifiers.judge import Judge
-from falsifiers.nearties import flip_margin
-from falsifiers.subject import Subject
+from falsifiers.instruments import scalar_reference
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
+from falsifiers.judging.tolerance import flip_margin
 
 KNOWN = {"exp": "46309a608f2f398c0fa050d2b8bab8fd56c7a248f4904e162f537f4491e79165",
          "sigmoid": "1902df6647b1f54f1f3c48032836498a2701ebb96e5eb1d1dee580cd66d83e20",
@@ -89,7 +89,11 @@ def test_functions_keep_their_edges(case: Case, subject: Subject, judge: Judge) 
 
 
 def test_products_equal_integer_arithmetic(case: Case, subject: Subject, judge: Judge) -> None:
-    dull_row = dull.exact_row if case["arithmetic"] == "exact-23" else dull.ordered_row
+    dull_row = (
+        scalar_reference.exact_row
+        if case["arithmetic"] == "exact-23"
+        else scalar_reference.ordered_row
+    )
     for name, raw, x in _products(case["kind"], case["k"]):
         got = subject.engine.weight("w", case["kind"], raw, case["arithmetic"]).product(x[None])[0]
         with np.errstate(all="ignore"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from falsifiers.gate import PhaseResult
+    from falsifiers.gate.phase_status import PhaseResult
 
 
 def run(phase: int | str, candidate: str | None = None, *, device: str = "auto",
@@ -14,6 +14,6 @@ def run(phase: int | str, candidate: str | None = None, *, device: str = "auto",
 
     Runs in a pytest process of its own. Raises `ContractError` or `SuiteError` on bad use.
     """
-    from falsifiers.session import Wanted, phase_name, run_gate
+    from falsifiers.gate.runner import Wanted, phase_name, run_gate
     return run_gate(Wanted((phase_name(str(phase)),), candidate=candidate, device=device,
                            thorough=thorough)).results[0]

@@ -12,11 +12,11 @@ import pytest
 
 from contracts.load import load_contract
 from contracts.schema import Case
-from falsifiers.candidates import Candidate, load
-from falsifiers.errors import ParityBroken
-from falsifiers.judge import Judge
-from falsifiers.meta.documents import ROOT, blocks, followed
-from falsifiers.subject import Subject
+from falsifiers.gate.candidates import Candidate, load
+from falsifiers.judging.errors import ParityBroken
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
+from falsifiers.meta.tree.documents import ROOT, blocks, followed
 from phases.p3_row_twin import test_falsifier
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"

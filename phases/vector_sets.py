@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from contracts.schema import Case, Contract
-from falsifiers.errors import SuiteError
-from falsifiers.mutants import Bank
+from falsifiers.judging.errors import SuiteError
+from falsifiers.mutation.mutants import Bank
 from falsifiers.vectors.calls import Offer
 from falsifiers.vectors.exchange import VectorSet
 

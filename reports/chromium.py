@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from falsifiers.tiers import BROWSERS
+from falsifiers.gate.tiers import BROWSERS
 
 PATIENCE = 120.0
 """Seconds that any answer may take; a browser that is silent for longer is broken."""

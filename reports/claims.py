@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contracts.schema import Case, Contract, Tier
-from falsifiers import receipts
-from falsifiers.tiers import TIERS
-from falsifiers.verdict import RED, Verdict
+from falsifiers.gate import receipts
+from falsifiers.gate.tiers import TIERS
+from falsifiers.judging.verdict import RED, Verdict
 
 CODE = ("contracts", "engine", "falsifiers", "phases")
 """The packages that decide a verdict."""

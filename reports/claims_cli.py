@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from falsifiers.verdict import Verdict
+    from falsifiers.judging.verdict import Verdict
 
 app = typer.Typer(add_completion=False)
 
@@ -36,8 +36,8 @@ def claims(
     """
     from dataclasses import asdict
 
-    from falsifiers.session import ROOT, contracts_of, phase_name
-    from falsifiers.table import show
+    from falsifiers.console.table import show
+    from falsifiers.gate.runner import ROOT, contracts_of, phase_name
     from reports import claims as known
     contracts = contracts_of()
     if phase is not None:
@@ -67,14 +67,14 @@ def claims(
 
 def _judged(report: Path | None) -> tuple[list[Verdict], bool, str]:
     """Return a report's verdicts, whether they are of this code, and whose they are."""
-    from falsifiers.errors import SuiteError
-    from falsifiers.sample import printable
-    from falsifiers.session import ROOT
-    from reports import record
+    from falsifiers.gate.runner import ROOT
+    from falsifiers.gate.weight_sample import printable
+    from falsifiers.judging.errors import SuiteError
+    from reports import run_metadata
     from reports.claims import code_of
     if report is None:
         return [], True, ""
-    kept = record.read(report)
+    kept = run_metadata.read(report)
     if kept.run.subject != "in-tree":
         raise SuiteError(f"{report}: is about {printable(kept.run.subject)}, which is not what "
                          f"the contracts claim of this tree")

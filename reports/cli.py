@@ -39,7 +39,7 @@ def report(
     """Judge every phase and write a page to look at, or compare two such runs with `diff`."""
     if ctx.invoked_subcommand is not None:
         return
-    from falsifiers.session import phase_name
+    from falsifiers.gate.runner import phase_name
     from reports.produce import Asked, produce
     asked = Asked(out=out, thorough=thorough, device=device, candidate=candidate, model=model,
                   minutes=minutes, phases=tuple(map(phase_name, phase or ())), mutants=mutants,
@@ -60,10 +60,15 @@ def diff(
 
     Exits 1 when anything is newly broken, 2 when less is proven or run than was, else 0.
     """
-    from falsifiers.session import contracts_of
-    from reports import record
+    from falsifiers.gate.runner import contracts_of
+    from reports import run_metadata
     from reports.diff import compare, told
-    found = compare(record.read(base), record.read(now), across_contracts=across_contracts,
-                    across_devices=across_devices)
+
+    found = compare(
+        run_metadata.read(base),
+        run_metadata.read(now),
+        across_contracts=across_contracts,
+        across_devices=across_devices,
+    )
     print(told(found, contracts_of()), end="")
     raise typer.Exit(found.exit_code)

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from contracts.schema import Contract
-from falsifiers.errors import SuiteError
-from falsifiers.gate import PhaseResult
-from falsifiers.verdict import RED, Verdict
+from falsifiers.gate.phase_status import PhaseResult
+from falsifiers.judging.errors import SuiteError
+from falsifiers.judging.verdict import RED, Verdict
 from reports.markdown import code, plain
-from reports.record import Kept, digest_of
+from reports.run_metadata import Kept, digest_of
 from reports.views import MARKS
 
 GROUPS, NAMES = 4, 5

@@ -15,7 +15,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from contracts.schema import Contract
-from falsifiers import receipts, tiers
+from falsifiers.gate import receipts, tiers
 
 OPTIONAL = {"golden": "golden logits by transformers", "test": "the whole of `make test`",
             "lint": "`make lint`, and CUDA C++ read without a GPU"}

@@ -34,7 +34,7 @@ def doctor(
     """
     from dataclasses import asdict
 
-    from falsifiers.session import ROOT, contracts_of
+    from falsifiers.gate.runner import ROOT, contracts_of
     from reports.doctor import examine
     found = examine(ROOT, contracts_of(), ctx.meta["nvrtc_missing"])
     if as_json:
@@ -46,8 +46,8 @@ def doctor(
 
 def tell(found: Findings) -> None:
     """Print what was found, what can be proven first."""
-    from falsifiers import tiers
-    from falsifiers.table import show
+    from falsifiers.console.table import show
+    from falsifiers.gate import tiers
     show(("what", "here", "command", "why not"), [
         (line.what, _word(line), line.so, line.found) for line in found.provable],
         "What can be proven here")
@@ -66,7 +66,7 @@ def tell(found: Findings) -> None:
 
 
 def _lines(title: str, lines: Iterable[Line], so: str) -> None:
-    from falsifiers.table import show
+    from falsifiers.console.table import show
     show(("what", "here", "found", so), [
         (line.what, _word(line), line.found, line.so) for line in lines], title)
     print()

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 
 from contracts.schema import Contract
-from falsifiers import receipts, tiers
-from falsifiers.tiers import Tiers
+from falsifiers.gate import receipts, tiers
+from falsifiers.gate.tiers import Tiers
 from reports.evidence import NotRun
 
 PACKAGES = ("torch", "triton", "numpy", "gguf", "hypothesis", "pytest", "transformers")

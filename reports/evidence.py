@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from contracts.schema import Case, Contract, Falsifier
-from falsifiers import gate
-from falsifiers.figures import Products, Steps
-from falsifiers.gate import PhaseResult
-from falsifiers.matrix import Matrix
-from falsifiers.verdict import Verdict
+from falsifiers.gate import phase_status
+from falsifiers.gate.benchmark_records import Products, Steps
+from falsifiers.gate.phase_status import PhaseResult
+from falsifiers.judging.matrix import Matrix
+from falsifiers.judging.verdict import Verdict
 from reports.claims import Line
 
 NOT_ASKED = "it was not asked for"
@@ -45,7 +45,7 @@ class OwnRun:
     @property
     def result(self) -> PhaseResult:
         """The gate's word on the file."""
-        return gate.judge_phase("model", self.verdicts, self.cases)
+        return phase_status.judge_phase("model", self.verdicts, self.cases)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class Evidence:
     @property
     def exit_code(self) -> int:
         """1 if anything failed, else 2 if anything cannot be told, else 0."""
-        return gate.exit_code(self.judged)
+        return phase_status.exit_code(self.judged)
 
     @property
     def every_verdict(self) -> list[Verdict]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from contracts.schema import Case
-from falsifiers.verdict import Verdict
+from falsifiers.judging.verdict import Verdict
 
 FULL = 0.4
 """A table with a smaller part of its cells filled is shown as a list instead."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from falsifiers.verdict import Verdict
+from falsifiers.judging.verdict import Verdict
 from reports.evidence import Evidence
 
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from falsifiers.matrix import Row
+from falsifiers.judging.matrix import Row
 from reports.evidence import Kills
-from reports.killing import name_of
+from reports.mutant_runner import name_of
 
 MANY = 30
 """A longer matrix in which everything died is folded away."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from falsifiers.lazy import told
-from reports import headline, views
+from falsifiers.console.cli_app import told
+from reports import summary_line, views
 from reports.evidence import Evidence
 from reports.views import FailureGroup
 
@@ -20,10 +20,10 @@ def brief(evidence: Evidence) -> str:
 
 
 def _lines(evidence: Evidence) -> Iterator[str]:
-    yield f"## {headline.mark(evidence)} {headline.word(evidence)}: " \
-          f"{plain(headline.answer(evidence))}"
+    yield f"## {summary_line.mark(evidence)} {summary_line.word(evidence)}: " \
+          f"{plain(summary_line.answer(evidence))}"
     yield ""
-    facts = headline.facts(evidence)
+    facts = summary_line.facts(evidence)
     yield f"Cases: {facts['cases']}. Mutants: {facts['mutants']}. Judged: " \
           f"{code(evidence.subject)}, {plain(evidence.made)}, in {facts['took']}."
     yield ""

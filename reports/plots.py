@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from contracts.schema import Budget
-    from falsifiers.verdict import Verdict
+    from falsifiers.judging.verdict import Verdict
 
 INK, ACCENT, LIMIT = "#010203", "#010204", "#010205"
 """Stand-ins that are replaced by the page's own colours."""

@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contracts.schema import Case, Contract
-from falsifiers import candidates, gate, mutants, recording, session, tiers
-from falsifiers.errors import SuiteError
-from falsifiers.session import ROOT, Gated, Wanted
+from falsifiers.console.progress import Stage
+from falsifiers.gate import candidates, phase_status, runner, tiers
+from falsifiers.gate.runner import ROOT, Gated, Wanted
+from falsifiers.judging import outcome
+from falsifiers.judging.errors import SuiteError
+from falsifiers.judging.verdict import Verdict
+from falsifiers.mutation import mutants
 from falsifiers.vectors import foreign
-from falsifiers.verdict import Verdict
-from reports import claims, environment, files, killing, speeds
+from reports import artefacts, claims, environment, mutant_runner, speeds
 from reports.evidence import NOT_ASKED, Evidence, Kills, OwnRun
-from reports.killing import BankOf
-from reports.progress import Stage
+from reports.mutant_runner import BankOf
 
 if TYPE_CHECKING:
-    from reports.own_model import Opened
+    from reports.user_model import Opened
 
 OpenModel = Callable[[str, str | None], "Opened"]
 """Opens a file for a candidate's path, or for the tree's when there is no candidate."""
@@ -52,11 +54,11 @@ def produce(asked: Asked, bank_of: BankOf, open_model: OpenModel | None) -> int:
     """Make the report, say where it lies, and return the gate's exit code."""
     if not 0 < asked.minutes < float("inf"):
         raise SuiteError(f"--minutes {asked.minutes:g} is refused: give a number above 0")
-    chosen, contracts = tiers.choose(asked.device), session.contracts_of()
+    chosen, contracts = tiers.choose(asked.device), runner.contracts_of()
     tiers.fix_triton_mode(chosen)
     built, aside = _built(asked, contracts)
     opened = _opened(asked, open_model)
-    folder = files.prepare(asked.out)  # only now: a mistake leaves an older report alone
+    folder = artefacts.prepare(asked.out)  # only now: a mistake leaves an older report alone
     started = time.perf_counter()
     own = _own(asked, opened)
     phases = tuple(phase for phase in built if phase not in aside)
@@ -78,8 +80,8 @@ def produce(asked: Asked, bank_of: BankOf, open_model: OpenModel | None) -> int:
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         not_run=environment.not_run({phase: contracts[phase] for phase in phases},
                                     {v.case for v in verdicts}, asked.device))
-    files.write(folder, evidence)
-    for line in files.summary(folder, evidence):
+    artefacts.write(folder, evidence)
+    for line in artefacts.summary(folder, evidence):
         print(line)
     return evidence.exit_code
 
@@ -87,7 +89,9 @@ def produce(asked: Asked, bank_of: BankOf, open_model: OpenModel | None) -> int:
 def _built(asked: Asked, contracts: Mapping[str, Contract]) -> tuple[tuple[str, ...],
                                                                   dict[str, str]]:
     """Return the phases that are built, and those of them that are not judged, with the reason."""
-    built = tuple(p for p in ("engine", *gate.PHASES) if session.built(contracts.get(p), ROOT))
+    built = tuple(
+        p for p in ("engine", *phase_status.PHASES) if runner.built(contracts.get(p), ROOT)
+    )
     if absent := [phase for phase in asked.phases if phase not in built]:
         raise SuiteError(f"phase {absent[0]} is not built")
     named = tuple(phase for phase in built if not asked.phases or phase in asked.phases)
@@ -137,7 +141,7 @@ def _opened(asked: Asked, open_model: OpenModel | None) -> Opened | None:
 def _own(asked: Asked, opened: Opened | None) -> OwnRun | None:
     if opened is None:
         return None
-    from reports.own_model import judge_model
+    from reports.user_model import judge_model
     with Stage("your model") as tell:
         return judge_model(opened, asked.minutes, asked.candidate or "in-tree",
                            lambda line: print(line, flush=True), tell)
@@ -145,7 +149,7 @@ def _own(asked: Asked, opened: Opened | None) -> OwnRun | None:
 
 def _gate(wanted: Wanted, total: int) -> Gated:
     with Stage("cases", total) as tell:
-        return session.run_gate(wanted, through=True, on_verdict=lambda v: tell(v.case))
+        return runner.run_gate(wanted, through=True, on_verdict=lambda v: tell(v.case))
 
 
 def _kills(bank_of: BankOf, phases: Sequence[str], chosen: tiers.Tiers, few: bool) -> Kills:
@@ -154,14 +158,14 @@ def _kills(bank_of: BankOf, phases: Sequence[str], chosen: tiers.Tiers, few: boo
     here = tiers.choose("auto")  # a mutant that another tier shows has not survived this one
     tried = chosen if "cuda" in (*here.run, *chosen.run) else here
     with Stage("mutants") as tell:
-        return killing.measure(bank_of, phases, tried, min(WORKERS, os.cpu_count() or 1),
-                               lambda row: tell(killing.name_of(row)), tell.of, few)
+        return mutant_runner.measure(bank_of, phases, tried, min(WORKERS, os.cpu_count() or 1),
+                               lambda row: tell(mutant_runner.name_of(row)), tell.of, few)
 
 
 def expected_cases(wanted: Wanted, contracts: Mapping[str, Contract]) -> list[Case]:
     """Return every case that must leave a verdict, over all the processes of a run."""
     return [case for device in tiers.passes(wanted.device) for phase in wanted.phases
-            for case in session.expected_cases(wanted, contracts[phase], device)]
+            for case in runner.expected_cases(wanted, contracts[phase], device)]
 
 
 def lost(expected: Sequence[Case], verdicts: Sequence[Verdict], contracts: Mapping[str, Contract],
@@ -170,9 +174,9 @@ def lost(expected: Sequence[Case], verdicts: Sequence[Verdict], contracts: Mappi
     known = {verdict.case for verdict in verdicts}
     for case in expected:
         if case.id not in known:
-            repro = recording.repro_of(case, contracts[case.phase].package, asked.candidate,
+            repro = outcome.repro_of(case, contracts[case.phase].package, asked.candidate,
                                        asked.device)
-            yield recording.record(case, SuiteError("it left no verdict"), None, seconds=0.0,
+            yield outcome.record(case, SuiteError("it left no verdict"), None, seconds=0.0,
                                    subject=asked.candidate or "in-tree", repro=repro)
 
 

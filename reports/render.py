@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from falsifiers.tiers import TIERS
-from reports import claims, headline, pages, plots, schemas, speeds, views
+from falsifiers.gate.tiers import TIERS
+from reports import claims, pages, plots, schemas, speeds, summary_line, views
 from reports.evidence import Evidence
 from reports.grid import SYMBOLS
 from reports.plots import Plot
@@ -32,8 +32,8 @@ def context(evidence: Evidence) -> dict[str, Any]:
     device = {f"{row.phase}/{row.name}" for row in matrix.mutants if row.device == "cuda"}
     own = evidence.own
     return {
-        "word": headline.word(evidence), "mark": headline.mark(evidence),
-        "answer": headline.answer(evidence), "facts": headline.facts(evidence),
+        "word": summary_line.word(evidence), "mark": summary_line.mark(evidence),
+        "answer": summary_line.answer(evidence), "facts": summary_line.facts(evidence),
         "ladder": views.ladder(evidence), "sections": sections, "marks": views.MARKS,
         "symbols": SYMBOLS,
         "red": bool(groups or evidence.trouble or survivors or matrix.idle_falsifiers or untold),

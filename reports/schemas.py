@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from falsifiers.matrix import Matrix
-from falsifiers.verdict import Verdict
-from reports.record import RunRecord
+from falsifiers.judging.matrix import Matrix
+from falsifiers.judging.verdict import Verdict
+from reports.run_metadata import RunRecord
 
 FOLDER = Path(__file__).parent / "schema"
 RECORDS: dict[str, type[BaseModel]] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from falsifiers.figures import Product, Products, Step, Steps
-from reports import peer
+from falsifiers.gate.benchmark_records import Product, Products, Step, Steps
+from reports import llama_cpp_baseline
 from reports.plots import (
     ACCENT,
     INK,
@@ -45,18 +45,24 @@ def step_times(steps: Steps) -> Plot:
                     linewidth=1)
         axes.plot(ms, [f.floor for f in mine], "--", color=colour, linewidth=1.2,
                   label=f"floor, context {context:,}")
-    if peer.compares(steps):
-        axes.plot(list(peer.MILLISECONDS), list(peer.MILLISECONDS.values()), "x-",
-                  color=KINDS[PEER],
-                  linewidth=1.3, markersize=6, label=peer.NAME)
+    if llama_cpp_baseline.compares(steps):
+        axes.plot(
+            list(llama_cpp_baseline.MILLISECONDS),
+            list(llama_cpp_baseline.MILLISECONDS.values()),
+            "x-",
+            color=KINDS[PEER],
+            linewidth=1.3,
+            markersize=6,
+            label=llama_cpp_baseline.NAME,
+        )
     _legend(axes)
     best = min(steps.figures, key=lambda f: f.milliseconds / f.floor)
     return finished(figure, "step-times", f"{steps.model}. Medians, with the least and the most; "
                     f"the floor is every weight and cached value once and the recurrent state "
                     f"twice at {steps.bandwidth_tb_s:.2f} TB/s. Nearest to it is {best.path} at "
                     f"m = {best.m}, context {best.context:,}: {best.milliseconds:.2f} ms over "
-                    f"{best.floor:.2f} ms." + (f" The crosses are {peer.CONDITIONS}."
-                                               if peer.compares(steps) else ""))
+                    f"{best.floor:.2f} ms." + (f" The crosses are {llama_cpp_baseline.CONDITIONS}."
+                                               if llama_cpp_baseline.compares(steps) else ""))
 
 
 def step_split(steps: Steps) -> Plot | None:

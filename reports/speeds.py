@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contracts.schema import Contract
-from falsifiers.figures import Products, Steps, load_products, load_steps
-from falsifiers.receipts import digest_of
+from falsifiers.gate.benchmark_records import Products, Steps, load_products, load_steps
+from falsifiers.gate.receipts import digest_of
 from reports import speed_plots
 from reports.evidence import Evidence, Kept
 from reports.plots import Plot

@@ -8,16 +8,20 @@ from xml.etree import ElementTree
 
 import pytest
 
-from falsifiers import ledger
-from falsifiers.errors import SuiteError
-from falsifiers.matrix import Matrix
-from reports import files, made_up
+from falsifiers.gate import verdict_reporter
+from falsifiers.judging.errors import SuiteError
+from falsifiers.judging.matrix import Matrix
+from reports import artefacts, fake_evidence
 from reports.evidence import Evidence
 from reports.junit import junit
 from reports.markdown import brief, code, plain
 
-PAGES = {"green": made_up.evidence(), "red": made_up.red(), "hostile": made_up.red(made_up.HOSTILE),
-         "empty": made_up.empty()}
+PAGES = {
+    "green": fake_evidence.evidence(),
+    "red": fake_evidence.red(),
+    "hostile": fake_evidence.red(fake_evidence.HOSTILE),
+    "empty": fake_evidence.empty(),
+}
 
 
 @pytest.fixture(params=PAGES)
@@ -26,29 +30,29 @@ def evidence(request: pytest.FixtureRequest) -> Evidence:
 
 
 def test_every_file_is_written_and_reads_back(evidence: Evidence, tmp_path: Path) -> None:
-    folder = files.prepare(tmp_path / "a" / "b")
-    files.write(folder, evidence)
-    assert {path.name for path in folder.iterdir()} == set(files.NAMES)
-    assert ledger.read(folder / "verdicts.jsonl") == evidence.every_verdict
+    folder = artefacts.prepare(tmp_path / "a" / "b")
+    artefacts.write(folder, evidence)
+    assert {path.name for path in folder.iterdir()} == set(artefacts.NAMES)
+    assert verdict_reporter.read(folder / "verdicts.jsonl") == evidence.every_verdict
     matrix = Matrix.model_validate(json.loads((folder / "mutants.json").read_text()))
     assert matrix == evidence.kills.matrix
 
 
 def test_older_report_does_not_outlive_a_run_that_dies(tmp_path: Path) -> None:
-    files.write(tmp_path, PAGES["green"])
+    artefacts.write(tmp_path, PAGES["green"])
     (tmp_path / "mine.txt").write_text("kept")
-    files.prepare(tmp_path)
+    artefacts.prepare(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_folder_that_cannot_be_written_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SuiteError, match=r"--out .*file: cannot be written: \w+"):
-        files.prepare(tmp_path / "file")
+        artefacts.prepare(tmp_path / "file")
 
 
 def test_name_that_is_no_unicode_is_written_all_the_same(tmp_path: Path) -> None:
-    files.write(tmp_path, made_up.evidence(verdicts=[], command="rowtwin \udcff"))
+    artefacts.write(tmp_path, fake_evidence.evidence(verdicts=[], command="rowtwin \udcff"))
     assert "rowtwin \\udcff" in (tmp_path / "index.html").read_text(encoding="utf-8")
 
 
@@ -108,7 +112,7 @@ def test_code_span_holds_backticks(given: str, told: str) -> None:
 
 
 def test_terminal_gets_verdicts_the_first_failures_and_the_place(tmp_path: Path) -> None:
-    text = "\n".join(files.summary(tmp_path, PAGES["red"]))
+    text = "\n".join(artefacts.summary(tmp_path, PAGES["red"]))
     assert "p1     FAIL" in text
     assert "run it alone: pytest 'p1/rows_hold[cpu-nano-m1]'" in text
     assert text.endswith(f"{tmp_path}/index.html")

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from reports import claims, made_up
+from reports import claims, fake_evidence
 from reports.chromium import Chromium
 from reports.render import page
 
 pytestmark = pytest.mark.browser
 PHONE, DESK = 400, 1280
 LONG = "a_name_that_has_no_end_" * 12
-CLAIMS = claims.table({"p1": made_up.contract()}, {})
-PAGES = {"green": made_up.evidence(claims=CLAIMS), "red": made_up.red(),
-         "hostile": made_up.red(made_up.HOSTILE), "long": made_up.red(LONG)}
+CLAIMS = claims.table({"p1": fake_evidence.contract()}, {})
+PAGES = {"green": fake_evidence.evidence(claims=CLAIMS), "red": fake_evidence.red(),
+         "hostile": fake_evidence.red(fake_evidence.HOSTILE), "long": fake_evidence.red(LONG)}
 
 
 @pytest.fixture(scope="module")

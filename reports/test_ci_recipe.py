@@ -17,7 +17,7 @@ import pytest
 import yaml
 from typer.main import get_group
 
-from falsifiers.meta.documents import ROOT, blocks
+from falsifiers.meta.tree.documents import ROOT, blocks
 from reports.cli import app
 
 RECIPE, TUTORIAL = ROOT / "docs" / "ci.md", ROOT / "docs" / "tutorial.md"

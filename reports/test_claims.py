@@ -10,14 +10,14 @@ import pytest
 
 import rowtwin
 from contracts.schema import Case
-from falsifiers import receipts, session
-from falsifiers.meta.command import Main, main_of
-from falsifiers.receipts import Receipt
-from reports import claims, files, made_up
+from falsifiers.gate import receipts, runner
+from falsifiers.gate.receipts import Receipt
+from falsifiers.meta.console.command import Main, main_of
+from reports import artefacts, claims, fake_evidence
 from reports.claims import Claim, Proof
 from reports.render import page
 
-CONTRACTS = {"p1": made_up.contract()}
+CONTRACTS = {"p1": fake_evidence.contract()}
 CASES = list(CONTRACTS["p1"].expand())
 
 
@@ -52,7 +52,7 @@ def receipt(tmp_path: Path, outcome: str, digest: str) -> None:
     folder.mkdir(parents=True)
     (folder / "p1.json").write_text(Receipt(
         phase="p1", device="A device", measured="2026-01-30", versions={}, digest=digest,
-        verdicts=(made_up.verdict(CASES[0], outcome),)).model_dump_json())
+        verdicts=(fake_evidence.verdict(CASES[0], outcome),)).model_dump_json())
 
 
 @pytest.mark.parametrize(("here", "kept", "digest", "told"), [
@@ -65,7 +65,7 @@ def test_red_on_this_code_outweighs_every_pass_and_every_older_word(
         told: tuple[str, bool]) -> None:
     monkeypatch.setattr(receipts, "digest_of", lambda contract, root: "now")
     receipt(tmp_path, kept, digest)
-    proof = claims.known(CONTRACTS, [made_up.verdict(CASES[0], here)], tmp_path)[CASES[0].id]
+    proof = claims.known(CONTRACTS, [fake_evidence.verdict(CASES[0], here)], tmp_path)[CASES[0].id]
     assert (proof.outcome, proof.fresh) == told
 
 
@@ -106,27 +106,36 @@ def test_digest_of_the_code_sees_a_source_and_no_receipt(tmp_path: Path) -> None
 
 def test_page_tells_every_claim() -> None:
     lines = claims.table(CONTRACTS, {CASES[0].id: Proof("passed", True, "this run")})
-    text = page(made_up.evidence(claims=lines))
+    text = page(fake_evidence.evidence(claims=lines))
     assert "<b>cpu</b> 1 of 7 shown." in " ".join(text.split())
     assert "not shown: 2, 3" in text
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    monkeypatch.setattr(session, "contracts_of", lambda: CONTRACTS)
+    monkeypatch.setattr(runner, "contracts_of", lambda: CONTRACTS)
     monkeypatch.setattr(claims, "code_of", lambda root: "code")
-    monkeypatch.setattr(files, "page", lambda evidence: "")
+    monkeypatch.setattr(artefacts, "page", lambda evidence: "")
 
     return main_of(rowtwin.main, monkeypatch, capsys, "claims")
 
 
-@pytest.mark.parametrize(("evidence", "code", "words"), [
-    (made_up.evidence(code="code", subject="in-tree"), 0, "shown, 3 of 3, m 1-3"),
-    (made_up.evidence(code="other", subject="in-tree"), 2, "stale, 3 of 3, m 1-3"),
-    (made_up.evidence(made_up.MIXED, code="code", subject="in-tree"), 1, "broken, 3 of 3, m 1-3")])
+@pytest.mark.parametrize(
+    ("evidence", "code", "words"),
+    [
+        (fake_evidence.evidence(code="code", subject="in-tree"), 0, "shown, 3 of 3, m 1-3"),
+        (fake_evidence.evidence(code="other", subject="in-tree"), 2, "stale, 3 of 3, m 1-3"),
+        (
+            fake_evidence.evidence(fake_evidence.MIXED, code="code", subject="in-tree"),
+            1,
+            "broken, 3 of 3, m 1-3",
+        ),
+    ],
+)
 def test_command_takes_a_report_at_its_word_about_its_own_code(
-        told: Main, tmp_path: Path, evidence: Any, code: int, words: str) -> None:
-    files.write(tmp_path, evidence)
+    told: Main, tmp_path: Path, evidence: Any, code: int, words: str
+) -> None:
+    artefacts.write(tmp_path, evidence)
     got, out, _ = told("--report", str(tmp_path))
     assert got == code
     assert words in out
@@ -140,7 +149,7 @@ def test_command_says_how_to_show_more(told: Main) -> None:
 
 
 def test_report_of_a_candidate_is_refused(told: Main, tmp_path: Path) -> None:
-    files.write(tmp_path, made_up.evidence(subject="file:mine.py"))
+    artefacts.write(tmp_path, fake_evidence.evidence(subject="file:mine.py"))
     code, out, err = told("--report", str(tmp_path))
     assert (code, out) == (2, "")
     assert err.startswith(f"rowtwin: {tmp_path}: is about file:mine.py, which is not")

@@ -8,8 +8,8 @@ import pytest
 
 import rowtwin
 from engine.testmodels import path_of
-from falsifiers.meta.command import Main, main_of
-from reports.own_model import judge_model
+from falsifiers.meta.console.command import Main, main_of
+from reports.user_model import judge_model
 
 
 @pytest.fixture

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from falsifiers import gate, matrix, session
-from falsifiers.errors import SuiteError
-from falsifiers.gate import PhaseResult
-from reports import files, made_up, markdown, record
+from falsifiers.gate import phase_status, runner
+from falsifiers.gate.phase_status import PhaseResult
+from falsifiers.judging import matrix
+from falsifiers.judging.errors import SuiteError
+from reports import artefacts, markdown, run_metadata
+from reports import fake_evidence as fakes
 from reports.cli import app
 from reports.diff import Difference, compare, told
 from reports.evidence import Evidence, Kills
-from reports.record import Kept
+from reports.run_metadata import Kept
 
 GREEN = ("passed",) * 7
 
@@ -24,13 +26,13 @@ GREEN = ("passed",) * 7
 @pytest.fixture(autouse=True)
 def _no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw no page: it takes longer than all else, and no difference reads one."""
-    monkeypatch.setattr(files, "page", lambda evidence: "")
+    monkeypatch.setattr(artefacts, "page", lambda evidence: "")
 
 
 def kept(folder: Path, evidence: Evidence) -> Kept:
     folder.mkdir(parents=True)
-    files.write(folder, evidence)
-    return record.read(folder)
+    artefacts.write(folder, evidence)
+    return run_metadata.read(folder)
 
 
 def diff(tmp_path: Path, base: Evidence, now: Evidence, **options: bool) -> Difference:
@@ -40,12 +42,15 @@ def diff(tmp_path: Path, base: Evidence, now: Evidence, **options: bool) -> Diff
 def without(evidence: Evidence, count: int) -> dict[str, Any]:
     """Return what evidence is when its last cases were not run."""
     left = list(evidence.verdicts)[:-count]
-    return {"verdicts": left, "results": [gate.judge_phase("p1", left)]}
+    return {"verdicts": left, "results": [phase_status.judge_phase("p1", left)]}
 
 
 def test_run_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    for name, evidence in {"green": made_up.evidence(), "red": made_up.red(made_up.HOSTILE),
-                           "empty": made_up.empty()}.items():
+    for name, evidence in {
+        "green": fakes.evidence(),
+        "red": fakes.red(fakes.HOSTILE),
+        "empty": fakes.empty(),
+    }.items():
         read = kept(tmp_path / name, evidence)
         assert list(read.verdicts.values()) == evidence.every_verdict
         assert read.matrix == evidence.kills.matrix
@@ -53,7 +58,7 @@ def test_run_reads_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_same_run_twice_changes_nothing(tmp_path: Path) -> None:
-    for number, evidence in enumerate((made_up.evidence(), made_up.red())):
+    for number, evidence in enumerate((fakes.evidence(), fakes.red())):
         same = diff(tmp_path / str(number), evidence, evidence)
         assert (same.broken, same.proven, same.gone, same.unproven) == ([], [], [], [])
         assert same.exit_code == 0
@@ -67,8 +72,8 @@ def test_same_run_twice_changes_nothing(tmp_path: Path) -> None:
     ("passed", "unmeasurable", "unproven", 2), ("failed", "error", "still", 0)])
 def test_case_is_counted_by_what_became_of_it(tmp_path: Path, before: str, after: str, count: str,
                                               code: int) -> None:
-    found = diff(tmp_path, made_up.evidence((before, *GREEN[1:])),
-                 made_up.evidence((after, *GREEN[1:])))
+    found = diff(tmp_path, fakes.evidence((before, *GREEN[1:])),
+                 fakes.evidence((after, *GREEN[1:])))
     counts = {name: len(getattr(found, name))
               for name in ("broken", "proven", "unproven", "gone", "still")}
     assert counts == {**dict.fromkeys(counts, 0), count: 1}
@@ -76,8 +81,8 @@ def test_case_is_counted_by_what_became_of_it(tmp_path: Path, before: str, after
 
 
 def test_case_without_a_verdict_is_gone_and_a_new_one_is_proven(tmp_path: Path) -> None:
-    whole = made_up.evidence()
-    part = made_up.evidence(**without(whole, 2))
+    whole = fakes.evidence()
+    part = fakes.evidence(**without(whole, 2))
     found = diff(tmp_path, whole, part)
     assert found.gone == ["p1/rows_hold[cpu-tiny-m3]", "p1/slots_hold[cpu-all]"]
     assert found.exit_code == 2
@@ -86,15 +91,15 @@ def test_case_without_a_verdict_is_gone_and_a_new_one_is_proven(tmp_path: Path) 
 
 
 def test_new_survivor_is_told_and_is_red(tmp_path: Path) -> None:
-    found = diff(tmp_path, made_up.evidence(), made_up.evidence(
-        kills=made_up.kills(survivors=("p1/copied",))))
+    found = diff(tmp_path, fakes.evidence(), fakes.evidence(
+        kills=fakes.kills(survivors=("p1/copied",))))
     assert (found.survivors, found.exit_code) == (["p1/copied"], 1)
     assert "Mutants that survive now and did not, 1: `p1/copied`" in told(found, {})
 
 
 def test_comment_tells_cause_diagnosis_and_command(tmp_path: Path) -> None:
-    now = made_up.evidence(("failed", *GREEN[1:]))
-    text = told(diff(tmp_path, made_up.evidence(), now), now.contracts)
+    now = fakes.evidence(("failed", *GREEN[1:]))
+    text = told(diff(tmp_path, fakes.evidence(), now), now.contracts)
     assert text.startswith("## ✗ Row parity since the base: 1 newly broken\n")
     for words in ("**Newly broken: p1 rows_hold**, 1 case: `p1/rows_hold[cpu-nano-m1]: a plain",
                   "Likely: a plain word: look here ...", "Run it alone: `pytest 'p1/rows_hold",
@@ -103,30 +108,41 @@ def test_comment_tells_cause_diagnosis_and_command(tmp_path: Path) -> None:
 
 
 def test_diagnosis_of_another_contract_is_not_given(tmp_path: Path) -> None:
-    now = made_up.evidence(("failed", *GREEN[1:]))
-    other = {"p1": made_up.contract(text="another contract")}
-    assert "Likely" not in told(diff(tmp_path, made_up.evidence(), now), other)
+    now = fakes.evidence(("failed", *GREEN[1:]))
+    other = {"p1": fakes.contract(text="another contract")}
+    assert "Likely" not in told(diff(tmp_path, fakes.evidence(), now), other)
 
 
 def large(outcome: str, text: str) -> Evidence:
     """Return a run of every phase, each with many falsifiers, all with one outcome."""
-    phases = ("engine", *gate.PHASES)
+    phases = ("engine", *phase_status.PHASES)
     verdicts, results = [], list[PhaseResult]()
     for phase in phases:
-        mine = [made_up.verdict(case.model_copy(update={"falsifier": f"{case.falsifier}_{n}"}),
-                                outcome, text) for n in range(4)
-                for case in made_up.contract(phase, text).expand()]
+        mine = [
+            fakes.verdict(
+                case.model_copy(update={"falsifier": f"{case.falsifier}_{n}"}), outcome, text
+            )
+            for n in range(4)
+            for case in fakes.contract(phase, text).expand()
+        ]
         verdicts += mine
-        results.append(gate.judge_phase(phase, mine))
+        results.append(phase_status.judge_phase(phase, mine))
     rows = [matrix.Row(name=f"{n}{text}", phase="p1", fault=text, device="cpu", expected=())
             for n in range(90)]
     told = tuple(f"p1/{row.name}" for row in rows) if outcome != "passed" else ()
-    return made_up.evidence(verdicts=verdicts, results=results, kills=Kills(matrix.Matrix(
-        mutants=tuple(rows), survivors=told, idle_falsifiers=(), not_run=())),
-        contracts={phase: made_up.contract(phase, text) for phase in phases})
+    return fakes.evidence(
+        verdicts=verdicts,
+        results=results,
+        kills=Kills(
+            matrix.Matrix(mutants=tuple(rows), survivors=told, idle_falsifiers=(), not_run=())
+        ),
+        contracts={phase: fakes.contract(phase, text) for phase in phases},
+    )
 
 
-@pytest.mark.parametrize("text", [made_up.TAME, made_up.HOSTILE, f"{made_up.HOSTILE}\n" * 20])
+@pytest.mark.parametrize(
+    "text", [fakes.TAME, fakes.HOSTILE, f"{fakes.HOSTILE}\n" * 20]
+)
 @pytest.mark.parametrize("outcome", ["failed", "error", "declined"])
 def test_comment_has_under_sixty_lines_and_fits_a_comment(tmp_path: Path, text: str,
                                                           outcome: str) -> None:
@@ -137,8 +153,8 @@ def test_comment_has_under_sixty_lines_and_fits_a_comment(tmp_path: Path, text: 
 
 
 def test_comment_lets_no_word_act_as_markup(tmp_path: Path) -> None:
-    hostile = made_up.HOSTILE
-    text = told(diff(tmp_path, made_up.evidence(text=hostile), made_up.red(hostile)), {})
+    hostile = fakes.HOSTILE
+    text = told(diff(tmp_path, fakes.evidence(text=hostile), fakes.red(hostile)), {})
     for line in text.splitlines():
         outside = line.split("`" * 2)[::2]  # the hostile word holds a backtick, so fences are two
         assert not any("<script" in part or "](b)" in part for part in outside)
@@ -147,9 +163,9 @@ def test_comment_lets_no_word_act_as_markup(tmp_path: Path) -> None:
 @pytest.fixture
 def apart(tmp_path: Path) -> tuple[Kept, Kept]:
     """Two runs that differ in contract and in tier."""
-    other = made_up.contract(tier="interpret")
-    return kept(tmp_path / "base", made_up.evidence()), kept(tmp_path / "now", made_up.evidence(
-        contracts={"p1": other}, verdicts=[made_up.verdict(case) for case in other.expand()]))
+    other = fakes.contract(tier="interpret")
+    return kept(tmp_path / "base", fakes.evidence()), kept(tmp_path / "now", fakes.evidence(
+        contracts={"p1": other}, verdicts=[fakes.verdict(case) for case in other.expand()]))
 
 
 def test_text_lets_no_word_act_on_a_terminal() -> None:
@@ -160,7 +176,7 @@ def test_text_lets_no_word_act_on_a_terminal() -> None:
 def test_report_behind_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "run.json").symlink_to("/proc/kmsg")  # says that it is empty, and never ends
     with pytest.raises(SuiteError, match=r"run\.json is a symbolic link"):
-        record.read(tmp_path)
+        run_metadata.read(tmp_path)
 
 
 def test_other_contracts_and_devices_are_refused_unless_told(apart: tuple[Kept, Kept]) -> None:
@@ -176,12 +192,15 @@ def test_other_contracts_and_devices_are_refused_unless_told(apart: tuple[Kept, 
 
 
 def test_other_model_file_is_left_out_and_said(tmp_path: Path) -> None:
-    found = diff(tmp_path, made_up.evidence(own=made_up.own_run("passed")),
-                 made_up.evidence(own=made_up.own_run("failed", "another file")))
+    found = diff(
+        tmp_path,
+        fakes.evidence(own=fakes.own_run("passed")),
+        fakes.evidence(own=fakes.own_run("failed", "another file")),
+    )
     assert (found.broken, found.gone) == ([], [])
     assert "different model files, which are left out" in told(found, {})
-    same = diff(tmp_path.joinpath("again"), made_up.evidence(own=made_up.own_run("passed")),
-                made_up.evidence(own=made_up.own_run("failed")))
+    same = diff(tmp_path.joinpath("again"), fakes.evidence(own=fakes.own_run("passed")),
+                fakes.evidence(own=fakes.own_run("failed")))
     assert [v.phase for v in same.broken] == ["model"]
 
 
@@ -204,10 +223,10 @@ def change(folder: Path, name: str, edit: Any) -> None:
     ("mutants.json", lambda text: "[]", "mutants.json: is not what a report wrote")])
 def test_folder_that_is_not_whole_is_refused_in_one_sentence(tmp_path: Path, name: str, edit: Any,
                                                              sentence: str) -> None:
-    kept(tmp_path / "run", made_up.evidence())
+    kept(tmp_path / "run", fakes.evidence())
     change(tmp_path / "run", name, edit)
     with pytest.raises(SuiteError) as refused:
-        record.read(tmp_path / "run")
+        run_metadata.read(tmp_path / "run")
     assert sentence in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -215,17 +234,18 @@ def test_folder_that_is_not_whole_is_refused_in_one_sentence(tmp_path: Path, nam
 def test_file_that_is_missing_or_too_large_is_refused(tmp_path: Path,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SuiteError, match=r"none: is no report, since it has no run.json: make one"):
-        record.read(tmp_path / "none")
-    kept(tmp_path / "run", made_up.evidence())
-    monkeypatch.setattr(record, "LARGEST", 10)
+        run_metadata.read(tmp_path / "none")
+    kept(tmp_path / "run", fakes.evidence())
+    monkeypatch.setattr(run_metadata, "LARGEST", 10)
     with pytest.raises(SuiteError, match="bytes, but at most 10 can be meant"):
-        record.read(tmp_path / "run")
+        run_metadata.read(tmp_path / "run")
 
 
-def test_command_prints_the_comment_and_ends_as_it_says(tmp_path: Path,
-                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "contracts_of", dict)
-    for name, evidence in (("base", made_up.evidence()), ("now", made_up.evidence(made_up.MIXED))):
+def test_command_prints_the_comment_and_ends_as_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "contracts_of", dict)
+    for name, evidence in (("base", fakes.evidence()), ("now", fakes.evidence(fakes.MIXED))):
         kept(tmp_path / name, evidence)
     run = CliRunner().invoke
     done = run(app, ["report", "diff", str(tmp_path / "base"), str(tmp_path / "now")])
@@ -233,4 +253,4 @@ def test_command_prints_the_comment_and_ends_as_it_says(tmp_path: Path,
         1, "## ✗ Row parity since the base: 5 newly broken, 2 no longer proven")
     assert run(app, ["report", "diff", str(tmp_path / "now"), str(tmp_path / "now")]).exit_code == 0
     told = json.loads((tmp_path / "now" / "run.json").read_text())
-    assert told["contracts"] == {"p1": record.digest_of(made_up.contract())}
+    assert told["contracts"] == {"p1": run_metadata.digest_of(fakes.contract())}

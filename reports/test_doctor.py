@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import rowtwin
-from falsifiers import receipts, session, tiers
-from falsifiers.session import ROOT
-from reports import doctor, made_up
+from falsifiers.gate import receipts, runner, tiers
+from falsifiers.gate.runner import ROOT
+from reports import doctor, fake_evidence
 
 PROJECT = """\
 [project]
@@ -54,7 +54,7 @@ def here(monkeypatch: pytest.MonkeyPatch, *, gpu: str | None = "no CUDA device w
     monkeypatch.setattr(tiers, "cuda_missing", lambda: gpu)
     monkeypatch.setattr("shutil.which", lambda name: which)
     monkeypatch.setattr(receipts, "device_proof", lambda contract, root: proof)
-    found = doctor.examine(ROOT, {"p3": made_up.contract("p3", tier="cuda")}, lambda: nvrtc)
+    found = doctor.examine(ROOT, {"p3": fake_evidence.contract("p3", tier="cuda")}, lambda: nvrtc)
     return {line.what: line for line in found.provable}
 
 
@@ -85,7 +85,7 @@ def test_receipts_are_told_as_they_are(monkeypatch: pytest.MonkeyPatch, proof: s
 
 def test_torch_that_cannot_be_imported_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_importable", lambda name: "OSError: no libtorch")
-    found = doctor.examine(ROOT, {"p1": made_up.contract()}, lambda: None)
+    found = doctor.examine(ROOT, {"p1": fake_evidence.contract()}, lambda: None)
     assert found.broken == ("torch is installed but cannot be used: OSError: no libtorch",)
     by_torch = [line for line in found.provable if line.found == "OSError: no libtorch"]
     assert {line.so for line in by_torch} >= {"rowtwin gate --device cpu", "rowtwin mutants"}
@@ -93,7 +93,7 @@ def test_torch_that_cannot_be_imported_proves_nothing(monkeypatch: pytest.Monkey
 
 def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
          *words: str) -> tuple[int, str]:
-    monkeypatch.setattr(session, "contracts_of", lambda: {"p1": made_up.contract()})
+    monkeypatch.setattr(runner, "contracts_of", lambda: {"p1": fake_evidence.contract()})
     monkeypatch.setattr(sys, "argv", ["rowtwin", "doctor", *words])
     with pytest.raises(SystemExit) as end:
         rowtwin.main()

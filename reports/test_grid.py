@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from contracts.schema import Case
-from falsifiers.verdict import Finding
+from falsifiers.judging.verdict import Finding
+from reports.fake_evidence import verdict
 from reports.grid import Cell, Grid, grid_of
-from reports.made_up import verdict
 
 
 def grid(*given: dict[str, Any], broken: dict[int, dict[str, Any]] | None = None) -> Grid:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from contracts.schema import Contract
-from falsifiers import gate, session, tiers
-from falsifiers.errors import SuiteError
-from falsifiers.mutants import Bank
-from falsifiers.session import Gated, Run, Wanted
-from reports import made_up, produce, speeds
-from reports.killing import measure
-from reports.made_up_bank import bank_of
+from falsifiers.gate import phase_status, runner, tiers
+from falsifiers.gate.runner import Gated, Run, Wanted
+from falsifiers.judging.errors import SuiteError
+from falsifiers.mutation.mutants import Bank
+from reports import fake_evidence, produce, speeds
+from reports.fake_bank import bank_of
+from reports.mutant_runner import measure
 from reports.produce import Asked
 
 CPU = tiers.Tiers(("cpu",), {}, {})
@@ -25,19 +25,19 @@ CPU = tiers.Tiers(("cpu",), {}, {})
 @pytest.fixture
 def tree(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A made-up checkout of P1, whose gate leaves the verdicts in `tree["verdicts"]`."""
-    made = made_up.contract()
-    tree: dict[str, Any] = {"verdicts": [made_up.verdict(case) for case in made.expand()]}
+    made = fake_evidence.contract()
+    tree: dict[str, Any] = {"verdicts": [fake_evidence.verdict(case) for case in made.expand()]}
 
     def run_gate(wanted: Wanted, **options: Any) -> Gated:
         tree["wanted"] = wanted
         for verdict in tree["verdicts"]:
             options["on_verdict"](verdict)
-        return Gated([gate.judge_phase("p1", tree["verdicts"], made.expand())],
+        return Gated([phase_status.judge_phase("p1", tree["verdicts"], made.expand())],
                      Run(tree["verdicts"]))
 
-    monkeypatch.setattr(session, "contracts_of", lambda: {"p1": made})
-    monkeypatch.setattr(session, "built", lambda contract, root: contract is not None)
-    monkeypatch.setattr(session, "run_gate", run_gate)
+    monkeypatch.setattr(runner, "contracts_of", lambda: {"p1": made})
+    monkeypatch.setattr(runner, "built", lambda contract, root: contract is not None)
+    monkeypatch.setattr(runner, "run_gate", run_gate)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     monkeypatch.setattr(speeds, "kept", lambda root, contracts: ())  # pictures that take a while
     return tree
@@ -65,8 +65,8 @@ def test_mutants_are_not_tried_when_they_are_not_wanted(tree: dict[str, Any],
 
 def test_phases_that_were_not_named_are_set_aside(tree: dict[str, Any], tmp_path: Path,
                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    both = {"p1": made_up.contract(), "p3": made_up.contract("p3")}
-    monkeypatch.setattr(session, "contracts_of", lambda: both)
+    both = {"p1": fake_evidence.contract(), "p3": fake_evidence.contract("p3")}
+    monkeypatch.setattr(runner, "contracts_of", lambda: both)
     asked = Asked(tmp_path, device="cpu", mutants=False, phases=("p1",))
     assert produce.produce(asked, bank_of, None) == 0
     assert tree["wanted"].phases == ("p1",)
@@ -88,8 +88,8 @@ def test_case_that_left_no_verdict_is_told_as_an_error_with_its_repro(
 
 
 def test_failure_ends_in_exit_code_one(tree: dict[str, Any], tmp_path: Path) -> None:
-    made = made_up.contract()
-    tree["verdicts"] = [made_up.verdict(case, "failed") for case in made.expand()]
+    made = fake_evidence.contract()
+    tree["verdicts"] = [fake_evidence.verdict(case, "failed") for case in made.expand()]
     assert produce.produce(Asked(tmp_path, device="cpu"), bank_of, None) == 1
 
 
@@ -103,7 +103,7 @@ def aside(tmp_path: Path, text: str, **ops: tuple[str, ...]) -> dict[str, str]:
     file = tmp_path / "mine.py"
     file.write_text(text)
     contracts: dict[str, Contract] = {
-        phase: made_up.contract(phase).model_copy(update={"ops": names})
+        phase: fake_evidence.contract(phase).model_copy(update={"ops": names})
         for phase, names in ops.items()}
     return produce.set_aside(f"file:{file}", tuple(ops), contracts)
 

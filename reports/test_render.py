@@ -10,14 +10,18 @@ from itertools import pairwise
 import pytest
 
 from contracts.schema import StatedTier
-from reports import made_up
+from reports import fake_evidence
 from reports.evidence import Evidence
 from reports.markdown import brief
 from reports.outline import Outline
 from reports.render import BESIDE, page
 
-PAGES = {"green": made_up.evidence(), "red": made_up.red(), "hostile": made_up.red(made_up.HOSTILE),
-         "empty": made_up.empty()}
+PAGES = {
+    "green": fake_evidence.evidence(),
+    "red": fake_evidence.red(),
+    "hostile": fake_evidence.red(fake_evidence.HOSTILE),
+    "empty": fake_evidence.empty(),
+}
 
 
 @cache
@@ -92,9 +96,9 @@ def test_suite_s_own_weakness_is_told_as_a_failure() -> None:
     assert "p1/rolled : a plain word fails without it" in whole.replace("rolled:", "rolled :")
 
 
-@pytest.mark.parametrize("outcomes", [("passed",) * 7, made_up.MIXED, ("error",) * 7])
+@pytest.mark.parametrize("outcomes", [("passed",) * 7, fake_evidence.MIXED, ("error",) * 7])
 def test_counts_agree_with_the_verdicts(outcomes: tuple[str, ...]) -> None:
-    outline = Outline(page(made_up.evidence(outcomes)))
+    outline = Outline(page(fake_evidence.evidence(outcomes)))
     counts = Counter(outcomes)
     told = outline.texts("td.counts")
     assert len(told) == 1
@@ -149,20 +153,20 @@ def test_ladder_names_every_phase_and_what_is_not_proven() -> None:
 @pytest.mark.parametrize(("tier", "told"), [("cuda", "none"), ("cpu", "no device case")])
 def test_ladder_misses_no_proof_where_no_case_asks_for_a_device(tier: StatedTier,
                                                                 told: str) -> None:
-    evidence = made_up.evidence(contracts={"p1": made_up.contract(tier=tier)})
+    evidence = fake_evidence.evidence(contracts={"p1": fake_evidence.contract(tier=tier)})
     rows = Outline(page(evidence)).texts("table.wide")[0]
     assert f"7 passed {told}a plain word, 2026-01-30" in rows  # a receipt's device, below
     assert f"| 7 passed | {told} |" in brief(evidence)
 
 
 def test_budget_in_force_is_told_with_reason_floor_and_picture() -> None:
-    evidence = made_up.evidence()
+    evidence = fake_evidence.evidence()
     worst = [{"op": "logits", "rung": "budget", "ulps": 9, "cosine": 1 - 1e-6, "norm_error": 1e-5,
               "compared": 10}]
-    verdicts = [made_up.verdict(case, worst=worst, evidence={"near_ties": 2})
+    verdicts = [fake_evidence.verdict(case, worst=worst, evidence={"near_ties": 2})
                 for case in evidence.contracts["p1"].expand()]
-    text = page(made_up.evidence(verdicts=verdicts, contracts={
-        "p1": made_up.contract(truth=made_up.BUDGET)}))
+    text = page(fake_evidence.evidence(verdicts=verdicts, contracts={
+        "p1": fake_evidence.contract(truth=fake_evidence.BUDGET)}))
     outline = Outline(text)
     whole = " ".join(outline.texts("main."))
     for words in ("cosine at least 0.999", "a made-up reason, long enough", "a made-up floor",
@@ -177,5 +181,5 @@ def test_budget_in_force_is_told_with_reason_floor_and_picture() -> None:
 
 
 def test_contract_s_backticks_become_code() -> None:
-    assert "<code>m=c</code>" in page(made_up.evidence(text="form `m=c` always"))
-    assert "one ` alone" in page(made_up.evidence(text="one ` alone"))
+    assert "<code>m=c</code>" in page(fake_evidence.evidence(text="form `m=c` always"))
+    assert "one ` alone" in page(fake_evidence.evidence(text="one ` alone"))

@@ -10,24 +10,28 @@ import pytest
 import xmlschema
 from jsonschema import Draft202012Validator
 
-from falsifiers.verdict import Verdict
-from reports import files, made_up, schemas
+from falsifiers.judging.verdict import Verdict
+from reports import artefacts, fake_evidence, schemas
 from reports.evidence import Evidence
 
-PAGES = {"green": made_up.evidence(), "red": made_up.red(), "hostile": made_up.red(made_up.HOSTILE),
-         "empty": made_up.empty()}
+PAGES = {
+    "green": fake_evidence.evidence(),
+    "red": fake_evidence.red(),
+    "hostile": fake_evidence.red(fake_evidence.HOSTILE),
+    "empty": fake_evidence.empty(),
+}
 
 
 @pytest.fixture(autouse=True)
 def _no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw no page: it takes longer than all else, and has no schema."""
-    monkeypatch.setattr(files, "page", lambda evidence: "")
+    monkeypatch.setattr(artefacts, "page", lambda evidence: "")
 
 
 @pytest.fixture(params=PAGES)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     evidence: Evidence = PAGES[request.param]
-    files.write(tmp_path, evidence)
+    artefacts.write(tmp_path, evidence)
     return tmp_path
 
 
@@ -57,8 +61,8 @@ def test_every_file_validates_against_the_schema_beside_it(folder: Path) -> None
 
 
 def line(outcome: str = "passed") -> dict[str, Any]:
-    case = next(made_up.contract().expand())
-    told: dict[str, Any] = json.loads(made_up.verdict(case, outcome).model_dump_json())
+    case = next(fake_evidence.contract().expand())
+    told: dict[str, Any] = json.loads(fake_evidence.verdict(case, outcome).model_dump_json())
     return told
 
 
@@ -79,7 +83,7 @@ def test_schema_refuses_what_the_record_refuses(outcome: str, change: dict[str, 
     ('failures="1"', 'failures="many"'), ("failure", "fault"), ('name="p1"', 'name="p9"'),
     (' message="', ' sentence="')])
 def test_junit_schema_can_fail(tmp_path: Path, old: str, new: str) -> None:
-    files.write(tmp_path, made_up.evidence(("failed",) + ("passed",) * 6))
+    artefacts.write(tmp_path, fake_evidence.evidence(("failed",) + ("passed",) * 6))
     text = (tmp_path / "junit.xml").read_text()
     assert old in text
     schema = xmlschema.XMLSchema(schemas.FOLDER / "junit.xsd")

@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 
 from contracts.load import load_all
-from falsifiers.figures import load_products, load_steps
-from falsifiers.meta.made_up_figures import products, step, steps
-from falsifiers.receipts import FOLDER, digest_of, load_receipts
-from falsifiers.session import ROOT
+from falsifiers.gate.benchmark_records import load_products, load_steps
+from falsifiers.gate.receipts import FOLDER, digest_of, load_receipts
+from falsifiers.gate.runner import ROOT
+from falsifiers.meta.gate.fake_benchmarks import products, step, steps
 from falsifiers.witness.cli import verdict
-from reports import made_up, peer, speed_plots, speeds
+from reports import fake_evidence, llama_cpp_baseline, speed_plots, speeds
 from reports.evidence import Evidence, Kept
 from reports.outline import Outline
 from reports.render import page
 
-H200 = {"device": peer.DEVICE, "model": f"{peer.SHAPE} and more"}
+H200 = {"device": llama_cpp_baseline.DEVICE, "model": f"{llama_cpp_baseline.SHAPE} and more"}
 
 
 def with_speeds(**more: Any) -> Evidence:
-    return made_up.evidence(speeds=(Kept(steps(), True), Kept(products(), False)), **more)
+    return fake_evidence.evidence(speeds=(Kept(steps(), True), Kept(products(), False)), **more)
 
 
 def test_page_shows_steps_and_products_with_their_conditions() -> None:
@@ -42,23 +42,23 @@ def test_page_shows_steps_and_products_with_their_conditions() -> None:
 
 
 def test_page_without_kept_times_says_nothing_of_speed() -> None:
-    assert 'id="speed"' not in page(made_up.evidence())
+    assert 'id="speed"' not in page(fake_evidence.evidence())
 
 
 @pytest.mark.parametrize("red", [
-    {"outcomes": made_up.MIXED}, {"kills": made_up.kills(survivors=("p1/copied",))},
-    {"own": made_up.own_run("failed")}])
+    {"outcomes": fake_evidence.MIXED}, {"kills": fake_evidence.kills(survivors=("p1/copied",))},
+    {"own": fake_evidence.own_run("failed")}])
 def test_red_page_shows_no_speed(red: dict[str, Any]) -> None:
     assert 'id="speed"' not in page(with_speeds(**red))
 
 
 def test_peer_is_drawn_only_beside_its_own_conditions_and_labelled() -> None:
     beside = speed_plots.step_times(steps(**H200))
-    assert peer.NAME in beside.svg
-    assert peer.CONDITIONS in beside.caption
+    assert llama_cpp_baseline.NAME in beside.svg
+    assert llama_cpp_baseline.CONDITIONS in beside.caption
     for other in (steps(), steps(**{**H200, "device": "another"}),
                   steps(step(1, 4096), **H200), steps(**{**H200, "model": "24 layers"})):
-        assert peer.NAME not in speed_plots.step_times(other).svg
+        assert llama_cpp_baseline.NAME not in speed_plots.step_times(other).svg
 
 
 def test_split_is_drawn_by_family_and_nothing_is_lost() -> None:
@@ -71,8 +71,20 @@ def test_split_is_drawn_by_family_and_nothing_is_lost() -> None:
 
 
 def test_hostile_words_of_kept_figures_are_escaped() -> None:
-    hostile = page(made_up.evidence(speeds=[Kept(
-        steps(device=made_up.HOSTILE, model=made_up.HOSTILE, left_out=(made_up.HOSTILE,)), True)]))
+    hostile = page(
+        fake_evidence.evidence(
+            speeds=[
+                Kept(
+                    steps(
+                        device=fake_evidence.HOSTILE,
+                        model=fake_evidence.HOSTILE,
+                        left_out=(fake_evidence.HOSTILE,),
+                    ),
+                    True,
+                )
+            ]
+        )
+    )
     assert "<script" not in hostile
     assert Outline(hostile).open == []
 
@@ -118,7 +130,7 @@ def test_readme_quotes_the_steps_that_are_kept() -> None:
     kept = load_steps(ROOT)[0]
     steps = {(f.m, f.context): f for f in kept.figures}
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for m, other in peer.MILLISECONDS.items():
+    for m, other in llama_cpp_baseline.MILLISECONDS.items():
         near, far = steps[m, 128], steps[m, 4096]
         assert (f"| {m} | {near.floor:.2f} | {near.milliseconds:.2f} | {other} | {far.floor:.2f} | "
                 f"{far.milliseconds:.2f} |") in text.splitlines()

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from contracts.schema import Parity
-from reports import headline, made_up, views
+from reports import fake_evidence, summary_line, views
 from reports.evidence import Evidence
 from reports.kill_view import kill_view
 
-CASES = list(made_up.contract().expand())
+CASES = list(fake_evidence.contract().expand())
 
 
 def worst(case: int, op: str = "logits", **values: Any) -> Any:
     record = {"op": op, "rung": "bits", "ulps": 0, "compared": 5, **values}
-    return made_up.verdict(CASES[case], worst=[record])
+    return fake_evidence.verdict(CASES[case], worst=[record])
 
 
 def test_worst_of_an_op_is_the_least_cosine_and_then_the_most_ulps() -> None:
@@ -39,7 +39,7 @@ def test_op_is_told_without_its_place(op: str, told: str) -> None:
     ((3, 3), "3"), ((1, 2000), "1 to 2,000"), (("a", "b", "a"), "a, b"), ((True, False),
      "True, False"), (tuple("abcdefgh"), "a, b, c, d, e, f and 2 more")])
 def test_engagement_isgathered_over_the_cases(values: tuple[Any, ...], told: str) -> None:
-    verdicts = [made_up.verdict(case, evidence={"rows_a_step": value, "near_ties": 1})
+    verdicts = [fake_evidence.verdict(case, evidence={"rows_a_step": value, "near_ties": 1})
                 for case, value in zip(CASES * 2, values, strict=False)]
     names = [line for line in views.engagement_of(verdicts) if line[0] == "rows_hold"]
     if len(values) < 7:
@@ -48,7 +48,9 @@ def test_engagement_isgathered_over_the_cases(values: tuple[Any, ...], told: str
 
 
 def test_mutants_have_the_fate_that_the_matrix_says() -> None:
-    kills = made_up.kills(survivors=("p1/copied",), untold={"p1/rolled": "it fails without it"})
+    kills = fake_evidence.kills(
+        survivors=("p1/copied",), untold={"p1/rolled": "it fails without it"}
+    )
     view = kill_view(kills, "p1")
     assert {line.row.name: line.fate for line in view.lines} == {"rolled": "cannot tell",
                                                                  "copied": "survived"}
@@ -57,34 +59,56 @@ def test_mutants_have_the_fate_that_the_matrix_says() -> None:
 
 
 def test_matrix_with_a_survivor_is_never_folded_away() -> None:
-    assert kill_view(made_up.kills(survivors=("p1/copied",)), "p1").open
-    assert kill_view(made_up.kills(), "p1").killers == ("rows_hold", "slots_hold")
+    assert kill_view(fake_evidence.kills(survivors=("p1/copied",)), "p1").open
+    assert kill_view(fake_evidence.kills(), "p1").killers == ("rows_hold", "slots_hold")
 
 
 def test_budget_of_an_own_arithmetic_is_told_when_a_case_was_held_to_it() -> None:
-    own = made_up.contract().model_copy(update={"parity": Parity(
-        twin="bitwise", truth="bitwise", own=made_up.BUDGET)})
+    own = fake_evidence.contract().model_copy(update={"parity": Parity(
+        twin="bitwise", truth="bitwise", own=fake_evidence.BUDGET)})
     within = worst(0, rung="budget", cosine=0.9995)
-    for verdicts, budget in (([worst(0)], None), ([within], made_up.BUDGET)):
-        (section,) = views.sections(made_up.evidence(verdicts=verdicts, contracts={"p1": own}))
+    for verdicts, budget in (([worst(0)], None), ([within], fake_evidence.BUDGET)):
+        (section,) = views.sections(
+            fake_evidence.evidence(verdicts=verdicts, contracts={"p1": own})
+        )
         assert section.budget == budget
 
 
 def test_cells_are_coloured_by_the_rung_that_broke() -> None:
-    (section,) = views.sections(made_up.evidence(("failed",) + ("passed",) * 6))
+    (section,) = views.sections(fake_evidence.evidence(("failed",) + ("passed",) * 6))
     assert section.rungs == ("bits",)
     cell, _ = section.attacks[0].listing[0]
     assert (cell.kind, cell.word, cell.failed) == ("failed rung-bits", "bits", True)
 
 
-@pytest.mark.parametrize(("evidence", "word", "start"), [
-    (made_up.evidence(), "PASS", "Yes, as far as it is built: P1 passes."),
-    (made_up.evidence(aside={"p2": "why"}), "PASS", "Yes, where the candidate has a part: P1"),
-    (made_up.red(), "FAIL", "No: P1 fails in 4 of 7 cases, your model file fails in 1 of 1"),
-    (made_up.evidence(own=made_up.own_run("failed")), "FAIL", "No: your model file fails"),
-    (made_up.evidence(("declined",) * 7), "UNMEASURABLE", "Cannot tell: P1 is not proven"),
-    (made_up.empty(), "UNMEASURABLE", "Cannot tell: nothing is proven")])
+@pytest.mark.parametrize(
+    ("evidence", "word", "start"),
+    [
+        (fake_evidence.evidence(), "PASS", "Yes, as far as it is built: P1 passes."),
+        (
+            fake_evidence.evidence(aside={"p2": "why"}),
+            "PASS",
+            "Yes, where the candidate has a part: P1",
+        ),
+        (
+            fake_evidence.red(),
+            "FAIL",
+            "No: P1 fails in 4 of 7 cases, your model file fails in 1 of 1",
+        ),
+        (
+            fake_evidence.evidence(own=fake_evidence.own_run("failed")),
+            "FAIL",
+            "No: your model file fails",
+        ),
+        (
+            fake_evidence.evidence(("declined",) * 7),
+            "UNMEASURABLE",
+            "Cannot tell: P1 is not proven",
+        ),
+        (fake_evidence.empty(), "UNMEASURABLE", "Cannot tell: nothing is proven"),
+    ],
+)
 def test_answer_says_what_the_exit_code_says(evidence: Evidence, word: str, start: str) -> None:
-    assert headline.word(evidence) == word
-    assert headline.answer(evidence).startswith(start)
+    assert summary_line.word(evidence) == word
+    assert summary_line.answer(evidence).startswith(start)
     assert evidence.exit_code == {"PASS": 0, "FAIL": 1, "UNMEASURABLE": 2}[word]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from falsifiers.witness.compare import Arm, Taken, band
+from falsifiers.witness.band_checks import Arm, Taken, band
 from falsifiers.witness.index import add_to
 from falsifiers.witness.stream import Stream, Token
-from reports import made_up, witness_plots
+from reports import fake_evidence, witness_plots
 from reports.outline import Outline
 from reports.witness_page import page
 
@@ -52,8 +52,8 @@ def empty() -> list[dict[str, Any]]:
 
 
 def hostile() -> dict[str, Any]:
-    made = witness([taken(1), taken(4, wrong=True)], made_up.HOSTILE)
-    made["bands"][1]["reason"] = made_up.HOSTILE
+    made = witness([taken(1), taken(4, wrong=True)], fake_evidence.HOSTILE)
+    made["bands"][1]["reason"] = fake_evidence.HOSTILE
     return made
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from falsifiers.bisect_cli import place_lines
-from falsifiers.divergence import Values
-from falsifiers.trace_compare import Cell, Comparison, Difference
+from falsifiers.bisect.cli import place_lines
+from falsifiers.bisect.divergence import Values
+from falsifiers.bisect.trace_compare import Cell, Comparison, Difference
 from reports import pages
 
 LISTED = 60

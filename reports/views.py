@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from contracts.schema import Budget, Case, Contract, Falsifier
-from falsifiers import gate
-from falsifiers.gate import PhaseResult
-from falsifiers.verdict import RED, Verdict, Worst
+from falsifiers.gate import phase_status
+from falsifiers.gate.phase_status import PhaseResult
+from falsifiers.judging.verdict import RED, Verdict, Worst
 from reports.evidence import Evidence
 from reports.grid import Cell, Grid, anchor_of, cell_of, grid_of
 from reports.kill_view import KillView, kill_view
@@ -49,7 +49,7 @@ class Rung:
     @property
     def proof(self) -> str:
         """What is known of a device, in words."""
-        return gate.proof_told(self.result, self.contract) if self.result else ""
+        return phase_status.proof_told(self.result, self.contract) if self.result else ""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def ladder(evidence: Evidence) -> list[Rung]:
     """Return a line for every phase, those not built included, and the user's model last."""
     told = {result.phase: result for result in evidence.judged}
     rungs = []
-    for phase in ("engine", *gate.PHASES, *(["model"] if evidence.own else [])):
+    for phase in ("engine", *phase_status.PHASES, *(["model"] if evidence.own else [])):
         result, contract = told.get(phase), evidence.contracts.get(phase)
         word = result.verdict if result else \
             "not judged" if phase in evidence.aside else "not built"

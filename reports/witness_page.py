@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from falsifiers.witness import rules
-from falsifiers.witness.asking import INVALID, speed
+from falsifiers.witness.run import INVALID, speed
 from reports import pages, witness_plots
 
 MARKS = {"PASS": "✓", "FAIL": "✕", "UNMEASURABLE": "?"}

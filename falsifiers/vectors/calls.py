@@ -17,11 +17,11 @@ from typing import Any, ClassVar, NoReturn, Protocol
 import torch
 from torch import Tensor
 
-from falsifiers.errors import Declined, ParityBroken
-from falsifiers.lazy import readable
-from falsifiers.sample import printable
-from falsifiers.vectors.files import UnreadableError, read
-from falsifiers.verdict import Finding, Rung
+from falsifiers.console.cli_app import readable
+from falsifiers.gate.weight_sample import printable
+from falsifiers.judging.errors import Declined, ParityBroken
+from falsifiers.judging.verdict import Finding, Rung
+from falsifiers.tensor_files.safetensors_file import UnreadableError, read
 
 ARITHMETIC, DECLINED, REFUSED = "arithmetic", "declined", "refused"
 """What an answer's metadata may say: the arithmetic it keeps, why it was not made, and why a call

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from falsifiers.lazy import readable
+from falsifiers.console.cli_app import readable
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 vectors_app = typer.Typer(no_args_is_help=True,
@@ -34,7 +34,7 @@ def export(
     phase: Annotated[str, typer.Option(metavar="N", help="The phase whose calls to write.")],
 ) -> None:
     """Write a phase's calls: inputs, expected outputs and a manifest."""
-    from falsifiers import tiers
+    from falsifiers.gate import tiers
     from falsifiers.vectors import exchange
     tiers.one_thread()
     made = exchange.export(folder, ctx.meta["vectors"](phase))
@@ -51,9 +51,9 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Judge the outputs by the phase's own falsifiers: exit 0 PASS, 1 FAIL, 2 cannot tell."""
-    from falsifiers import gate, tiers
-    from falsifiers.cli import Progress, print_gate
-    from falsifiers.session import Gated, Run
+    from falsifiers.gate import phase_status, tiers
+    from falsifiers.gate.cli import Progress, print_gate
+    from falsifiers.gate.runner import Gated, Run
     from falsifiers.vectors import exchange, manifest
     tiers.one_thread()
     told = manifest.load(folder)
@@ -63,7 +63,7 @@ def check(
         but=f"and {wanted.offer.no_program}" if wanted.offer.no_program else OF_ITS_OWN)
     with Progress(as_json) as tell:
         verdicts = exchange.check(folder, wanted, tell)
-    result = gate.judge_phase(wanted.contract.phase, verdicts, wanted.cases)
+    result = phase_status.judge_phase(wanted.contract.phase, verdicts, wanted.cases)
     if as_json:
         print(json.dumps(result.model_dump() | {
             "not_proven": f"{wanted.contract.not_proven.strip()} Nor: {not_proven}.",
@@ -71,4 +71,4 @@ def check(
     else:
         print_gate(Gated([result], Run(verdicts)), {result.phase: wanted.contract})
         print(f"    nor: {not_proven}")
-    raise typer.Exit(gate.exit_code([result]))
+    raise typer.Exit(phase_status.exit_code([result]))

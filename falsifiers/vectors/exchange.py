@@ -20,21 +20,21 @@ from typing import Any
 from torch import Tensor
 
 from contracts.schema import Budget, Case, Contract
-from falsifiers import recording
-from falsifiers.candidates import Candidate, must_be_known
-from falsifiers.errors import SuiteError
-from falsifiers.folders import whole
-from falsifiers.judge import Judge
-from falsifiers.lazy import readable
-from falsifiers.mutants import Attack
-from falsifiers.sample import printable
-from falsifiers.subject import Subject
+from falsifiers.console.atomic_directory import whole
+from falsifiers.console.cli_app import readable
+from falsifiers.gate.candidates import Candidate, must_be_known
+from falsifiers.gate.weight_sample import printable
+from falsifiers.judging import outcome
+from falsifiers.judging.errors import SuiteError
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
+from falsifiers.judging.verdict import Verdict
+from falsifiers.mutation.mutants import Attack
+from falsifiers.tensor_files.safetensors_file import UnreadableError, write
 from falsifiers.vectors import calls
 from falsifiers.vectors import manifest as forms
 from falsifiers.vectors.calls import OWN, Call, Kept, Offer, Recorder, answered, declared
-from falsifiers.vectors.files import UnreadableError, write
 from falsifiers.vectors.manifest import EXPECTED, INPUTS, NAME, OUTPUTS, Manifest
-from falsifiers.verdict import Verdict
 
 LARGEST = 1 << 28
 """Bytes of an answer that is read only for what it declares."""
@@ -183,5 +183,5 @@ def judged(case: Case, candidate: Candidate, wanted: VectorSet, repro: str) -> V
             raise SuiteError("it asked for no call")
     except Exception as ended:
         error = ended
-    return recording.record(case, error, judge, subject=candidate.name, repro=repro,
+    return outcome.record(case, error, judge, subject=candidate.name, repro=repro,
                             seconds=time.perf_counter() - started)

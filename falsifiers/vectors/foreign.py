@@ -12,8 +12,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from falsifiers.errors import SuiteError
-from falsifiers.lazy import readable
+from falsifiers.console.cli_app import readable
+from falsifiers.judging.errors import SuiteError
 from falsifiers.vectors import manifest
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from falsifiers.errors import SuiteError
-from falsifiers.sample import printable
-from falsifiers.vectors.files import UnreadableError, content
+from falsifiers.gate.weight_sample import printable
+from falsifiers.judging.errors import SuiteError
+from falsifiers.tensor_files.safetensors_file import UnreadableError, content
 
 NAME, INPUTS, EXPECTED, OUTPUTS = "manifest.json", "inputs", "expected", "outputs"
 MOST = 1 << 24

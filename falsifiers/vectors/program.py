@@ -18,10 +18,10 @@ from typing import IO
 
 from torch import Tensor
 
-from falsifiers.group import end_group, none_left
-from falsifiers.sample import printable
+from falsifiers.gate.kill_descendants import end_group, none_left
+from falsifiers.gate.weight_sample import printable
+from falsifiers.tensor_files.safetensors_file import UnreadableError, write
 from falsifiers.vectors.calls import OWN, Call, Offer, answered, broken, declared
-from falsifiers.vectors.files import UnreadableError, write
 
 LIMIT = 60.0
 """Seconds that a program may take for one call."""

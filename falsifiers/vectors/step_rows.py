@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from contracts.schema import Budget
-from falsifiers.judge import Judge
-from falsifiers.streams import prompt_of, state_digest
+from falsifiers.judging.batch_driver import prompt_of, state_digest
+from falsifiers.judging.judge import Judge
 
 State = dict[str, Tensor]
 OWN_STEP = Budget(

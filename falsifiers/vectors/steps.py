@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falsifiers.errors import SuiteError
+from falsifiers.judging.errors import SuiteError
 from falsifiers.vectors.calls import Call, Refused, broken, plain
 from falsifiers.vectors.row_ops import RowOps
 

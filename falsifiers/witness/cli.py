@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from falsifiers.errors import SuiteError
+from falsifiers.judging.errors import SuiteError
 from falsifiers.witness import file, rules
 
 ADMISSIBLE, NOT_ADMISSIBLE, RED = "ADMISSIBLE", "NOT ADMISSIBLE", "RED"
@@ -139,17 +139,17 @@ def take(
 
     Exits 0 when every band passed, 1 when one failed, 2 when one cannot be told.
     """
-    from falsifiers.witness import asking
+    from falsifiers.witness import run
     from falsifiers.witness.sources import Named
     from falsifiers.witness.take import PROMPT, Plan
-    witness = asking.run(asking.Asked(
-        url, out, Plan(asking.widths(c), asking.prompt(prompt, prompt_file) or PROMPT, n_predict,
+    witness = run.run(run.Asked(
+        url, out, Plan(run.widths(c), run.prompt(prompt, prompt_file) or PROMPT, n_predict,
                        declared_min, replicates, mixed),
         Named(metrics_url, metric, log_file, pattern, field), api_key, timeout, wait, model,
         model_file, binary, commit), partial(print, flush=True))
     if html is not None:
-        asking.write(html, ctx.meta["witness_page"](witness))
+        run.write(html, ctx.meta["witness_page"](witness))
     if not mixed:
         print("different prompts were not sent, so nothing is said of slots that are mixed up")
     print(f"{out}: rowtwin witness check says whether it is admitted")
-    raise typer.Exit(asking.exit_code(witness["bands"]))
+    raise typer.Exit(run.exit_code(witness["bands"]))

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from falsifiers.errors import SuiteError
+from falsifiers.judging.errors import SuiteError
 from falsifiers.witness.rules import quoted
 from falsifiers.witness.stream import Hostile, Reader, Stream, words
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from falsifiers.errors import SuiteError
+from falsifiers.judging.errors import SuiteError
 from falsifiers.witness.client import Client, address
 from falsifiers.witness.exposition import MOST_WIDTH, Labels, samples, widest
 from falsifiers.witness.rules import quoted

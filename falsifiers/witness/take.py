@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from falsifiers.witness.band_checks import Arm, Taken, band, parts
 from falsifiers.witness.client import DIALECTS, Client
-from falsifiers.witness.compare import Arm, Taken, band, parts
 from falsifiers.witness.index import add_to
 from falsifiers.witness.rules import FLOOR
 from falsifiers.witness.sources import Source

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from engine.errors import InputError
-from falsifiers.errors import SuiteError
-from falsifiers.judge import Judge
-from falsifiers.subject import Subject
-from phases.p0_scheduler.job import Settings
-from phases.p0_scheduler.mock import VOCAB, Call, MockEngine
+from falsifiers.judging.errors import SuiteError
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
+from phases.p0_scheduler.mock_engine import VOCAB, Call, MockEngine
 from phases.p0_scheduler.protocol import Emitted, Ended, Event, Request, RowError
 from phases.p0_scheduler.reference import Served
+from phases.p0_scheduler.request_state import Settings
 
 SEATING = ("start_batch", "add_slot")
 PATIENCE = 20_000

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from phases.p0_scheduler import reference
-from phases.p0_scheduler.driver import Driver
-from phases.p0_scheduler.job import Counts, Job, Settings
+from phases.p0_scheduler.engine_loop import Driver
 from phases.p0_scheduler.protocol import (
     BatchEngine,
     ClosedError,
@@ -27,6 +26,7 @@ from phases.p0_scheduler.protocol import (
     Token,
 )
 from phases.p0_scheduler.reference import Served
+from phases.p0_scheduler.request_state import Counts, Job, Settings
 from phases.p0_scheduler.scheduler import Scheduler
 
 __all__ = [

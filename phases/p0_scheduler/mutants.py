@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from falsifiers.subject import Mutant, Subject
+from falsifiers.judging.subject import Mutant, Subject
 from phases.p0_scheduler import wrong_recovery as recovery
 from phases.p0_scheduler import wrong_running as running
 from phases.p0_scheduler import wrong_seating as seating
-from phases.p0_scheduler.driver import Driver
+from phases.p0_scheduler.engine_loop import Driver
 from phases.p0_scheduler.scheduler import Scheduler
 
 

@@ -17,8 +17,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from phases.p0_scheduler.desk import Desk
-from phases.p0_scheduler.job import Counts, Job, Settings
+from phases.p0_scheduler.admission_queue import Desk
 from phases.p0_scheduler.protocol import (
     BatchEngine,
     Emitted,
@@ -30,6 +29,7 @@ from phases.p0_scheduler.protocol import (
     Seat,
     Token,
 )
+from phases.p0_scheduler.request_state import Counts, Job, Settings
 
 log = logging.getLogger("rowtwin.scheduler")
 log.addHandler(logging.NullHandler())  # who wants the lines adds a handler; nobody gets them twice

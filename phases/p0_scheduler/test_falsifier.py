@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from contracts.schema import Case
 from engine.errors import InputError
-from falsifiers.judge import Judge
-from falsifiers.subject import Subject
-from phases.p0_scheduler import scenes, threads
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
+from phases.p0_scheduler import attacks, thread_load
 from phases.p0_scheduler.harness import Poisoned, Run, request, stopping
-from phases.p0_scheduler.machine import Histories, run_histories
 from phases.p0_scheduler.protocol import ClosedError, QueueFullError
+from phases.p0_scheduler.state_machine import Histories, run_histories
 
 
 def test_batch_forms_at_every_width(case: Case, subject: Subject, judge: Judge) -> None:
@@ -21,7 +21,7 @@ def test_batch_forms_at_every_width(case: Case, subject: Subject, judge: Judge) 
     lengths = [5 if case["prompts"] == "equal" else 1 + 7 * i % 30 for i in range(c)]
     for arm in "ab":  # the second arm finds the same width again after a pause
         run.submit(*(request(f"{arm}{i}", n, 6) for i, n in enumerate(lengths)))
-        rows = scenes.logged_widths(run)
+        rows = attacks.logged_widths(run)
         run.same("m_formed", max(rows), c)
         run.same("steps", len(rows), max(-(-n // 8) for n in lengths) + 6 - 1)
     run.hold()
@@ -30,7 +30,7 @@ def test_batch_forms_at_every_width(case: Case, subject: Subject, judge: Judge) 
 
 def test_slots_are_conserved_and_never_shared(case: Case, subject: Subject, judge: Judge) -> None:
     run = Run(subject, judge, slots=case["slots"], queue=200, seed=case["seed"])
-    for wave in scenes.waves(case["seed"], case["requests"]):
+    for wave in attacks.waves(case["seed"], case["requests"]):
         run.submit(*wave)
         run.step()
         taken = sorted(run.engine.owner)
@@ -56,10 +56,10 @@ def test_aborts_leak_no_slot(case: Case, subject: Subject, judge: Judge) -> None
 
 
 def test_every_ending_releases_once(case: Case, subject: Subject, judge: Judge) -> None:
-    for second, third in itertools.product(scenes.ENDINGS, repeat=2):
+    for second, third in itertools.product(attacks.ENDINGS, repeat=2):
         for ats in ((2, 2, 2), (1, 2, 0), (0, 0, 3)):
             plan = list(zip((case["first"], second, third), ats, strict=True))
-            run = scenes.ending_as(subject, judge, plan)
+            run = attacks.ending_as(subject, judge, plan)
             run.account()
             for id, (ending, _) in zip(run.requests, plan, strict=True):
                 run.same("reason", run.ended[id].reason, ending, request=id)
@@ -72,7 +72,7 @@ def test_random_histories_keep_every_law(case: Case, subject: Subject, judge: Ju
 
 def test_reuse_waits_for_the_step_to_be_read(case: Case, subject: Subject, judge: Judge) -> None:
     run, who = Run(subject, judge, slots=4), case["who"]
-    seen = scenes.cancel_inside(run, case["inside"], case["nth"], who)
+    seen = attacks.cancel_inside(run, case["inside"], case["nth"], who)
     run.submit(request("a", 12, 30), request("b", 3, 2))
     run.step()
     run.submit(request("c", 9, 9), request("d", 20, 9), request("e", 4, 9), request("f", 4, 9))
@@ -100,12 +100,12 @@ def test_token_budgets_are_exact(case: Case, subject: Subject, judge: Judge) -> 
 
 def test_finish_times_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
     run = Run(subject, judge, slots=case["slots"], queue=200, chunk=case["chunk"])
-    for wave in scenes.waves(case["seed"], 40):
+    for wave in attacks.waves(case["seed"], 40):
         run.submit(*wave)
         run.step()
     run.until_idle()
     solo = run.streams_equal_solo()
-    for id, (seat, end) in scenes.timetable(run, solo).items():
+    for id, (seat, end) in attacks.timetable(run, solo).items():
         run.same("step of the seat", run.seated_at(id), seat, request=id)
         run.same("step of the end", run.ended_at[id], end, request=id)
     run.account()
@@ -157,7 +157,7 @@ def test_admission_is_first_come_first_served(case: Case, subject: Subject, judg
 
 def test_cancel_ends_at_every_stage(case: Case, subject: Subject, judge: Judge) -> None:
     run = Run(subject, judge, slots=2, chunk=8)
-    target = scenes.at_stage(run, case["stage"])
+    target = attacks.at_stage(run, case["stage"])
     asked = run.clock
     run.same("cancel taken", run.cancel(target, case["reason"]), True, request=target)
     run.same("cancel taken twice", run.cancel(target, case["reason"]), False, request=target)
@@ -193,15 +193,15 @@ def test_errors_stay_with_their_request(case: Case, subject: Subject, judge: Jud
 def test_accidents_cost_nobody_a_token(case: Case, subject: Subject, judge: Judge) -> None:
     for at in range(12):
         run = Run(subject, judge, slots=3, chunk=4)
-        run.engine.trouble = scenes.accident(run, case["call"], at)
+        run.engine.trouble = attacks.accident(run, case["call"], at)
         run.submit(*(request(f"r{i}", 2 + 5 * i, 6) for i in range(5)))
         run.until_idle()
-        run.hold(but=scenes.alone_in_failure(run))
+        run.hold(but=attacks.alone_in_failure(run))
 
 
 def test_a_dead_engine_ends_everyone_clearly(case: Case, subject: Subject, judge: Judge) -> None:
     run = Run(subject, judge, slots=2)
-    run.engine.trouble = scenes.dead_from(run, case["step"])
+    run.engine.trouble = attacks.dead_from(run, case["step"])
     run.submit(*(request(f"r{i}", 3, 9) for i in range(5)))
     run.until_idle()
     for id in run.requests:
@@ -287,7 +287,7 @@ def test_reused_tokens_are_skipped(case: Case, subject: Subject, judge: Judge) -
 
 
 def test_threads_get_their_own_streams(case: Case, subject: Subject, judge: Judge) -> None:
-    load = threads.Load(subject, judge, clients=case["clients"], slots=case["slots"],
+    load = thread_load.Load(subject, judge, clients=case["clients"], slots=case["slots"],
                         seed=case["seed"])
     load.serve()
     load.run.hold(but=load.cut)

@@ -11,10 +11,10 @@ import pytest
 
 from engine.errors import InputError
 from phases.p0_scheduler.harness import Poisoned, request
-from phases.p0_scheduler.job import Settings
-from phases.p0_scheduler.mock import Call, MockEngine
+from phases.p0_scheduler.mock_engine import Call, MockEngine
 from phases.p0_scheduler.protocol import Emitted, Ended, Event, Request, Row, RowError, Seat, Token
 from phases.p0_scheduler.reference import serve
+from phases.p0_scheduler.request_state import Settings
 from phases.p0_scheduler.scheduler import Scheduler
 
 

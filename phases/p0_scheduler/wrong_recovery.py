@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from phases.p0_scheduler.driver import Deliver, Driver
-from phases.p0_scheduler.job import Job
+from phases.p0_scheduler.engine_loop import Deliver, Driver
 from phases.p0_scheduler.protocol import Event, FromOutside, Request, Row
+from phases.p0_scheduler.request_state import Job
 from phases.p0_scheduler.scheduler import Scheduler
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from phases.p0_scheduler.job import Job
 from phases.p0_scheduler.protocol import Emitted, Ending, Row, Token
+from phases.p0_scheduler.request_state import Job
 from phases.p0_scheduler.scheduler import Scheduler
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from engine.errors import InputError
-from phases.p0_scheduler.job import Job, Settings
 from phases.p0_scheduler.protocol import (
     BatchEngine,
     Emitted,
@@ -18,6 +17,7 @@ from phases.p0_scheduler.protocol import (
     Row,
     Seat,
 )
+from phases.p0_scheduler.request_state import Job, Settings
 from phases.p0_scheduler.scheduler import Scheduler
 
 

@@ -14,8 +14,8 @@ from engine.arithmetic import sigmoid
 from engine.model import Model
 from engine.path import Path, Rows, Sink, Step
 from engine.state import Pool, Refs, State
-from falsifiers.subject import Mutant, Subject
-from falsifiers.wrong_steps import (
+from falsifiers.judging.subject import Mutant, Subject
+from falsifiers.mutation.wrong_steps import (
     chunks_from_zero,
     in_a_kept_buffer,
     in_slot_order,

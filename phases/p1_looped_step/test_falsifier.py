@@ -10,10 +10,10 @@ import torch
 from contracts.schema import Case
 from engine.candidate import Engine, engine_of
 from engine.path import Rows, traced
-from falsifiers.errors import Declined
-from falsifiers.judge import Judge
-from falsifiers.streams import Batch, Stream, alone, bad_steps, prompt_of
-from falsifiers.subject import Subject
+from falsifiers.judging.batch_driver import Batch, Stream, alone, bad_steps, prompt_of
+from falsifiers.judging.errors import Declined
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
 from phases.p1_looped_step import increment
 
 CAPACITY = 96

@@ -16,11 +16,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from phases.p2_engine_serve.asked import ChatAsked, CompletionAsked, T, parse
-from phases.p2_engine_serve.refusal import Refused
-from phases.p2_engine_serve.reply import Done, Piece, Reply
+from phases.p2_engine_serve.api_error import Refused
+from phases.p2_engine_serve.request_schema import ChatAsked, CompletionAsked, T, parse
+from phases.p2_engine_serve.request_stream import Done, Piece, Reply
+from phases.p2_engine_serve.response_format import Shape
 from phases.p2_engine_serve.service import Service, gone
-from phases.p2_engine_serve.shapes import Shape
 
 BODY_SECONDS = 30.0
 """How long a client may take to send its request."""

@@ -13,12 +13,12 @@ import httpx2
 import openai
 
 from engine.errors import InputError
-from falsifiers.judge import Judge
-from falsifiers.subject import Subject
-from phases.p2_engine_serve import scenes
-from phases.p2_engine_serve.gate import PATIENCE
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
+from phases.p2_engine_serve import request_data
+from phases.p2_engine_serve.client_reply import Ask
 from phases.p2_engine_serve.harness import Site, with_template
-from phases.p2_engine_serve.heard import Ask
+from phases.p2_engine_serve.step_barrier import PATIENCE
 
 LONG: dict[str, Any] = {"prompt": "the one of", "max_tokens": 500, "ignore_eos": True, "seed": 3}
 CULPRIT = 99
@@ -62,8 +62,8 @@ def hold_doors(site: Site, endpoint: str) -> None:
 
 def hold_long_texts(subject: Subject, judge: Judge, endpoint: str) -> None:
     """Hold a text whose bytes cannot fit the context to be refused before it is encoded."""
-    with Site(subject, judge, context=8, template=scenes.PLAIN) as site:
-        tokenizer = with_template(site.tokenizer, scenes.PLAIN)
+    with Site(subject, judge, context=8, template=request_data.PLAIN) as site:
+        tokenizer = with_template(site.tokenizer, request_data.PLAIN)
         encode, encoded = tokenizer.encode, list[int]()
 
         def counted(text: str) -> list[int]:
@@ -111,9 +111,9 @@ def wave(site: Site, draw: random.Random, clients: int, alone: dict[str, str]) -
 
 def random_ask(draw: random.Random) -> Ask:
     """Return one of a few hundred short requests."""
-    endpoint, prompt = draw.choice(["completions", "chat"]), draw.choice(scenes.PROMPTS)
-    return Ask(endpoint, draw.random() < 0.5, scenes.body(
-        endpoint, prompt, draw.choice(scenes.TOPS), max_tokens=draw.randint(1, 6),
+    endpoint, prompt = draw.choice(["completions", "chat"]), draw.choice(request_data.PROMPTS)
+    return Ask(endpoint, draw.random() < 0.5, request_data.body(
+        endpoint, prompt, draw.choice(request_data.TOPS), max_tokens=draw.randint(1, 6),
         seed=draw.randrange(5)))
 
 
@@ -160,7 +160,7 @@ def drained(site: Site, asks: Sequence[Ask], alone: Sequence[str]) -> None:
     closing = site.crowd.submit(site.service.close)
     closed = site.gate.wait_for(lambda: bool(site.service.scheduler.closed))
     site.law(closed, "the service does not close")
-    hold_refusal(site, "too-late", site.post({"model": "nano", **scenes.GOOD}), 503, None)
+    hold_refusal(site, "too-late", site.post({"model": "nano", **request_data.GOOD}), 503, None)
     site.same("health", site.http.get("/health").status_code, 503)
     site.gate.release()
     for number, future in enumerate(futures):
@@ -242,7 +242,7 @@ def hold_hostile(judge: Judge, template: Any, trap: str, *, broken: bool) -> Non
 
 def hold_next_chat(subject: Subject, judge: Judge) -> None:
     """Hold a template that goes too far in one chat to serve the next one."""
-    for name, source in scenes.ONE_CHAT.items():
+    for name, source in request_data.ONE_CHAT.items():
         template = subject.stack.template("{% set m = messages[0].content %}{% if m|length > 9 %}"
                                           f"{source}{{% endif %}}ok", seconds=1.5)
         try:
@@ -267,8 +267,8 @@ def _rendered(template: Any) -> str:
 
 def hold_server_with_bad_template(subject: Subject, judge: Judge) -> None:
     """Hold a server whose file has a broken template to refuse chats and serve completions."""
-    with Site(subject, judge, template=scenes.HOSTILE["no-template"]) as site:
+    with Site(subject, judge, template=request_data.HOSTILE["no-template"]) as site:
         for _ in range(2):
-            answer = site.post({"model": "nano", **scenes.CHAT}, "chat/completions")
+            answer = site.post({"model": "nano", **request_data.CHAT}, "chat/completions")
             hold_refusal(site, "chat", answer, 400, "messages")
-        site.same("status", site.post({"model": "nano", **scenes.GOOD}).status_code, 200)
+        site.same("status", site.post({"model": "nano", **request_data.GOOD}).status_code, 200)

@@ -13,11 +13,11 @@ import torch
 
 from engine import testmodels
 from engine.path import Rows
-from phases.p2_engine_serve.gate import Gate
 from phases.p2_engine_serve.harness import tokenizer_of
-from phases.p2_engine_serve.hybrid import Limits
+from phases.p2_engine_serve.hybrid_engine import Limits
 from phases.p2_engine_serve.server import Server, address, bound
 from phases.p2_engine_serve.service import Terms
+from phases.p2_engine_serve.step_barrier import Gate
 
 ROWS, TOKENS, CONTEXT = 16, 24, 64
 CLIENTS = """

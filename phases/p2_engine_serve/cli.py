@@ -47,7 +47,7 @@ def serve(
 ) -> None:
     """Serve a model over the OpenAI API; each change of the batch is logged as `Batch m=N`."""
     from engine.cli import one_thread_for
-    from phases.p2_engine_serve.hybrid import Limits
+    from phases.p2_engine_serve.hybrid_engine import Limits
     from phases.p2_engine_serve.server import address, bound, lets_strangers_in, run
     from phases.p2_engine_serve.service import Terms
 

@@ -19,14 +19,14 @@ import openai
 from engine.gguf_file import open_gguf
 from engine.tokenizer import Tokenizer
 from engine.vocabulary import END, PAD
-from falsifiers.judge import Judge
-from falsifiers.subject import Subject
-from phases.p2_engine_serve.gate import PATIENCE, Gate, Steps
-from phases.p2_engine_serve.heard import Ask, Heard, heard
-from phases.p2_engine_serve.hybrid import Limits
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
+from phases.p2_engine_serve.client_reply import Ask, Heard, heard
+from phases.p2_engine_serve.fake_path import toy
+from phases.p2_engine_serve.hybrid_engine import Limits
 from phases.p2_engine_serve.server import Server, address, bound
 from phases.p2_engine_serve.service import Terms
-from phases.p2_engine_serve.toy import toy
+from phases.p2_engine_serve.step_barrier import PATIENCE, Gate, Steps
 
 BEYOND_OPENAI = ("top_k", "ignore_eos", "return_token_ids")
 

@@ -14,13 +14,13 @@ from phases.p0_scheduler import increment as before
 from phases.p0_scheduler.increment import Emitted, Ended, Event, Request, Row, Seat, Settings, Token
 from phases.p2_engine_serve import reference
 from phases.p2_engine_serve.api import Api
-from phases.p2_engine_serve.hybrid import HybridEngine, Limits, NoPrefixes, Prefixes
-from phases.p2_engine_serve.reply import Reply
+from phases.p2_engine_serve.hybrid_engine import HybridEngine, Limits, NoPrefixes, Prefixes
+from phases.p2_engine_serve.request_stream import Reply
 from phases.p2_engine_serve.sampling import Sampling
 from phases.p2_engine_serve.server import Server, address, bound
 from phases.p2_engine_serve.service import Service, Terms
+from phases.p2_engine_serve.stop_text import Text
 from phases.p2_engine_serve.template import Template
-from phases.p2_engine_serve.text import Text
 
 __all__ = [
     "Emitted", "Ended", "Event", "HybridEngine", "Limits", "NoPrefixes", "Prefixes", "Request",

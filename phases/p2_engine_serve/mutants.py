@@ -6,18 +6,18 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from falsifiers.subject import Mutant, Subject
+from falsifiers.judging.subject import Mutant, Subject
 from phases.p0_scheduler.increment import Driver, Scheduler
 from phases.p2_engine_serve import wrong_replies as replies
 from phases.p2_engine_serve import wrong_rows as rows
 from phases.p2_engine_serve import wrong_serving as serving
 from phases.p2_engine_serve import wrong_templates as templates
 from phases.p2_engine_serve.api import Api
-from phases.p2_engine_serve.hybrid import HybridEngine
-from phases.p2_engine_serve.reply import Reply
+from phases.p2_engine_serve.hybrid_engine import HybridEngine
+from phases.p2_engine_serve.request_stream import Reply
 from phases.p2_engine_serve.service import Service
+from phases.p2_engine_serve.stop_text import Text
 from phases.p2_engine_serve.template import Template
-from phases.p2_engine_serve.text import Text
 
 PARTS = {Driver: "driver", Scheduler: "scheduler", HybridEngine: "engine", Text: "text",
          Reply: "reply", Service: "service", Api: "api", Template: "template"}

@@ -10,7 +10,7 @@ from engine.arithmetic import divide, exp, log_softmax_at
 from engine.model import Model
 from phases.p0_scheduler import increment as before
 from phases.p0_scheduler.increment import Emitted, Request, Served
-from phases.p2_engine_serve.hybrid import HybridEngine
+from phases.p2_engine_serve.hybrid_engine import HybridEngine
 from phases.p2_engine_serve.sampling import Sampling, uniform
 
 

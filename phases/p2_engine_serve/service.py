@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, TypeVar
 from engine.errors import InputError
 from engine.tokenizer import Tokenizer
 from phases.p0_scheduler.increment import ClosedError, QueueFullError, Request, Settings
-from phases.p2_engine_serve.asked import ChatAsked, CompletionAsked, Options
-from phases.p2_engine_serve.hybrid import HybridEngine
+from phases.p2_engine_serve.api_error import Refused
+from phases.p2_engine_serve.hybrid_engine import HybridEngine
 from phases.p2_engine_serve.metrics import Metrics
-from phases.p2_engine_serve.refusal import Refused
-from phases.p2_engine_serve.reply import Reply
+from phases.p2_engine_serve.request_schema import ChatAsked, CompletionAsked, Options
+from phases.p2_engine_serve.request_stream import Reply
+from phases.p2_engine_serve.response_format import ChatShape, CompletionShape, Shape
 from phases.p2_engine_serve.sampling import SEEDS, Sampling
-from phases.p2_engine_serve.shapes import ChatShape, CompletionShape, Shape
 from phases.p2_engine_serve.template import Template
 
 if TYPE_CHECKING:

@@ -14,21 +14,21 @@ import torch
 
 from contracts.schema import Case
 from engine.arithmetic import log_softmax_at
-from falsifiers.judge import Judge
-from falsifiers.subject import Subject
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
 from phases.p0_scheduler.increment import Request
-from phases.p2_engine_serve import attacks, reference, rows, scenes
-from phases.p2_engine_serve.gate import logged
+from phases.p2_engine_serve import attacks, engine_checks, reference, request_data
+from phases.p2_engine_serve.client_reply import Ask
 from phases.p2_engine_serve.harness import Site
-from phases.p2_engine_serve.heard import Ask
-from phases.p2_engine_serve.hybrid import Limits
-from phases.p2_engine_serve.reply import Reply
+from phases.p2_engine_serve.hybrid_engine import Limits
+from phases.p2_engine_serve.request_stream import Reply
 from phases.p2_engine_serve.sampling import Sampling
-from phases.p2_engine_serve.turns import Turns
+from phases.p2_engine_serve.session_reuse import Turns
+from phases.p2_engine_serve.step_barrier import logged
 
 
 def test_replies_equal_serial(case: Case, subject: Subject, judge: Judge) -> None:
-    asks = scenes.four(case["endpoint"], case["stream"], case["tokens"])
+    asks = request_data.four(case["endpoint"], case["stream"], case["tokens"])
     with Site(subject, judge, model=case["model"]) as site:
         together = site.together(asks)
         judge.engaged(m_formed=site.service.scheduler.counts.formed, widths=site.steps.widths)
@@ -36,7 +36,7 @@ def test_replies_equal_serial(case: Case, subject: Subject, judge: Judge) -> Non
         site.same("rows of the widest step", max(site.steps.widths), len(asks))
         site.idle()
         if case["model"]:
-            rows.hold_to_oracle(site, asks, together)
+            engine_checks.hold_to_oracle(site, asks, together)
     with Site(subject, judge, model=case["model"], slots=1) as site:
         for number, ask in reversed(list(enumerate(asks))):
             alone = site.ask(ask)
@@ -45,7 +45,7 @@ def test_replies_equal_serial(case: Case, subject: Subject, judge: Judge) -> Non
 
 def test_batches_form_over_http(case: Case, subject: Subject, judge: Judge) -> None:
     c, tokens = case["c"], 6
-    asks = [Ask("completions", bool(i % 2), scenes.body(
+    asks = [Ask("completions", bool(i % 2), request_data.body(
         "completions", "the", max_tokens=tokens, seed=i, ignore_eos=True)) for i in range(c)]
     with logged() as lines, Site(subject, judge, slots=16) as site:
         site.together(asks)
@@ -59,26 +59,28 @@ def test_batches_form_over_http(case: Case, subject: Subject, judge: Judge) -> N
 
 
 def test_rows_are_drawn_alone(case: Case, subject: Subject, judge: Judge) -> None:
-    crowd = rows.Crowd(subject, judge)
+    crowd = engine_checks.Crowd(subject, judge)
     for order in (range(6), reversed(range(6)), [3, 0, 5, 1, 4, 2]):
         crowd.serve(list(order), late=case["late"])
     crowd.laws()
 
 
 def test_draws_follow_their_options(case: Case, subject: Subject, judge: Judge) -> None:
-    logits = rows.noise(case["seed"], 24, case["vocab"])
+    logits = engine_checks.noise(case["seed"], 24, case["vocab"])
     options = [Sampling(t, k, p, seed=case["seed"] + 100 * k, top=5) for t, k, p in
                itertools.product((0.0, 0.3, 1.0, 40.0), (0, 1, 3), (1.0, 0.6))]
     numbers = list(range(24))
     first = [reference.ranked(line)[0] for line in logits]
     drawn = subject.stack.engine.draw(logits, first, options, numbers)
     for row, (one, option) in enumerate(zip(drawn, options, strict=True)):
-        rows.same(judge, "token", one.token, reference.pick(logits[row], option, row), row=row)
+        engine_checks.same(
+            judge, "token", one.token, reference.pick(logits[row], option, row), row=row
+        )
         told = [one.token, *reference.ranked(logits[row])[:5]]
-        rows.same(judge, "likeliest tokens", [t for t, _ in one.top], told[1:], row=row)
+        engine_checks.same(judge, "likeliest tokens", [t for t, _ in one.top], told[1:], row=row)
         judge.equal("log-probs", torch.tensor([one.logprob, *(v for _, v in one.top)]),
                     torch.tensor([log_softmax_at(logits[row], t) for t in told]), row=row)
-    rows.hold_frequencies(subject, judge, case["seed"])
+    engine_checks.hold_frequencies(subject, judge, case["seed"])
 
 
 def test_one_live_request_keeps_its_turn(case: Case, subject: Subject, judge: Judge) -> None:
@@ -88,15 +90,24 @@ def test_one_live_request_keeps_its_turn(case: Case, subject: Subject, judge: Ju
 
 
 def test_stop_strings_cut_whole_texts(case: Case, subject: Subject, judge: Judge) -> None:
-    text, stops = scenes.STOPS[case["text"]]
-    with Site(subject, judge, template=scenes.PLAIN) as site:
+    text, stops = request_data.STOPS[case["text"]]
+    with Site(subject, judge, template=request_data.PLAIN) as site:
         said = site.tokenizer.encode(text)
-        want, tokens = scenes.cut(text, stops), scenes.tokens_to_stop(site.tokenizer, said, stops)
+        want, tokens = (
+            request_data.cut(text, stops),
+            request_data.tokens_to_stop(site.tokenizer, said, stops),
+        )
         total = len(said) + 1 if tokens is None else tokens
         for limit in (total, total + 3):
-            asks = [Ask(endpoint, stream, scenes.echo(endpoint, text, max_tokens=limit, stop=stops,
-                                                      top=0))
-                    for endpoint in ("completions", "chat") for stream in (False, True)]
+            asks = [
+                Ask(
+                    endpoint,
+                    stream,
+                    request_data.echo(endpoint, text, max_tokens=limit, stop=stops, top=0),
+                )
+                for endpoint in ("completions", "chat")
+                for stream in (False, True)
+            ]
             before, replies = len(site.steps.widths), site.together(asks)
             site.same("steps", len(site.steps.widths) - before,
                       -(-(len(said) + 1) // site.chunk) + total - 1, limit=limit)
@@ -112,10 +123,10 @@ def test_stop_strings_cut_whole_texts(case: Case, subject: Subject, judge: Judge
 
 
 def test_streams_show_whole_characters(case: Case, subject: Subject, judge: Judge) -> None:
-    with Site(subject, judge, template=scenes.PLAIN) as site:
-        tokens = rows.script(site.tokenizer, case["text"])
+    with Site(subject, judge, template=request_data.PLAIN) as site:
+        tokens = engine_checks.script(site.tokenizer, case["text"])
         for limit in range(1, len(tokens) + 1):
-            ask = Ask("completions", True, rows.said(site.tokenizer, tokens, limit))
+            ask = Ask("completions", True, engine_checks.said(site.tokenizer, tokens, limit))
             got = site.ask(ask)
             site.same("text", got.text, site.tokenizer.decode(tokens[:limit]), limit=limit)
             if case["text"] == "whole":
@@ -124,8 +135,8 @@ def test_streams_show_whole_characters(case: Case, subject: Subject, judge: Judg
 
 
 def test_replies_end_for_their_own_reason(case: Case, subject: Subject, judge: Judge) -> None:
-    with Site(subject, judge, template=scenes.PLAIN) as site:
-        asks, wants = rows.endings(case["endpoint"], case["stream"], site.tokenizer)
+    with Site(subject, judge, template=request_data.PLAIN) as site:
+        asks, wants = engine_checks.endings(case["endpoint"], case["stream"], site.tokenizer)
         for number, (got, want) in enumerate(zip(site.together(asks), wants, strict=True)):
             ask, (reason, count, top) = asks[number], want
             prompt = len(site.tokenizer.encode(ask.body["prompt"]))
@@ -142,15 +153,16 @@ def test_replies_end_for_their_own_reason(case: Case, subject: Subject, judge: J
 
 def test_bad_requests_are_refused_by_field(case: Case, subject: Subject, judge: Judge) -> None:
     chat = case["endpoint"] == "chat"
-    endpoint, good = ("chat/completions", scenes.CHAT) if chat else ("completions", scenes.GOOD)
-    table = {**scenes.EVERYWHERE, **(scenes.CHATS if chat else scenes.COMPLETIONS)}
+    data = request_data
+    endpoint, good = ("chat/completions", data.CHAT) if chat else ("completions", data.GOOD)
+    table = {**data.EVERYWHERE, **(data.CHATS if chat else data.COMPLETIONS)}
     with Site(subject, judge, body=2048) as site:
         want = site.post({"model": "nano", **good, "seed": 1}, endpoint).json()["choices"]
         before = site.gate.accepted
         for name, (change, status, field) in table.items():
             body = {k: v for k, v in {"model": "nano", **good, **change}.items() if v is not ...}
             attacks.hold_refusal(site, name, site.post(body, endpoint), status, field)
-        for name, (raw, status, field) in scenes.RAW.items():
+        for name, (raw, status, field) in request_data.RAW.items():
             attacks.hold_refusal(site, name, site.post(raw, endpoint), status, field)
         attacks.hold_doors(site, endpoint)
         site.same("requests accepted", site.gate.accepted, before)
@@ -165,21 +177,22 @@ def test_strangers_stay_outside(case: Case, subject: Subject, judge: Judge) -> N
         for header in ({}, {"authorization": "Bearer"}, {"authorization": "Bearer sesam"},
                        {"authorization": "Bearer sesames"}, {"authorization": "sesame"}):
             for path in ("completions", "chat/completions"):
-                answer = site.post({"model": "nano", **scenes.GOOD}, path, **header)
+                answer = site.post({"model": "nano", **request_data.GOOD}, path, **header)
                 site.same("status", answer.status_code, 401, path=path, header=str(header))
             answer = site.http.get("/v1/models", headers=header)
             site.same("status", answer.status_code, 401, path="models", header=str(header))
         site.same("requests accepted", site.gate.accepted, 0)
-        heard = site.ask(scenes.four("completions", "whole", 2)[0])
+        heard = site.ask(request_data.four("completions", "whole", 2)[0])
         site.same("tokens told to a friend", len(heard.ids), 2)
 
 
 def test_a_full_queue_answers_429(case: Case, subject: Subject, judge: Judge) -> None:
     slots, queue = case["slots"], case["queue"]
-    ask = scenes.four("completions", "whole", 3)[1]
+    ask = request_data.four("completions", "whole", 3)[1]
     with Site(subject, judge, slots=slots, queue=queue) as site:
         futures = site.hold([ask] * (slots + queue))
-        for endpoint, body in (("completions", scenes.GOOD), ("chat/completions", scenes.CHAT)):
+        for endpoint, body in (("completions", request_data.GOOD),
+                               ("chat/completions", request_data.CHAT)):
             answer = site.post({"model": "nano", **body}, endpoint)
             attacks.hold_refusal(site, "one-too-many", answer, 429, None)
             site.law(answer.headers.get("retry-after", "").isdigit(), "a 429 has no Retry-After")
@@ -224,10 +237,10 @@ def test_hostile_templates_are_refused(case: Case, subject: Subject, judge: Judg
         return
     with tempfile.TemporaryDirectory() as folder:
         trap = Path(folder, "trap")
-        template = subject.stack.template(scenes.HOSTILE[case["template"]], seconds=1.5)
+        template = subject.stack.template(request_data.HOSTILE[case["template"]], seconds=1.5)
         try:
             attacks.hold_hostile(judge, template, str(trap),
-                                 broken=case["template"] in scenes.BROKEN)
+                                 broken=case["template"] in request_data.BROKEN)
         finally:
             template.close()
         judge.law(not trap.exists(), "a hostile template reached the file system")
@@ -237,20 +250,20 @@ def test_hostile_templates_are_refused(case: Case, subject: Subject, judge: Judg
 
 def test_chats_follow_the_template(case: Case, subject: Subject, judge: Judge) -> None:
     with Site(subject, judge) as site:
-        for number, (messages, text) in enumerate(scenes.TURNS):
+        for number, (messages, text) in enumerate(request_data.TURNS):
             answer = site.post({"model": "nano", "messages": messages, "max_tokens": 1,
                                 "return_token_ids": True}, "chat/completions").json()
             want = site.tokenizer.encode(text + "<|im_start|>assistant\n")
             site.same("prompt", answer.get("prompt_token_ids"), want, chat=number)
     refuses = "{{ raise_exception('roles must alternate') }}"
     with Site(subject, judge, template=refuses) as site:
-        answer = site.post({"model": "nano", **scenes.CHAT}, "chat/completions")
+        answer = site.post({"model": "nano", **request_data.CHAT}, "chat/completions")
         attacks.hold_refusal(site, "the-template-objects", answer, 400, "messages")
         site.law("roles must alternate" in answer.text, "the template's own words are lost")
 
 
 def test_shutdown_drains(case: Case, subject: Subject, judge: Judge) -> None:
-    asks = scenes.four("mixed", "mixed", 3)
+    asks = request_data.four("mixed", "mixed", 3)
     with Site(subject, judge, slots=2) as site:
         alone = [site.ask(ask).raw for ask in asks]
         attacks.drained(site, asks, alone)
@@ -260,17 +273,17 @@ def test_memory_has_a_budget(case: Case, subject: Subject, judge: Judge) -> None
     model, slots, context = subject.models("nano"), case["slots"], case["context"]
     one = model.new_pool(1, context).nbytes
     engine = subject.stack.engine(model, subject.path, Limits(slots, context, slots * one))
-    rows.same(judge, "bytes of state", engine.pool.nbytes, slots * one)
+    engine_checks.same(judge, "bytes of state", engine.pool.nbytes, slots * one)
     for more, less in ((0, 1), (1, 0), (10 ** 9, 0)):  # the last could never be allocated
         limits = Limits(slots + more, context, slots * one - less)
-        rows.refused(judge, f"{slots + more} slots", f"{slots * one - less:,}",
+        engine_checks.refused(judge, f"{slots + more} slots", f"{slots * one - less:,}",
                      partial(subject.stack.engine, model, subject.path, limits))
     for name, tokens in (("a token outside", (1, 509)), ("a long prompt", (1,) * (context + 1))):
         request = Request("bad", tokens, 1)
-        rows.refused(judge, name, "509" if "outside" in name else str(context),
+        engine_checks.refused(judge, name, "509" if "outside" in name else str(context),
                      partial(engine.add_slot, request))
         pair = [replace(request, tokens=(1,)), request]
-        rows.refused(judge, name, "", partial(engine.start_batch, pair))
-        rows.same(judge, f"slots taken after {name}", len(engine.tenants), 0)
+        engine_checks.refused(judge, name, "", partial(engine.start_batch, pair))
+        engine_checks.same(judge, f"slots taken after {name}", len(engine.tenants), 0)
     for wrong in ({"temperature": -1.0}, {"top_p": 0.0}, {"seed": -1}, {"top": 21}):
-        rows.refused(judge, str(wrong), next(iter(wrong)), partial(Sampling, **wrong))
+        engine_checks.refused(judge, str(wrong), next(iter(wrong)), partial(Sampling, **wrong))

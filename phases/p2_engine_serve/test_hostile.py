@@ -18,12 +18,12 @@ from pydantic import ValidationError
 
 from engine.errors import InputError
 from phases.p2_engine_serve import api, server
-from phases.p2_engine_serve.asked import ChatAsked, CompletionAsked, parse
-from phases.p2_engine_serve.gate import PATIENCE
+from phases.p2_engine_serve.api_error import Refused
+from phases.p2_engine_serve.client_reply import Ask
 from phases.p2_engine_serve.harness import Site
-from phases.p2_engine_serve.heard import Ask
-from phases.p2_engine_serve.refusal import Refused
+from phases.p2_engine_serve.request_schema import ChatAsked, CompletionAsked, parse
 from phases.p2_engine_serve.sampling import Sampling, draw
+from phases.p2_engine_serve.step_barrier import PATIENCE
 from phases.p2_engine_serve.template import Template
 from phases.p2_engine_serve.test_witness import site_of
 

@@ -25,20 +25,20 @@ from fastapi import Request
 from engine.arithmetic import exp, total
 from engine.errors import InputError
 from engine.testmodels import load, path_of
-from falsifiers.meta.command import Main, main_of, wired
-from falsifiers.subject import Subject
+from falsifiers.judging.subject import Subject
+from falsifiers.meta.console.command import Main, main_of, wired
 from phases.p2_engine_serve import cli
 from phases.p2_engine_serve.api import Api
-from phases.p2_engine_serve.asked import ChatAsked, CompletionAsked, parse
+from phases.p2_engine_serve.api_error import Refused
 from phases.p2_engine_serve.cli import _hold_key, app
 from phases.p2_engine_serve.harness import tokenizer_of
-from phases.p2_engine_serve.hybrid import Turn
-from phases.p2_engine_serve.refusal import Refused
+from phases.p2_engine_serve.hybrid_engine import Turn
+from phases.p2_engine_serve.request_schema import ChatAsked, CompletionAsked, parse
 from phases.p2_engine_serve.sampling import Sampling, draw, totals, uniform
 from phases.p2_engine_serve.server import bound
 from phases.p2_engine_serve.service import Terms, Turnstile
+from phases.p2_engine_serve.stop_text import Text
 from phases.p2_engine_serve.template import Template
-from phases.p2_engine_serve.text import Text
 
 ROOT = Path(__file__).parent.parent.parent
 SERVE = [sys.executable, str(ROOT / "rowtwin.py"), "serve"]

@@ -23,12 +23,12 @@ from torch import Tensor
 from contracts.schema import Case
 from engine import testmodels
 from engine.weights import Weight
-from falsifiers.judge import Judge
-from falsifiers.subject import Subject
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
 from falsifiers.witness import file, index
+from phases.p2_engine_serve.client_reply import Ask
 from phases.p2_engine_serve.harness import Site
-from phases.p2_engine_serve.heard import Ask
-from phases.p2_engine_serve.hybrid import HybridEngine
+from phases.p2_engine_serve.hybrid_engine import HybridEngine
 from phases.p2_engine_serve.increment import stack
 from phases.p2_engine_serve.wrong_rows import AnswersTheNeighbour, LoopsOverRows
 from phases.p2_engine_serve.wrong_serving import ReturnsEarlyForOne

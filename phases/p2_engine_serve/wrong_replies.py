@@ -8,8 +8,8 @@ from typing import Any
 
 from engine.tokenizer import Detokenizer
 from phases.p0_scheduler.increment import Ended, Request, Token
-from phases.p2_engine_serve.reply import Done, Piece, Reply
-from phases.p2_engine_serve.text import Text
+from phases.p2_engine_serve.request_stream import Done, Piece, Reply
+from phases.p2_engine_serve.stop_text import Text
 
 
 class MatchesEachTokenAlone(Text):

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.arithmetic import log_softmax_at
 from phases.p0_scheduler.increment import Emitted, Request, Row, Seat
 from phases.p2_engine_serve import sampling
-from phases.p2_engine_serve.hybrid import HybridEngine, Limits, Turn
+from phases.p2_engine_serve.hybrid_engine import HybridEngine, Limits, Turn
 from phases.p2_engine_serve.sampling import Drawn, Sampling
 
 

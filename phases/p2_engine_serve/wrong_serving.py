@@ -14,13 +14,13 @@ from fastapi.responses import JSONResponse, Response
 
 from phases.p0_scheduler.increment import Counts, Driver, Job, QueueFullError, Request, Scheduler
 from phases.p2_engine_serve.api import Api, EventStream, Opened
-from phases.p2_engine_serve.asked import Options
+from phases.p2_engine_serve.api_error import Refused
 from phases.p2_engine_serve.metrics import Metrics
-from phases.p2_engine_serve.refusal import Refused
-from phases.p2_engine_serve.reply import Done, Piece, Reply
+from phases.p2_engine_serve.request_schema import Options
+from phases.p2_engine_serve.request_stream import Done, Piece, Reply
+from phases.p2_engine_serve.response_format import ChatShape, Shape
 from phases.p2_engine_serve.sampling import Sampling
 from phases.p2_engine_serve.service import Service
-from phases.p2_engine_serve.shapes import ChatShape, Shape
 
 
 class ReturnsEarlyForOne(Scheduler):

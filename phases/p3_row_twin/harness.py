@@ -23,13 +23,13 @@ from contracts.load import load_contract
 from contracts.schema import Budget, Case
 from engine.kernels.device_bytes import device_bytes
 from engine.weights import EXACT, ORDERED, Weight
-from falsifiers.candidates import Candidate
-from falsifiers.errors import Declined, SuiteError
-from falsifiers.fences import Fence, fenced
-from falsifiers.judge import Judge, as_bits
-from falsifiers.poison import poison
-from falsifiers.steady import steady_dots
-from falsifiers.subject import Subject
+from falsifiers.gate.candidates import Candidate
+from falsifiers.instruments.bounds_checker import Fence, fenced
+from falsifiers.instruments.deterministic_dot import steady_dots
+from falsifiers.judging.errors import Declined, SuiteError
+from falsifiers.judging.judge import Judge, as_bits
+from falsifiers.judging.poison import poison
+from falsifiers.judging.subject import Subject
 from phases.p3_row_twin.data import blocks
 from phases.p3_row_twin.increment import gemv_rows, gemv_rows_all, kernel
 from phases.p3_row_twin.weights import rows_of

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from contracts.schema import Case
 from engine.weights import EXACT, ORDERED, Weight
-from falsifiers.candidates import Candidate, load
-from falsifiers.subject import Mutant, Subject
+from falsifiers.gate.candidates import Candidate, load
+from falsifiers.judging.subject import Mutant, Subject
 from phases.p1_looped_step import increment as before
 from phases.p3_row_twin import wrong_calls as calls
 from phases.p3_row_twin import wrong_products as products

@@ -12,16 +12,17 @@ from contracts.schema import Case
 from engine.blocks import TYPES
 from engine.path import Rows
 from engine.weights import EXACT
-from falsifiers import dull, relations
-from falsifiers.baseline import must_drift
-from falsifiers.engagement import counting
-from falsifiers.errors import Declined, Unmeasurable
-from falsifiers.judge import Judge
-from falsifiers.poison import poison
-from falsifiers.streams import prompt_of
-from falsifiers.subject import Subject
+from falsifiers.instruments import scalar_reference
+from falsifiers.instruments.load_counter import counting
+from falsifiers.instruments.negative_control import must_drift
+from falsifiers.judging import relations
+from falsifiers.judging.batch_driver import prompt_of
+from falsifiers.judging.errors import Declined, Unmeasurable
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.poison import poison
+from falsifiers.judging.subject import Subject
 from phases.p1_looped_step import increment as before
-from phases.p3_row_twin import profiled
+from phases.p3_row_twin import device_counters
 from phases.p3_row_twin.data import activations, extremes
 from phases.p3_row_twin.harness import Layout, Matrix, Product, products_together
 
@@ -179,7 +180,7 @@ def test_device_reads_weights_once(case: Case, subject: Subject, judge: Judge) -
     product = Product(case, subject, judge)
     spec = product.candidate.name if product.candidate is not None else ""
     size = TYPES[case["kind"]].row_bytes(case["k"]) * case["n"] * case["copies"]
-    read = {m: profiled.bytes_read(case, spec, m) for m in case["m"]}
+    read = {m: device_counters.bytes_read(case, spec, m) for m in case["m"]}
     few = read[case["m"][0]]
     for m, total in read.items():
         judge.law(abs(total - few) <= (case["times"] - 1) * size, f"at m = {m} the device reads "
@@ -273,7 +274,9 @@ def test_steps_equal_the_looped_step(case: Case, subject: Subject, judge: Judge)
 def _dull(matrix: Matrix, x: Tensor) -> Tensor:
     """Return the product of one row f32[K] in Python integers or single roundings: f32[N]."""
     weight = matrix.weight
-    of_row = dull.exact_row if weight.arithmetic == EXACT else dull.ordered_row
+    of_row = (
+        scalar_reference.exact_row if weight.arithmetic == EXACT else scalar_reference.ordered_row
+    )
     with np.errstate(all="ignore"):
         return torch.tensor([float(of_row(weight.kind, row.tobytes(), x.numpy()))
                              for row in weight.raw])

@@ -21,8 +21,14 @@ CUDA = ["cuda-quantize", "cuda-Q4_K-k2560-m1-129", "cuda-Q5_K-k2560-m3-129",
 
 def compiled(*names: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    return subprocess.run([sys.executable, "-m", "phases.p3_row_twin.compile", *names], cwd=ROOT,
-                          text=True, capture_output=True, env=environment, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "phases.p3_row_twin.compile_check", *names],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        env=environment,
+        check=False,
+    )
 
 
 def test_kernels_compile_without_contraction_or_spills() -> None:
@@ -32,7 +38,7 @@ def test_kernels_compile_without_contraction_or_spills() -> None:
 
 
 def test_cuda_kernels_compile_without_contraction_or_spills(request: pytest.FixtureRequest) -> None:
-    from phases.p3_row_twin.compile import KEPT, cuda_variants
+    from phases.p3_row_twin.compile_check import KEPT, cuda_variants
     known = list(cuda_variants())
     names = known if request.config.getoption("--thorough") else CUDA
     done = compiled(*names)
@@ -43,7 +49,7 @@ def test_cuda_kernels_compile_without_contraction_or_spills(request: pytest.Fixt
 
 def test_only_the_stack_that_is_allowed_is(monkeypatch: pytest.MonkeyPatch) -> None:
     from engine.kernels import machine_code
-    from phases.p3_row_twin import compile as check
+    from phases.p3_row_twin import compile_check as check
     monkeypatch.setattr(machine_code, "faults_of", lambda *given: [
         "8 bytes of stack", "9 bytes of local"])
     assert check.faults_of_cuda("cuda-Q4_K-k2560-m1-129") == ["9 bytes of local"]
@@ -52,7 +58,7 @@ def test_only_the_stack_that_is_allowed_is(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.tier("interpret")
 def test_variants_are_few_and_each_has_a_name_of_its_own() -> None:
-    from phases.p3_row_twin.compile import variants
+    from phases.p3_row_twin.compile_check import variants
     names = [variant.name for variant in variants()]
     assert set(SOME) <= set(names)
     assert len(names) == len(set(names)) <= 60

@@ -10,13 +10,13 @@ import pytest
 
 from contracts.load import load_contract
 from contracts.schema import Case
-from engine.emulate.run import KernelFault, emulated
+from engine.emulate.emulator import KernelFault, emulated
 from engine.kernels.machine_code import spilled
 from engine.kernels.nvrtc import compile_source
-from falsifiers.candidates import Candidate, load
-from falsifiers.errors import Declined, ParityBroken, SuiteError
-from falsifiers.judge import Judge
-from falsifiers.subject import Subject
+from falsifiers.gate.candidates import Candidate, load
+from falsifiers.judging.errors import Declined, ParityBroken, SuiteError
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
 from phases.p3_row_twin import test_falsifier
 from phases.p3_row_twin.harness import CONTRACT
 

@@ -18,13 +18,13 @@ from contracts.load import load_contract
 from contracts.schema import Case
 from engine.blocks import TYPES
 from engine.errors import InputError
-from falsifiers.candidates import Candidate
-from falsifiers.cli import app
-from falsifiers.errors import Declined, ParityBroken, SuiteError
-from falsifiers.judge import Judge
-from falsifiers.meta.command import main_of, wired
-from falsifiers.sample import Sample
-from falsifiers.subject import Subject
+from falsifiers.gate.candidates import Candidate
+from falsifiers.gate.cli import app
+from falsifiers.gate.weight_sample import Sample
+from falsifiers.judging.errors import Declined, ParityBroken, SuiteError
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
+from falsifiers.meta.console.command import main_of, wired
 from phases.p3_row_twin import test_falsifier
 from phases.p3_row_twin.data import blocks
 from phases.p3_row_twin.harness import CONTRACT

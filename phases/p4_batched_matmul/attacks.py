@@ -19,8 +19,8 @@ from engine.encode import encode
 from engine.model import Model
 from engine.path import Path, Rows
 from engine.weights import Weight
-from falsifiers.judge import Judge
-from falsifiers.poison import guarded
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.poison import guarded
 
 FUNCTIONS = ("exp", "log1p", "sigmoid", "silu", "softplus")
 

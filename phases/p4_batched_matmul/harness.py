@@ -9,9 +9,9 @@ from contracts.schema import Case
 from engine.candidate import Engine, PathEngine, engine_of, is_whole
 from engine.path import Path, Rows
 from engine.weights import EXACT
-from falsifiers.errors import Declined
-from falsifiers.streams import Stream, alone, prompt_of
-from falsifiers.subject import Subject
+from falsifiers.judging.batch_driver import Stream, alone, prompt_of
+from falsifiers.judging.errors import Declined
+from falsifiers.judging.subject import Subject
 from falsifiers.vectors import step_rows
 from phases.p4_batched_matmul import increment
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from falsifiers.subject import Mutant
-from falsifiers.wrong_steps import (
+from falsifiers.judging.subject import Mutant
+from falsifiers.mutation.wrong_steps import (
     chunks_from_zero,
     in_a_kept_buffer,
     in_slot_order,

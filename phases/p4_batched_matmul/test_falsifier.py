@@ -11,13 +11,13 @@ import torch
 from contracts.schema import Case
 from engine.candidate import PathEngine, is_whole
 from engine.path import Rows, traced
-from falsifiers.errors import Declined
-from falsifiers.judge import Judge
-from falsifiers.streams import Batch, bad_steps, prompt_of, state_digest
-from falsifiers.subject import Subject
-from falsifiers.traces import Trace, hold_traces
+from falsifiers.bisect.trace import Trace, hold_traces
+from falsifiers.judging.batch_driver import Batch, bad_steps, prompt_of, state_digest
+from falsifiers.judging.errors import Declined
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
 from falsifiers.vectors import step_rows
-from phases.p4_batched_matmul import attacks, increment, row_calls
+from phases.p4_batched_matmul import attacks, increment, op_checks
 from phases.p4_batched_matmul.harness import (
     CAPACITY,
     arithmetic_of,
@@ -35,7 +35,7 @@ from phases.p4_batched_matmul.looped import looped
 def test_rows_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
     if "op" in case.given:
         must_have_op(case["op"], subject)
-        row_calls.hold_alone(judge, subject.path, case, arithmetic_of(subject))
+        op_checks.hold_alone(judge, subject.path, case, arithmetic_of(subject))
         return
     engine, model = engine_for(case, subject)
     if "counts" in case.given:
@@ -256,7 +256,7 @@ def test_kernels_give_the_reference_bits(case: Case, subject: Subject, judge: Ju
         attacks.hold_carried(judge, own_step(subject), subject.device, case["m"], case["n"])
     elif case["op"] in ("embed", "project"):
         must_have_op(case["op"], subject)
-        row_calls.hold_true(judge, subject.path, case, arithmetic_of(subject))
+        op_checks.hold_true(judge, subject.path, case, arithmetic_of(subject))
     elif case["op"] == "add_norm":
         must_have_op(case["op"], subject)
         own = subject.path.add_norm

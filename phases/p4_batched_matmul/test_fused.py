@@ -9,7 +9,7 @@ import torch
 
 from contracts.load import load_contract
 from engine import ops
-from falsifiers.judge import Judge
+from falsifiers.judging.judge import Judge
 from phases.p4_batched_matmul import attacks
 from phases.p4_batched_matmul.increment import path
 
@@ -28,7 +28,7 @@ def test_products_take_what_was_made(m: int, n: int, kind: str) -> None:
 
 
 def test_functions_of_the_kernels_are_the_engines() -> None:
-    from engine.emulate.tried import HEAD, launch
+    from engine.emulate.fixtures import HEAD, launch
     from engine.kernels.nvrtc import source_of
 
     def kernel(name: str, x: torch.Tensor, out: torch.Tensor, block: int) -> None:

@@ -14,7 +14,13 @@ NAMES = ("largest_of_part", "largest", "gated_norm", "silu_mul", "exp", "log1p",
 
 def test_kernels_compile_without_contraction_or_approximation() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-m", "phases.p4_batched_matmul.compiled"], cwd=ROOT,
-                          text=True, capture_output=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "phases.p4_batched_matmul.compile_check"],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        env=environment,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == [f"{name}: clean" for name in NAMES]

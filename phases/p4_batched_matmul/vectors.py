@@ -17,7 +17,7 @@ from engine.weights import EXACT
 from falsifiers.vectors.calls import Call
 from falsifiers.vectors.step_rows import OWN_STEP
 from falsifiers.vectors.steps import StepOps, step_of
-from phases.p4_batched_matmul import increment, row_calls
+from phases.p4_batched_matmul import increment, op_checks
 
 ARITHMETIC = EXACT
 """The engine's arithmetic; `ordered` has other bits in products alone."""
@@ -88,4 +88,4 @@ def right(call: Call) -> dict[str, Tensor]:
     if call.op == "step":
         model = load(call.facts["model"].rpartition("-")[0])  # what follows is a digest
         return step_of(PathEngine(increment.path(), model), Rows, call)
-    return row_calls.right(call)
+    return op_checks.right(call)

@@ -12,7 +12,7 @@ from engine import ops
 from engine.errors import InputError
 from engine.state import Refs
 from engine.weights import Weight
-from falsifiers.subject import Subject
+from falsifiers.judging.subject import Subject
 from phases.p4_batched_matmul.increment import OnDevice
 
 Build = Callable[[Subject], Subject]

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.model import Model
 from engine.path import Held, Path, Rows, Sink, Step
 from engine.state import Pool
-from falsifiers.subject import Subject
+from falsifiers.judging.subject import Subject
 from phases.p4_batched_matmul.looped import looped
 from phases.p4_batched_matmul.reference import BatchedStep, step_rows
 

@@ -22,13 +22,13 @@ from contracts.load import load_contract
 from contracts.schema import Budget, Case
 from engine import ops
 from engine.state import Ints, Refs
-from falsifiers.engagement import interpreter_builder
-from falsifiers.errors import Declined, SuiteError
-from falsifiers.fences import Fence, fenced
-from falsifiers.judge import Judge
-from falsifiers.poison import guarded, poison
-from falsifiers.steady import steady_dots
-from falsifiers.subject import Subject
+from falsifiers.instruments.bounds_checker import Fence, fenced
+from falsifiers.instruments.deterministic_dot import steady_dots
+from falsifiers.instruments.load_counter import interpreter_builder
+from falsifiers.judging.errors import Declined, SuiteError
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.poison import guarded, poison
+from falsifiers.judging.subject import Subject
 from phases.p5_batched_gdn.data import OPS, Inputs, Op, Row, drawn, flavoured
 
 SIGNALING = 0x7FA5A5A5

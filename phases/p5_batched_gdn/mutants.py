@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from falsifiers.subject import Mutant
+from falsifiers.judging.subject import Mutant
 from phases.p5_batched_gdn import wrong_cuda as wc
 from phases.p5_batched_gdn import wrong_kernels as wk
 from phases.p5_batched_gdn import wrong_ops as wo

@@ -12,12 +12,12 @@ from contracts.schema import Case
 from engine import ops
 from engine.candidate import Engine, PathEngine, engine_of, is_whole
 from engine.path import Rows, reference
-from falsifiers.engagement import counting
-from falsifiers.errors import Declined
-from falsifiers.judge import Judge
-from falsifiers.poison import guarded
-from falsifiers.streams import Batch, Stream, alone, prompt_of
-from falsifiers.subject import Subject
+from falsifiers.instruments.load_counter import counting
+from falsifiers.judging.batch_driver import Batch, Stream, alone, prompt_of
+from falsifiers.judging.errors import Declined
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.poison import guarded
+from falsifiers.judging.subject import Subject
 from phases.p5_batched_gdn import attacks
 from phases.p5_batched_gdn.harness import Rig, function_of, launches, own_budget
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from contracts.load import load_contract
-from falsifiers.judge import Judge
-from falsifiers.subject import Subject
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
 from phases.p5_batched_gdn import test_falsifier
 from phases.p5_batched_gdn.harness import CONTRACT
 from phases.p5_batched_gdn.increment import path
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_kernels_compile_without_contraction_or_spills() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-m", "phases.p5_batched_gdn.compiled"], cwd=ROOT,
+    done = subprocess.run([sys.executable, "-m", "phases.p5_batched_gdn.compile_check"], cwd=ROOT,
                           text=True, capture_output=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == ["conv_step: clean", "gates: clean", "delta_step: clean"]

@@ -10,8 +10,8 @@ import torch
 
 from contracts.load import load_contract
 from engine.state import Ints, Refs
-from falsifiers.judge import Judge
-from falsifiers.subject import Subject
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
 from phases.p5_batched_gdn import test_falsifier
 from phases.p5_batched_gdn.harness import CONTRACT
 from phases.p5_batched_gdn.increment import path

@@ -9,10 +9,10 @@ import pytest
 
 from contracts.load import load_contract
 from contracts.schema import Case
-from falsifiers.candidates import Candidate, load
-from falsifiers.errors import Declined, ParityBroken
-from falsifiers.judge import Judge
-from falsifiers.subject import Subject
+from falsifiers.gate.candidates import Candidate, load
+from falsifiers.judging.errors import Declined, ParityBroken
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
 from phases.p5_batched_gdn import test_falsifier
 from phases.p5_batched_gdn.harness import CONTRACT
 from phases.p5_batched_gdn.increment import path

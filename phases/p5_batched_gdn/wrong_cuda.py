@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from engine.kernels.nvrtc import Kernel, compile_source, source_of
-from falsifiers.mutants import changed
+from falsifiers.mutation.mutants import changed
 from phases.p5_batched_gdn import kernel_gdn_cuda as right
 from phases.p5_batched_gdn.wrong_states import Build, op
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.state import Refs
-from falsifiers.subject import Subject
+from falsifiers.judging.subject import Subject
 from phases.p5_batched_gdn import reference
 from phases.p5_batched_gdn.increment import Recurrent
 

@@ -14,9 +14,9 @@ from engine.encode import encode
 from engine.path import Path
 from engine.rope import rope_table
 from engine.weights import Weight
-from falsifiers.errors import Unmeasurable
-from falsifiers.judge import Judge
-from falsifiers.poison import Guarded, guarded
+from falsifiers.judging.errors import Unmeasurable
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.poison import Guarded, guarded
 from phases.p6_batched_attention.data import DIM, Row, drawn
 from phases.p6_batched_attention.harness import Attention, Layout, Step, own_budget
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from falsifiers.errors import SuiteError
+from falsifiers.judging.errors import SuiteError
 
 DIM = 256
 QUERIES = 61

@@ -24,12 +24,12 @@ from contracts.load import load_contract
 from contracts.schema import Budget, Case
 from engine import ops
 from engine.state import Ints, Refs, kv_type
-from falsifiers.errors import Declined, SuiteError
-from falsifiers.fences import Fence, fenced
-from falsifiers.judge import Judge
-from falsifiers.poison import Guarded, guarded
-from falsifiers.steady import steady_dots
-from falsifiers.subject import Subject
+from falsifiers.instruments.bounds_checker import Fence, fenced
+from falsifiers.instruments.deterministic_dot import steady_dots
+from falsifiers.judging.errors import Declined, SuiteError
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.poison import Guarded, guarded
+from falsifiers.judging.subject import Subject
 from phases.p6_batched_attention.data import DIM, Row, drawn
 
 CONTRACT = Path(__file__).parents[2] / "contracts" / "p6.yaml"

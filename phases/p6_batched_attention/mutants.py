@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from falsifiers.subject import Mutant
+from falsifiers.judging.subject import Mutant
 from phases.p6_batched_attention import wrong_attention as wa
 from phases.p6_batched_attention import wrong_kernels as wk
 from phases.p6_batched_attention import wrong_narrow as wn

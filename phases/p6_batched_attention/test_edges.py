@@ -10,8 +10,8 @@ from torch import Tensor
 
 from contracts.load import load_contract
 from contracts.schema import Case
-from falsifiers.judge import Judge
-from falsifiers.subject import Subject
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
 from phases.p6_batched_attention import attacks, launches, test_falsifier
 from phases.p6_batched_attention.harness import CONTRACT, Attention, Layout
 from phases.p6_batched_attention.increment import path

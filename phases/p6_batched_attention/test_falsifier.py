@@ -12,18 +12,18 @@ from engine import ops
 from engine.arithmetic import sigmoid
 from engine.path import Rows
 from engine.rope import rope_table
-from falsifiers.engagement import counting
-from falsifiers.errors import Declined
-from falsifiers.judge import Judge
-from falsifiers.poison import guarded
-from falsifiers.relations import (
+from falsifiers.instruments.load_counter import counting
+from falsifiers.judging.batch_driver import Batch, prompt_of, state_digest
+from falsifiers.judging.errors import Declined
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.poison import guarded
+from falsifiers.judging.relations import (
     alone_equals_in_batch,
     neighbours_cannot_reach,
     permuted_rows_permute,
     repeats,
 )
-from falsifiers.streams import Batch, prompt_of, state_digest
-from falsifiers.subject import Subject
+from falsifiers.judging.subject import Subject
 from phases.p6_batched_attention import attacks
 from phases.p6_batched_attention.data import DIM, Row, drawn
 from phases.p6_batched_attention.harness import (
@@ -35,7 +35,7 @@ from phases.p6_batched_attention.harness import (
     op_of,
     own_budget,
 )
-from phases.p6_batched_attention.whole import engine_for, model_of, solo, steps_equal_solo
+from phases.p6_batched_attention.whole_steps import engine_for, model_of, solo, steps_equal_solo
 
 
 def test_rows_equal_alone(case: Case, subject: Subject, judge: Judge) -> None:

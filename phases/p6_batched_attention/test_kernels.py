@@ -16,9 +16,9 @@ from contracts.schema import Case
 from engine import testmodels
 from engine.errors import InputError
 from engine.state import Ints, Refs
-from falsifiers.errors import Unmeasurable
-from falsifiers.judge import Judge
-from falsifiers.subject import Subject
+from falsifiers.judging.errors import Unmeasurable
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
 from phases.p6_batched_attention import attacks, increment, test_falsifier
 from phases.p6_batched_attention.harness import CONTRACT, Attention, Layout
 from phases.p6_batched_attention.launches import ROOM, WIDEST, check, launches
@@ -30,8 +30,14 @@ NAMES = ["append", "attend_split", "attend_merge", "rotate", "append-f16", "atte
 
 def test_kernels_compile_without_contraction_approximation_or_spills() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-m", "phases.p6_batched_attention.compiled", *NAMES],
-                          cwd=ROOT, text=True, capture_output=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "phases.p6_batched_attention.compile_check", *NAMES],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        env=environment,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == [f"{name}: clean" for name in NAMES]
 

@@ -12,10 +12,10 @@ import pytest
 from contracts.load import load_contract
 from contracts.schema import Case
 from engine.testmodels import load as load_model
-from falsifiers.candidates import Candidate, load
-from falsifiers.errors import Declined, ParityBroken
-from falsifiers.judge import Judge
-from falsifiers.subject import Subject
+from falsifiers.gate.candidates import Candidate, load
+from falsifiers.judging.errors import Declined, ParityBroken
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
 from phases.p6_batched_attention import increment, test_falsifier
 from phases.p6_batched_attention.harness import CONTRACT
 

@@ -13,7 +13,7 @@ from engine import ops
 from engine.arithmetic import sigmoid
 from engine.ops import SPLIT, attend_one
 from engine.state import Refs
-from falsifiers.subject import Subject
+from falsifiers.judging.subject import Subject
 from phases.p6_batched_attention import reference
 
 Build = Callable[[Subject], Subject]

@@ -16,8 +16,8 @@ import triton.language as tl
 from engine.kernels import launch
 from engine.kernels.nvrtc import Kernel, compile_source, source_of
 from engine.state import Refs
-from falsifiers.mutants import changed
-from falsifiers.subject import Subject
+from falsifiers.judging.subject import Subject
+from falsifiers.mutation.mutants import changed
 from phases.p6_batched_attention import (
     kernel_attend,
     kernel_attend_cuda,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from engine import testmodels
-from falsifiers.streams import prompt_of
+from falsifiers.judging.batch_driver import prompt_of
 from phases.p2_engine_serve.increment import Limits, Request, Row
 from phases.p7_prefix_reuse.increment import PrefixEngine, prefixes
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from contracts.schema import Case
 from engine.path import Path, Rows
 from engine.state import Pool, State
-from falsifiers.judge import Judge
-from falsifiers.streams import prompt_of
-from falsifiers.subject import Subject
+from falsifiers.judging.batch_driver import prompt_of
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
 from phases.p2_engine_serve.increment import (
     Emitted,
     Ended,
@@ -30,7 +30,7 @@ from phases.p2_engine_serve.increment import (
     Settings,
     Token,
 )
-from phases.p7_prefix_reuse.peer import peer_of
+from phases.p7_prefix_reuse.cold_baseline import peer_of
 
 PLENTY = 1 << 40
 

@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from contracts.schema import Case
 from engine.state import Pool, State
-from falsifiers.judge import Judge
-from falsifiers.streams import state_digest
-from falsifiers.subject import Subject
+from falsifiers.judging.batch_driver import state_digest
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
 from phases.p7_prefix_reuse.reference import DullStore
 
 LONGEST = 12

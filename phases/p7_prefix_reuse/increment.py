@@ -18,9 +18,9 @@ from phases.p2_engine_serve.increment import (
     Service,
     Terms,
 )
-from phases.p7_prefix_reuse.figures import Figures
-from phases.p7_prefix_reuse.reuse import Reuse
+from phases.p7_prefix_reuse.reuse_policy import Reuse
 from phases.p7_prefix_reuse.store import Store
+from phases.p7_prefix_reuse.store_metrics import Figures
 
 BUDGET = 256 << 20
 

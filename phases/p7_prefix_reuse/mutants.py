@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from falsifiers.subject import Mutant, Subject
+from falsifiers.judging.subject import Mutant, Subject
 from phases.p7_prefix_reuse import wrong_reuse as reuse
 from phases.p7_prefix_reuse import wrong_store as store
 from phases.p7_prefix_reuse.increment import PrefixEngine, PrefixService
-from phases.p7_prefix_reuse.reuse import Reuse
+from phases.p7_prefix_reuse.reuse_policy import Reuse
 from phases.p7_prefix_reuse.store import Store
 
 Part = type[Store] | type[Reuse] | type[PrefixEngine] | type[PrefixService]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 from contracts.schema import Case
-from falsifiers.judge import Judge
-from falsifiers.subject import Subject
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
 from phases.p2_engine_serve.increment import Sampling
-from phases.p7_prefix_reuse import scenes, site
+from phases.p7_prefix_reuse import attacks, server_fixture
 from phases.p7_prefix_reuse.harness import House
 from phases.p7_prefix_reuse.histories import run_histories
 
@@ -128,11 +128,11 @@ def test_checkpoints_are_exact(case: Case, subject: Subject, judge: Judge) -> No
 
 
 def test_nothing_kept_is_shared_with_a_slot(case: Case, subject: Subject, judge: Judge) -> None:
-    scenes.scribbles(House(case, subject, judge, slots=2))
+    attacks.scribbles(House(case, subject, judge, slots=2))
 
 
 def test_failures_cost_time_alone(case: Case, subject: Subject, judge: Judge) -> None:
-    scenes.FAILURES[case["fault"]](House(case, subject, judge, slots=2, chunk=6))
+    attacks.FAILURES[case["fault"]](House(case, subject, judge, slots=2, chunk=6))
 
 
 def test_cancels_keep_only_what_was_computed(case: Case, subject: Subject, judge: Judge) -> None:
@@ -154,12 +154,12 @@ def test_budget_is_kept(case: Case, subject: Subject, judge: Judge) -> None:
     house.store.budget = house.size(*range(8, 8 * case["fit"] + 1, 8)) if case["fit"] else 0
     for seed in (1, 2, 3, 1):
         asked = house.ask(house.prompt(seed, 13)), house.ask(house.prompt(seed, 17))
-        scenes.serve_and_weigh(house)
+        attacks.serve_and_weigh(house)
         house.serve(*asked)
     held = len(house.kept())
     judge.law(held > 0 or not case["fit"], "nothing is kept though a checkpoint would fit")
     house.store.clear()
-    scenes.weigh(house)
+    attacks.weigh(house)
     judge.law(house.store.meter.bytes == 0 and not house.kept(), "something is left of a store "
               "that was cleared")
     judge.engaged(checkpoints=held, evictions=house.store.meter.evictions)
@@ -171,7 +171,7 @@ def test_store_equals_dull_store(case: Case, subject: Subject, judge: Judge) -> 
 
 def test_models_never_share(case: Case, subject: Subject, judge: Judge) -> None:
     one = House(case, subject, judge)
-    model, path = scenes.another(subject, case["differs"])
+    model, path = attacks.another(subject, case["differs"])
     two = House(case, subject, judge, model=model, path=path, store=one.store)
     tokens = one.prompt(1, 17)
     for turn, house in enumerate((one, two, one, two)):
@@ -180,7 +180,7 @@ def test_models_never_share(case: Case, subject: Subject, judge: Judge) -> None:
 
 def test_tokens_are_the_key(case: Case, subject: Subject, judge: Judge) -> None:
     house = House(case, subject, judge)
-    for whole, halves in scenes.same_text(house.model, case["pairs"]):
+    for whole, halves in attacks.same_text(house.model, case["pairs"]):
         long, short = house.prompt(1, 3) + halves * 3, house.prompt(1, 3) + (whole,) * 3
         for tokens in (long, short):
             house.serve(house.ask(tokens, limit=1), reused=0)
@@ -189,4 +189,4 @@ def test_tokens_are_the_key(case: Case, subject: Subject, judge: Judge) -> None:
 
 
 def test_replies_tell_cached_tokens(case: Case, subject: Subject, judge: Judge) -> None:
-    site.chat(subject, judge, case["turns"])
+    server_fixture.chat(subject, judge, case["turns"])

@@ -15,7 +15,7 @@ from engine.path import reference
 from phases.p2_engine_serve.increment import Limits, Request, Row
 from phases.p7_prefix_reuse.increment import BUDGET, PrefixEngine, stack
 from phases.p7_prefix_reuse.radix import Node, Tokens, Tree
-from phases.p7_prefix_reuse.reuse import Reuse
+from phases.p7_prefix_reuse.reuse_policy import Reuse
 from phases.p7_prefix_reuse.store import Meter, Store, recurrent_of
 
 

@@ -11,12 +11,12 @@ from engine.model import Model
 from engine.path import Path
 from engine.state import State
 from engine.tokenizer import Tokenizer
-from falsifiers.subject import Subject
+from falsifiers.judging.subject import Subject
 from phases.p2_engine_serve.increment import Emitted, HybridEngine, Request, Row, Seat, Service
-from phases.p7_prefix_reuse.figures import Figures
 from phases.p7_prefix_reuse.increment import PrefixEngine, PrefixService
-from phases.p7_prefix_reuse.reuse import STRIDE, Reuse
+from phases.p7_prefix_reuse.reuse_policy import STRIDE, Reuse
 from phases.p7_prefix_reuse.store import Saved, Store
+from phases.p7_prefix_reuse.store_metrics import Figures
 
 
 class FloorsTheKey(Reuse):

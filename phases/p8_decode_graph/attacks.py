@@ -13,8 +13,8 @@ from torch import Tensor
 
 from engine.candidate import Engine, PathEngine
 from engine.path import Path, Rows, reference
-from falsifiers.errors import Declined
-from falsifiers.streams import Batch, Stream, alone, prompt_of
+from falsifiers.judging.batch_driver import Batch, Stream, alone, prompt_of
+from falsifiers.judging.errors import Declined
 from phases.p8_decode_graph.kernel_graphs import Graphs
 from phases.p8_decode_graph.reference import capture as record
 

@@ -13,9 +13,9 @@ from contracts.schema import Case
 from engine.candidate import Engine, PathEngine, engine_of, is_whole
 from engine.path import Path, Rows
 from engine.rope import RopeTable
-from falsifiers.errors import Declined
-from falsifiers.judge import Judge
-from falsifiers.subject import Subject
+from falsifiers.judging.errors import Declined
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Subject
 from falsifiers.vectors import step_rows
 from phases.p8_decode_graph import increment, kernel_graphs
 

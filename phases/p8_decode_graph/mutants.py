@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from falsifiers.subject import Mutant
+from falsifiers.judging.subject import Mutant
 from phases.p8_decode_graph import wrong_graphs as wg
 
 SINGLE, EVENTS, GROWTH = "graph_equals_single", "events_change_nothing", "growth_past_a_bucket"

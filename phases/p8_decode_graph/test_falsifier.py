@@ -12,9 +12,9 @@ from contracts.schema import Case
 from engine.candidate import PathEngine, is_whole
 from engine.errors import InputError
 from engine.path import Rows, traced
-from falsifiers.judge import Judge, as_bits
-from falsifiers.streams import Batch, prompt_of, state_digest
-from falsifiers.subject import Subject
+from falsifiers.judging.batch_driver import Batch, prompt_of, state_digest
+from falsifiers.judging.judge import Judge, as_bits
+from falsifiers.judging.subject import Subject
 from phases.p8_decode_graph import attacks
 from phases.p8_decode_graph.attacks import CAPACITY, graphs_of, stream_of, with_graphs
 from phases.p8_decode_graph.harness import (

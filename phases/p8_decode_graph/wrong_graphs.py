@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.model import Model
 from engine.path import Path, Rows, Sink, one_by_one
 from engine.state import Pool
-from falsifiers.subject import Subject
+from falsifiers.judging.subject import Subject
 from phases.p8_decode_graph.attacks import graphs_of, over
 from phases.p8_decode_graph.kernel_graphs import Graph, Graphs, Key
 from phases.p8_decode_graph.kernel_inputs import Inputs

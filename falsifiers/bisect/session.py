@@ -1,0 +1,73 @@
+"""What `rowtwin bisect` does: takes the steps of a case, searches them and shrinks what parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from contracts.schema import Case
+from falsifiers.bisect.divergence import Report
+from falsifiers.bisect.paired_runs import IDLE, Setup, Step
+from falsifiers.bisect.repro_script import Asked, node, script
+from falsifiers.bisect.scenario import Scene
+from falsifiers.bisect.search import Bisection
+from falsifiers.bisect.shrink import Shrinker, Shrunk
+from falsifiers.bisect.step_recorder import taken
+from falsifiers.gate.runner import phase_name
+from falsifiers.judging.errors import SuiteError
+from falsifiers.judging.subject import Subject
+from falsifiers.mutation.mutants import Bank
+
+Wired = Callable[..., Setup]
+"""`rowtwin.bisected`, as whoever wires the suite hands it over."""
+
+
+def of_case(asked: Asked, case: Case, bank: Bank, subject: Subject, model: str | None,
+            phase: str | None) -> tuple[Asked, list[tuple[list[Step], int]]]:
+    """Return what a case asks for, and the steps it takes of each pool with its live slots."""
+    if asked.mutant is not None:
+        raise SuiteError("--mutant runs in drawn steps: give --m, --steps and --prompt with it, "
+                         "not --case")
+    if phase is not None and phase_name(phase) != case.phase:
+        raise SuiteError(f"--phase {phase} is not the phase of {case.id}")
+    noted = taken(case, bank, subject)
+    asked = replace(asked, phase=case.phase, device=case.tier,
+                    model=model or case.given.get("model", "nano"))
+    return asked, [(one.steps, max(one.slots - IDLE, 0)) for one in noted]
+
+
+def searched(setup: Setup, runs: Sequence[tuple[list[Step], int]],
+             greedy: bool = False) -> tuple[Report, Scene]:
+    """Return the report of the first steps that part, or of all when none do."""
+    layers, reports = setup.model.config.layers, []
+    for steps, m in runs:
+        reports.append(Bisection(setup, steps, m, greedy=greedy).run())
+        if reports[-1].place is not None:
+            break
+    scene = Scene.of(steps, layers, m + IDLE)
+    if reports[-1].place is not None:
+        return reports[-1], scene
+    return replace(reports[0], compared=sum(one.compared for one in reports),
+                   steps=sum(one.steps for one in reports)), scene
+
+
+def shrunk(wired: Wired, asked: Asked, scene: Scene, report: Report, file: Path) -> Shrunk:
+    """Shrink a scene that parts, and write the script of what is left."""
+    found = Shrinker(lambda layers: asked.setup(wired, layers)).run(scene, report)
+    try:
+        with file.open("x", encoding="utf-8") as out:
+            out.write(script(asked, found, file))
+    except OSError as error:
+        raise SuiteError(f"{file} cannot be written: {error.strerror}") from None
+    return found
+
+
+def shown(found: Shrunk, file: Path) -> list[str]:
+    """Return what a shrunk case is, in words."""
+    beside = "nothing smaller is left to pass beside it" if found.passing is None else \
+        f"the largest that passes beside it: {found.passing.told()}"
+    least = "no part of it can be spared" if found.minimal else \
+        f"the search ended after {found.tried} cases, so that it may not be the smallest"
+    return [f"shrunk to {found.scene.told()}; {least}", beside,
+            f"run it alone: python {file}", f"or: pytest {node(file)}"]

@@ -1,0 +1,1 @@
+"""The command line: lazy commands, tables, progress lines and atomic output directories."""

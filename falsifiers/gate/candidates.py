@@ -1,0 +1,201 @@
+"""Candidates: somebody's kernels or engine, loaded from a file or a module, judged as they are.
+
+A candidate module has the functions of a phase under the phase's own names, or `engine(model)`
+that returns a whole engine; or a program in any language stands behind them. It may define
+`ARITHMETIC` ("own" when absent), `prepare(weight)`, `supports(case) -> str | None`, `io_dtype` and
+`KV`, the narrow caches that it takes.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from contracts.schema import Case
+from falsifiers.gate.phase_status import DECODE
+from falsifiers.judging.errors import Declined, SuiteError
+from falsifiers.vectors import foreign
+
+EXAMPLE = "module:phases.p3_row_twin.kernel_exact"
+KNOWN = re.compile(r"own|ordered|exact-[0-9]+")
+"""What a candidate may declare; a misspelt name must not lower it to a budget."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What was offered, and what it says about itself; its own attributes show through."""
+
+    name: str
+    """As it was named on the command line."""
+    target: Any
+    """The module or the object."""
+
+    @property
+    def arithmetic(self) -> str:
+        """The declared arithmetic; `exact-…` and `ordered` are held to bits against the engine."""
+        return str(getattr(self.target, "ARITHMETIC", "own"))
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether the truth rule is bitwise for it."""
+        return self.arithmetic == "ordered" or self.arithmetic.startswith("exact-")
+
+    @property
+    def io_dtype(self) -> Any:
+        """The torch dtype its functions take and return, or None for f32."""
+        return getattr(self.target, "io_dtype", None)
+
+    @property
+    def kv(self) -> tuple[str, ...]:
+        """The types of keys and values that it takes beside f32, `("f16", "bf16")`."""
+        named = getattr(self.target, "KV", ())
+        return (named,) if isinstance(named, str) else tuple(named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.target, name)
+
+    def op(self, name: str) -> Callable[..., Any] | None:
+        """Return its function of that name, or None."""
+        found = getattr(self.target, name, None)
+        return found if callable(found) else None
+
+    def must_offer(self, ops: Iterable[str]) -> None:
+        """Raise `SuiteError` when it has none of a phase's ops: the tree's would be judged."""
+        names = [*ops, "engine"]
+        if not any(self.op(name) for name in names):
+            raise SuiteError(f"candidate {self.name} offers none of the functions that this phase "
+                             f"judges: {', '.join(names)}")
+
+    def prepare(self, weight: Any) -> Any:
+        """Return the weight in the candidate's own layout; call it once a weight."""
+        own = self.op("prepare")
+        return own(weight) if own else weight
+
+    def refuse(self, case: Case) -> None:
+        """Raise `Declined` with the candidate's reason when it does not take the case."""
+        own = self.op("supports")
+        try:
+            reason = own(case) if own else None
+        except KeyError as missing:  # a case of a kind that was not thought of when it was written
+            raise Declined(f"its supports(case) asks for {missing}, which the case does not "
+                           f"have") from None
+        if reason is not None and not isinstance(reason, str):
+            raise SuiteError(f"candidate {self.name}: supports(case) returned {reason!r}, but "
+                             f"should return None or a reason")
+        if reason is not None:
+            raise Declined(reason or "no reason given")
+
+
+def must_have_part(spec: str, phases: Iterable[str]) -> None:
+    """Raise `SuiteError` when a candidate has a part in none of these phases.
+
+    Of a ladder, the phases in which it has none are judged as the tree has them.
+    """
+    if {*phases}.isdisjoint(DECODE):
+        raise SuiteError(f"candidate {spec} has no part in {', '.join(phases)}: candidates are "
+                         f"judged in one of {', '.join(DECODE)}")
+
+
+def check(spec: str) -> None:
+    """Raise `SuiteError` when a candidate cannot be what it says, without running any of it."""
+    kind, _, rest = spec.partition(":")
+    if kind in foreign.KINDS and rest:
+        foreign.check(spec)
+    elif kind == "file" and rest:
+        path = Path(rest).expanduser()
+        try:
+            tree = ast.parse(path.read_bytes(), filename=str(path))
+        except OSError as error:
+            raise SuiteError(f"candidate {spec}: {path} cannot be read: {error.strerror}") from None
+        except (SyntaxError, ValueError) as error:
+            line = getattr(error, "lineno", None) or 1
+            raise SuiteError(f"candidate {spec}: {path}:{line}: {error}") from None
+        for node in tree.body:  # said once here; what is worked out is known when it is loaded
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) \
+                    and "ARITHMETIC" in {ast.unparse(target) for target in node.targets}:
+                must_be_known(spec, str(node.value.value))
+    elif kind != "module" or not rest:
+        raise SuiteError(f"unknown candidate {spec!r}: give file:/abs/path.py, module:pkg.attr, "
+                         f"cmd:PROGRAM or vectors:DIR (a kernel of the tree is {EXAMPLE}, say)")
+    elif importlib.util.find_spec(rest.split(".")[0]) is None:
+        raise SuiteError(f"candidate {spec}: there is no module {rest.split('.')[0]!r}")
+
+
+def absolute(spec: str) -> str:
+    """Return the spec with a file's path made absolute, for a process in another folder."""
+    kind, _, rest = spec.partition(":")
+    if kind in foreign.KINDS and rest:
+        return foreign.absolute(spec)
+    return f"file:{Path(rest).expanduser().resolve()}" if kind == "file" and rest else spec
+
+
+def load(spec: str, offer: Callable[[], Any] | None = None) -> Candidate:
+    """Load a candidate by its kind and name; raise `SuiteError` when it cannot be.
+
+    `offer` returns the functions that a phase puts before what is no Python (a subclass of
+    `falsifiers.vectors.calls.Offer`); without it they are those that every phase's have.
+    """
+    check(spec)
+    kind, _, rest = spec.partition(":")
+    try:
+        target = foreign.load(spec, (offer or _functions)()) if kind in foreign.KINDS else \
+            _from_file(Path(rest).expanduser()) if kind == "file" else _from_module(rest)
+    except SuiteError:
+        raise
+    except Exception as error:
+        raise SuiteError(f"candidate {spec} cannot be loaded: "
+                         f"{type(error).__name__}: {error}") from error
+    candidate = Candidate(spec, target)
+    must_be_known(spec, candidate.arithmetic)
+    return candidate
+
+
+def _functions() -> Any:
+    from falsifiers.vectors.calls import Offer
+    return Offer
+
+
+def must_be_known(spec: str, arithmetic: str) -> None:
+    """Raise `SuiteError` when a candidate declares an arithmetic that there is not."""
+    if not KNOWN.fullmatch(arithmetic):
+        raise SuiteError(f"candidate {spec}: ARITHMETIC is {arithmetic!r}, but should be "
+                         f"'ordered', 'exact-' and the bits kept, or 'own'")
+
+
+class _AsItIsNow(SourceFileLoader):
+    """Compiles a file each time: a cached .pyc passes for one edited within the same second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the code of what the file holds."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def _from_file(path: Path) -> ModuleType:
+    name = f"rowtwin_candidate_{path.stem}"
+    spec = importlib.util.spec_from_file_location(
+        name, path, loader=_AsItIsNow(name, str(path.resolve())))
+    if path.suffix != ".py" or spec is None or spec.loader is None:
+        raise SuiteError(f"candidate file:{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # triton and dataclasses look a function's module up by name
+    spec.loader.exec_module(module)
+    return module
+
+
+def _from_module(dotted: str) -> Any:
+    head, *rest = dotted.split(".")
+    target: Any = importlib.import_module(head)
+    for part in rest:
+        if not hasattr(target, part) and isinstance(target, ModuleType):
+            importlib.import_module(f"{target.__name__}.{part}")
+        target = getattr(target, part)
+    return target

@@ -1,0 +1,289 @@
+"""Commands of the gate and the receipts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from contracts.schema import Case, Contract
+    from falsifiers.gate.phase_status import PhaseResult
+    from falsifiers.gate.runner import Gated, Wanted
+    from falsifiers.gate.weight_sample import Sample
+    from falsifiers.mutation.mutants import Bank
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+Device = Annotated[str, typer.Option(
+    metavar="auto|cpu|interpret|cuda|emulate", help="Tier to run; emulate takes CUDA C++ to the "
+                                                    "CPU.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
+
+
+@app.command(epilog="Example: rowtwin gate --phase 3 --candidate file:mine.py")
+def gate(
+    ctx: typer.Context,
+    phase: Annotated[str | None, typer.Option(metavar="N|engine", help="Judge one phase.")] = None,
+    through: Annotated[int | None, typer.Option(
+        metavar="N", help="Judge engine and phases 0 to N; a red one blocks those built on it "
+                          "(default: as far as it is built).")] = None,
+    case: Annotated[str | None, typer.Option(
+        metavar="ID", help="Judge one case, as a verdict names it.")] = None,
+    candidate: Annotated[str | None, typer.Option(
+        metavar="SPEC", help="Judge file:PATH, module:pkg.attr, cmd:PROGRAM or vectors:DIR "
+                             "instead of the tree.")] = None,
+    weights: Annotated[str | None, typer.Option(
+        metavar="FILE", help="With --phase 3: attack a sample of a GGUF file's own tensors, of any "
+                             "architecture, in place of the contract's cases.")] = None,
+    tensors: Annotated[int, typer.Option(
+        metavar="N", help="Tensors of --weights to draw; one of each type at least.")] = 12,
+    seed: Annotated[int, typer.Option(metavar="N", help="What --weights draws by.")] = 0,
+    tensor: Annotated[list[str] | None, typer.Option(
+        metavar="NAME", help="Take this tensor of --weights, none drawn; may be repeated.")] = None,
+    device: Device = "auto",
+    thorough: Annotated[bool, typer.Option(
+        "--thorough", help="Run every case, not the quick ones.")] = False,
+    require_device: Annotated[bool, typer.Option(
+        "--require-device", help="Pass only what a device has shown to pass.")] = False,
+    jobs: Annotated[int, typer.Option(
+        metavar="N", help="Worker processes; one is enough for --case.")] = 2,
+    bisect: Annotated[bool, typer.Option(
+        "--bisect", help="With --case: exit as `git bisect run` wants, 0 good, 1 bad, 125 when "
+                         "a commit cannot be judged.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Judge phases: PASS, FAIL or UNMEASURABLE, with evidence."""
+    from dataclasses import replace
+
+    from falsifiers.gate import runner
+    from falsifiers.judging.errors import SuiteError
+    wanted, ladder = _wanted(phase, through, case, jobs)
+    if bisect and case is None:
+        raise SuiteError("--bisect is about one case: give --case ID with it")
+    sample = _sampled(ctx, weights, tensors, seed, tensor, wanted, thorough)
+    cases = sample.cases if sample else cases_of_vectors(ctx, candidate, wanted)
+    wanted = replace(wanted, candidate=candidate, device=device, thorough=thorough,
+                     cases=cases, jobs=1 if case else jobs)
+    with Progress(as_json) as tell:
+        gated = runner.run_gate(wanted, through=ladder, require_device=require_device,
+                                 on_verdict=lambda verdict: tell(verdict.case))
+    if as_json:
+        told = {"weights": sample.told()} if sample else {}
+        _print_json([result.model_dump() | told for result in gated.results], alone=not ladder)
+    else:
+        for line in sample.lines() if sample else ():
+            print(line)
+        asked = {case.phase for case in cases or () if candidate and not sample}
+        print_gate(gated, runner.contracts_of() | {
+            phase: ctx.meta["in_force"](contract) for phase, contract in
+            runner.contracts_of().items() if phase in asked})
+    from falsifiers.gate.phase_status import exit_code
+    raise typer.Exit(exit_code(gated.results))
+
+
+def _wanted(phase: str | None, through: int | None, case: str | None,
+            jobs: int) -> tuple[Wanted, bool]:
+    """Return what to run, and whether it is a ladder on which red blocks what rests on it."""
+    from falsifiers.gate.phase_status import PHASES
+    from falsifiers.gate.runner import ROOT, Wanted, built, contracts_of, find_case, phase_name
+    from falsifiers.judging.errors import SuiteError
+    if sum(given is not None for given in (phase, through, case)) > 1:
+        raise SuiteError("give one of --phase, --through and --case")
+    if jobs < 1:
+        raise SuiteError(f"--jobs must be 1 or more, but is {jobs}")
+    contracts = contracts_of()
+    if case is not None:
+        found = find_case(case, contracts)
+        return Wanted((found.phase,), case=found), False
+    if phase is not None:
+        return Wanted((phase_name(phase),)), False
+    if through is not None:
+        last = PHASES.index(phase_name(str(through)))
+        return Wanted(("engine", *PHASES[:last + 1])), True
+    ready = tuple(p for p in ("engine", *PHASES) if built(contracts.get(p), ROOT))
+    return Wanted(ready), True
+
+
+def _sampled(ctx: typer.Context, weights: str | None, tensors: int, seed: int,
+             named: Sequence[str] | None, wanted: Wanted, thorough: bool) -> Sample | None:
+    """Return the sample of a user's weights to judge, or None; refuse options that do not fit."""
+    from falsifiers.judging.errors import SuiteError
+    if weights is None:
+        if named:
+            raise SuiteError("--tensor names a tensor of --weights FILE, which is missing")
+        return None
+    if wanted.phases != ("p3",) or wanted.case is not None:
+        raise SuiteError("--weights is judged by the row-twin product: give --phase 3 with it")
+    if tensors < 1:
+        raise SuiteError(f"--tensors must be 1 or more, but is {tensors}")
+    if thorough:
+        raise SuiteError("--thorough is about the contract's cases: give --tensors with --weights")
+    sample: Sample = ctx.meta["sample_weights"](weights, tensors, seed, named or ())
+    return sample
+
+
+def cases_of_vectors(ctx: Any, candidate: str | None,
+                     wanted: Wanted) -> tuple[Case, ...] | None:
+    """Return the cases that a directory of vectors answers, when it is the candidate.
+
+    A program is asked the contract's, and those that its phase has for programs beside them. Where
+    it cannot be judged it is refused before any case runs.
+    """
+    from falsifiers.judging.errors import SuiteError
+    from falsifiers.vectors.foreign import phase_of
+    if candidate and candidate.startswith("cmd:"):
+        ctx.meta["must_take_programs"](candidate, wanted.phases)
+        return None if wanted.case else _beside(ctx, wanted.phases)
+    phase = phase_of(candidate) if candidate else None
+    if phase is None:
+        return None
+    if wanted.phases != (phase,) or wanted.case is not None:
+        raise SuiteError(f"candidate {candidate} answers calls of {phase} alone: give --phase "
+                         f"{phase.removeprefix('p')} with it")
+    return tuple(map(_of_the_gate, ctx.meta["vectors"](phase).cases))
+
+
+def _beside(ctx: Any, phases: Sequence[str]) -> tuple[Case, ...] | None:
+    """Return the contracts' cases of phases and those beside them, or None when there are none."""
+    from falsifiers.gate.runner import contracts_of
+    beside = [case for phase in phases for case in ctx.meta["beside"](phase)]
+    if not beside:
+        return None
+    own = [case for phase in phases for case in contracts_of()[phase].expand()]
+    return (*own, *map(_of_the_gate, beside))
+
+
+def _of_the_gate(case: Case) -> Case:
+    """Return a case with the command that runs it, since pytest collects no such case."""
+    alone = f"rowtwin gate --phase {case.phase.removeprefix('p')}"
+    return case.model_copy(update={"repro": alone})
+
+
+def _print_json(objects: Sequence[dict[str, Any]], alone: bool) -> None:
+    print(json.dumps(objects[0] if alone and len(objects) == 1 else objects, indent=2))
+
+
+class Progress:
+    """Says on stderr, to a person at a terminal alone, how far a long command has come."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet = quiet or not sys.stderr.isatty()
+        self.count = 0
+
+    def __enter__(self) -> Callable[[str], None]:
+        return self.tell
+
+    def tell(self, what: str) -> None:
+        """Overwrite the line with one more thing done."""
+        self.count += 1
+        if not self.quiet:
+            sys.stderr.write(f"\r\x1b[K{self.count} done, the last is {what}"[:110])
+            sys.stderr.flush()
+
+    def __exit__(self, *exc: object) -> None:
+        if not self.quiet:
+            sys.stderr.write("\r\x1b[K")
+
+
+def print_gate(gated: Gated, contracts: dict[str, Contract]) -> None:
+    """Print the gate's word on every phase, and what a reader needs on what failed."""
+    from falsifiers.judging.outcome import explain
+    failed = [v for v in gated.run.verdicts if v.outcome in ("failed", "error")]
+    for verdict in failed[:10]:
+        print(f"{explain(verdict, contracts[verdict.phase])}\n")
+    if len(failed) > 10:
+        print(f"and {len(failed) - 10} more cases failed or ended in an error\n")
+    for trouble in gated.run.trouble:
+        print(f"{trouble}; it ended with:\n{_tail(gated.run.output)}\n")
+    for result in gated.results:
+        contract = contracts.get(result.phase)
+        print(_line(result, contract))
+        if contract is not None:
+            print(_small_print(contract, whole=len(gated.results) == 1), end="")
+
+
+def _tail(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.rstrip().splitlines()[-15:])
+
+
+def _line(result: PhaseResult, contract: Contract | None) -> str:
+    title = f"  {contract.title}" if contract else ""
+    counts = ", ".join(f"{count} {word}" for word in
+                       ("passed", "failed", "error", "unmeasurable", "declined")
+                       if (count := getattr(result, word)))
+    why = "".join(f"\n    {reason}" for reason in result.why)
+    from falsifiers.console.table import tinted
+    from falsifiers.gate.phase_status import proof_told
+    word = tinted(f"{result.verdict:<13}")
+    return (f"{result.phase:<7}{word}{title}\n    {counts or 'no case ran'}; "
+            f"device proof: {proof_told(result, contract)}; {result.seconds:.1f} s{why}")
+
+
+def _small_print(contract: Contract, whole: bool) -> str:
+    """Return the budgets in force; with `whole` the claim too, and what a pass does not say."""
+    from textwrap import fill
+
+    from falsifiers.gate.verdict_reporter import rules_of
+    told = [rule for rule in rules_of(contract) if whole or not rule.endswith(": bitwise")]
+    if whole:
+        told = [f"claim: {contract.claim}", *told, f"a pass does not say: {contract.not_proven}"]
+    return "".join(fill(line, 100, initial_indent="    ", subsequent_indent="      ") + "\n"
+                   for line in told)
+
+
+@app.command(epilog="Example: rowtwin receipt --phase 3")
+def receipt(
+    ctx: typer.Context,
+    phase: Annotated[str | None, typer.Option(
+        metavar="N|engine", help="One phase, without times (default: every phase with device "
+                                 "cases).")] = None,
+) -> None:
+    """Judge every device case here and write what passed to reports/receipts/.
+
+    Once all phases have passed, times of products and of whole steps are measured too.
+    """
+    from falsifiers.gate.runner import contracts_of, phase_name
+    from falsifiers.mutation import device_receipts
+    wanted = [
+        c
+        for c in contracts_of().values()
+        if (phase is None or c.phase == phase_name(phase)) and device_receipts.wants_device(c)
+    ]
+    banks = {c.phase: bank for c in wanted
+             for bank in banks_here(ctx.obj, c.phase.removeprefix("p"), "cuda")}
+    print(f"judging the device cases of {', '.join(banks) or 'no phase'}", file=sys.stderr)
+    with Progress(False) as tell:
+        written, refused = device_receipts.receipts(wanted, banks, ctx.obj, tell)
+    measures = ctx.meta["figures"]() if phase is None and not refused else {}
+    for name, (judged, measure) in measures.items():
+        print(f"measuring {name}", file=sys.stderr)
+        found, lost = device_receipts.figures(name, measure, contracts_of()[judged],
+                                    lambda line: print(f"  {line}", file=sys.stderr))
+        written, refused = [*written, *found], [*refused, *lost]
+    for path in written:
+        print(path)
+    for why in refused:
+        print(why, file=sys.stderr)
+    raise typer.Exit(1 if refused else 0 if written else 2)
+
+
+def banks_here(bank_of: Callable[[str], Bank], phase: str | None, device: str) -> list[Bank]:
+    """Return the banks of the phases wanted, wired by whoever assembled the command line."""
+    from falsifiers.gate import tiers
+    from falsifiers.gate.runner import ROOT, built, contracts_of, phase_name
+    from falsifiers.judging.errors import SuiteError
+    from falsifiers.mutation.mutants import placed
+    chosen = tiers.choose(device)
+    for tier, why in chosen.absent.items():
+        raise SuiteError(f"the {tier} tier was asked for, but {why}")
+    tiers.fix_triton_mode(chosen)
+    tiers.one_thread()
+    ready = [p for p, contract in contracts_of().items() if built(contract, ROOT)]
+    if phase is not None and (name := phase_name(phase)) not in ready:
+        raise SuiteError(f"phase {name} is not built")
+    banks = [bank_of(p) for p in ready if phase is None or p == phase_name(phase)]
+    return [made for bank in banks if (made := placed(bank, chosen.run)).mutants]

@@ -1,0 +1,54 @@
+"""compute-sanitizer over a phase's device cases: what it said of memory and of races."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+from contracts.schema import Contract
+from falsifiers.gate.kill_descendants import end_group
+from falsifiers.gate.runner import ROOT
+
+TOOLS = ("memcheck", "racecheck")
+PROGRAM = "compute-sanitizer"
+PATIENCE = 150
+"""Seconds that one tool may take: it makes kernels many times slower."""
+SUMMARY = re.compile(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*)$", re.MULTILINE)
+PASSED = re.compile(r"^(\d+) passed", re.MULTILINE)
+
+
+def sanitized(contract: Contract) -> dict[str, str]:
+    """Run the contract's `sanitized` falsifiers under each tool; return what each one said.
+
+    A summary is `ERROR SUMMARY: 0 errors, 6 cases`, or the reason why there is none.
+    """
+    if not contract.sanitized:
+        return {}
+    if not shutil.which(PROGRAM):
+        return dict.fromkeys(TOOLS, f"{PROGRAM} was not found")
+    with ThreadPoolExecutor() as several:
+        return dict(zip(TOOLS, several.map(lambda tool: _said(contract, tool), TOOLS),
+                        strict=True))
+
+
+def _said(contract: Contract, tool: str) -> str:
+    folder = contract.package.replace(".", "/")
+    chosen = f"cuda and ({' or '.join(contract.sanitized)})"
+    command = [PROGRAM, "--tool", tool, "--print-limit", "3", sys.executable, "-m", "pytest", "-q",
+               "-p", "no:cacheprovider", f"{folder}/test_falsifier.py", "-k", chosen]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True, start_new_session=True) as process:
+        try:
+            out, err = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            return f"it did not end within {PATIENCE} s"
+        finally:  # the cases that it watches too, which would go on beside what is timed next
+            end_group(process)
+    summary, passed = SUMMARY.search(out), PASSED.search(out)
+    if summary is None or passed is None:
+        last = (out + err).strip().splitlines()[-1:]
+        return f"it said nothing that can be kept: {''.join(last)[:200]}"
+    return f"{summary[1]}, {passed[1]} cases"

@@ -1,0 +1,156 @@
+"""The gate's algebra: from verdicts to PASS, FAIL, UNMEASURABLE or BLOCKED, and an exit code.
+
+Pure functions over records. Absent evidence never passes: a case that left no verdict counts
+as an error, and so does one that left two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from pydantic import model_validator
+
+from contracts.schema import Case, Contract
+from falsifiers.judging.verdict import Record, Verdict
+
+Word = Literal["PASS", "FAIL", "UNMEASURABLE", "BLOCKED"]
+Proof = Literal["fresh", "stale", "none"]
+DECODE = ("p1", "p3", "p4", "p5", "p6", "p8")
+SERVING = ("p0", "p2", "p7")
+PHASES = tuple(f"p{n}" for n in range(9))
+NOT_BUILT = "not built"
+NO_DEVICE_CASE = "no device case"
+"""Told in place of device proof where a contract has no case for one, so that none seems due."""
+
+
+class PhaseResult(Record):
+    """What the gate says of one phase."""
+
+    phase: str
+    verdict: Word
+    cases: int
+    """How many cases were expected; the counts below add up to it."""
+    passed: int = 0
+    failed: int = 0
+    unmeasurable: int = 0
+    declined: int = 0
+    error: int = 0
+    """Cases that crashed, compared nothing or left no verdict."""
+    device_proof: Proof = "none"
+    """Whether a receipt of these kernels on a device exists and is of this code."""
+    seconds: float = 0.0
+    why: tuple[str, ...] = ()
+    """One sentence a reason, when the verdict is not PASS."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PhaseResult:
+        told = self.passed + self.failed + self.unmeasurable + self.declined + self.error
+        if told != self.cases:
+            raise ValueError(f"{self.phase}: {told} outcomes for {self.cases} cases")
+        if self.verdict == "PASS" and (self.why or not self.passed or self.failed or self.error):
+            raise ValueError(f"{self.phase}: a pass contradicts its counts")
+        if self.verdict != "PASS" and not self.why:
+            raise ValueError(f"{self.phase}: {self.verdict} needs a reason")
+        return self
+
+
+def blockers(phase: str) -> tuple[str, ...]:
+    """Return the phases whose red blocks `phase`, in order: `engine`, its chain, P1 for P2, P7."""
+    if phase == "engine":
+        return ()
+    chain = next(c for c in (DECODE, SERVING) if phase in c)
+    before = chain[:chain.index(phase)]
+    return ("engine", *(("p1",) if phase in ("p2", "p7") else ()), *before)
+
+
+def judge_phase(phase: str, verdicts: Sequence[Verdict], expected: Iterable[Case] | None = None,
+                trouble: Sequence[str] = ()) -> PhaseResult:
+    """Judge one phase by its verdicts.
+
+    `expected` are the cases that must each have left exactly one verdict (None: those that
+    did). `trouble` says what went wrong with the run as a whole; it forbids a pass.
+    """
+    mine = [verdict for verdict in verdicts if verdict.phase == phase]
+    counts = Counter[str](verdict.outcome for verdict in mine)
+    why, must, total = list(trouble), {v.case for v in mine if v.must_claim}, len(mine)
+    if expected is not None:
+        cases = {case.id: case for case in expected}
+        lost = [name for name in cases if all(v.case != name for v in mine)]
+        why += _accounting(mine, set(cases), lost)
+        must |= {case.id for case in cases.values() if case.must_claim}
+        counts["error"] += len(lost)
+        total += len(lost)
+    odd = tuple(why)
+    unproven = sorted(must - {v.case for v in mine if v.outcome == "passed"})
+    if counts["error"]:
+        why.append(f"{_cases(counts['error'])} ended in an error")
+    if unproven:
+        told = next((f": {v.outcome}, {v.reason}" for v in mine
+                     if v.case == unproven[0] and v.reason), "")
+        why.append(f"{_cases(len(unproven))} that must pass did not, the first is {unproven[0]}"
+                   f"{told}")
+    if not counts["passed"]:
+        why.append("no case passed")
+    word: Word = "UNMEASURABLE" if why else "PASS"
+    if counts["failed"]:
+        first = next(v.case for v in mine if v.outcome == "failed")
+        word = "FAIL"
+        why = [f"{_cases(counts['failed'])} failed, the first is {first}", *odd]
+    return PhaseResult(phase=phase, verdict=word, cases=total, why=tuple(why),
+                       passed=counts["passed"], failed=counts["failed"], error=counts["error"],
+                       unmeasurable=counts["unmeasurable"], declined=counts["declined"],
+                       seconds=round(sum(v.seconds for v in mine), 3))
+
+
+def _accounting(mine: Sequence[Verdict], cases: set[str], lost: Sequence[str]) -> list[str]:
+    """Say which cases left no verdict, two, or one that nobody expected."""
+    names = Counter(verdict.case for verdict in mine)
+    why = [f"{_cases(len(lost))} left no verdict, the first is {lost[0]}"] if lost else []
+    why += [f"{name} left {n} verdicts" for name, n in names.items() if n > 1]
+    return why + [f"{name} was not expected" for name in names if name not in cases]
+
+
+def _cases(count: int) -> str:
+    return f"{count} case" if count == 1 else f"{count} cases"
+
+
+def proof_told(result: PhaseResult, contract: Contract | None) -> str:
+    """Return a result's device proof in the words that a reader sees."""
+    due = contract is None or any("cuda" in row.tier for row in contract.cases)
+    return result.device_proof if due or result.device_proof != "none" else NO_DEVICE_CASE
+
+
+def not_built(phase: str) -> PhaseResult:
+    """Return the result of a phase that has no falsifier to run yet."""
+    return PhaseResult(phase=phase, verdict="UNMEASURABLE", cases=0, why=(NOT_BUILT,))
+
+
+def block(results: Sequence[PhaseResult]) -> list[PhaseResult]:
+    """Return the results with every phase that rests on a red one marked BLOCKED."""
+    red = {result.phase for result in results if result.verdict != "PASS"}
+    blocked = []
+    for result in results:
+        cause = next((phase for phase in blockers(result.phase) if phase in red), None)
+        if cause is not None:
+            result = result.model_copy(update={
+                "verdict": "BLOCKED", "why": (f"{cause} did not pass", *result.why)})
+        blocked.append(result)
+    return blocked
+
+
+def require_device(result: PhaseResult) -> PhaseResult:
+    """Return the result with a pass withdrawn when no device has shown this code to pass."""
+    if result.verdict != "PASS" or result.device_proof == "fresh":
+        return result
+    return result.model_copy(update={
+        "verdict": "UNMEASURABLE", "why": (f"device proof is {result.device_proof}",)})
+
+
+def exit_code(results: Iterable[PhaseResult]) -> int:
+    """Return 1 if any phase failed, else 2 if any cannot be told, else 0."""
+    words = [result.verdict for result in results]
+    if "FAIL" in words:
+        return 1
+    return 2 if not words or set(words) != {"PASS"} else 0

@@ -1,0 +1,247 @@
+"""Runs pytest once for the phases wanted and hands its verdicts to the gate's algebra."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from contracts.load import load_all
+from contracts.schema import Case, Contract
+from falsifiers.gate import candidates, phase_status, receipts, tiers, verdict_reporter
+from falsifiers.gate.phase_status import PhaseResult
+from falsifiers.judging import outcome
+from falsifiers.judging.errors import SuiteError
+from falsifiers.judging.verdict import Verdict
+
+ROOT = Path(__file__).parents[2]
+CASES = "cases.json"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to run and how."""
+
+    phases: tuple[str, ...]
+    """In the order in which they are told."""
+    candidate: str | None = None
+    device: str = "auto"
+    thorough: bool = False
+    case: Case | None = None
+    """Judge this case alone."""
+    cases: tuple[Case, ...] | None = None
+    """Judge these in place of the contracts' own."""
+    jobs: int = 1
+    junit: Path | None = None
+    """Where pytest writes its JUnit file, if anywhere."""
+    root: Path = ROOT
+    python: tuple[str, ...] = (sys.executable, "-m", "pytest")
+    """What starts pytest."""
+
+
+@dataclass
+class Run:
+    """What one or more pytest processes left behind."""
+
+    verdicts: list[Verdict] = field(default_factory=list)
+    trouble: list[str] = field(default_factory=list)
+    """What went wrong with a process as a whole."""
+    output: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Gated:
+    """The gate's word on every phase wanted, with the evidence."""
+
+    results: list[PhaseResult]
+    run: Run
+
+
+def contracts_of(root: Path = ROOT) -> dict[str, Contract]:
+    """Load the contracts of a checkout, by phase."""
+    return load_all(root / "contracts")
+
+
+def phase_name(given: str) -> str:
+    """Return `p3` for `3` or `p3`, and `engine`; raise `SuiteError` for anything else."""
+    name = given if given == "engine" else f"p{given.removeprefix('p')}"
+    if name not in ("engine", *phase_status.PHASES):
+        raise SuiteError(f"unknown phase {given!r}: choose engine or a number from 0 to 8")
+    return name
+
+
+def built(contract: Contract | None, root: Path) -> bool:
+    """Return whether a phase has a falsifier file to run."""
+    return contract is not None and \
+        (root / contract.package.replace(".", "/") / "test_falsifier.py").is_file()
+
+
+def find_case(name: str, contracts: Mapping[str, Contract]) -> Case:
+    """Return the case with this id; raise `SuiteError` naming the nearest when there is none."""
+    cases = {case.id: case for contract in contracts.values() for case in contract.expand()}
+    if name in cases:
+        return cases[name]
+    near = difflib.get_close_matches(name, cases, n=3, cutoff=0.4)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise SuiteError(f"unknown case {name!r}{hint}")
+
+
+def expected_cases(wanted: Wanted, contract: Contract, device: str) -> list[Case]:
+    """Return the cases that a process with this device must judge for the phase."""
+    chosen = tiers.choose(device)
+    if wanted.case is not None:
+        mine = wanted.case.phase == contract.phase and wanted.case.tier in chosen.run
+        return [wanted.case] if mine else []
+    table = contract.expand() if wanted.cases is None else wanted.cases
+    return [case for case in table if case.phase == contract.phase
+            and case.tier in chosen.of(contract) and (wanted.thorough or case.quick)]
+
+
+def run_gate(wanted: Wanted, *, through: bool = False, require_device: bool = False,
+             on_verdict: Callable[[Verdict], None] = lambda verdict: None) -> Gated:
+    """Run the phases wanted and judge them; `through` lets a red phase block its successors."""
+    contracts = contracts_of(wanted.root)
+    if wanted.candidate is not None:
+        candidates.check(wanted.candidate)
+        candidates.must_have_part(wanted.candidate, wanted.phases)
+        wanted = replace(wanted, candidate=candidates.absolute(wanted.candidate))
+    ready = {p: contracts[p] for p in wanted.phases if built(contracts.get(p), wanted.root)}
+    device = wanted.case.tier if wanted.case and wanted.device == "auto" else wanted.device
+    run, expected = Run(), {phase: list[Case]() for phase in ready}
+    for one in tiers.passes(device):
+        cases = {p: expected_cases(wanted, contract, one) for p, contract in ready.items()}
+        for phase, found in cases.items():
+            expected[phase] += found
+        _one_pass(wanted, ready, cases, one, run, on_verdict)
+    lacking = [f"the {tier} tier was asked for, but {why}"
+               for tier, why in tiers.choose(device).absent.items()]
+    results = [_result(p, contracts, expected, run, wanted, lacking) for p in wanted.phases]
+    if require_device:
+        results = [
+            phase_status.require_device(r) if _has_device_cases(contracts.get(r.phase)) else r
+            for r in results
+        ]
+    return Gated(phase_status.block(results) if through else results, run)
+
+
+def _one_pass(wanted: Wanted, ready: Mapping[str, Contract], cases: Mapping[str, Sequence[Case]],
+              device: str, run: Run, on_verdict: Callable[[Verdict], None]) -> None:
+    nodes = [_node(wanted, ready[phase]) for phase, found in cases.items() if found]
+    if not nodes:
+        return
+    mine = run_pytest(wanted, nodes, device, on_verdict)
+    run.verdicts += mine.verdicts
+    run.trouble += mine.trouble
+    run.output += mine.output
+    run.seconds += mine.seconds
+
+
+def _node(wanted: Wanted, contract: Contract) -> str:
+    if wanted.case is not None:
+        return outcome.node_of(wanted.case, contract.package)
+    return contract.package.replace(".", "/") + "/test_falsifier.py"
+
+
+def _result(phase: str, contracts: Mapping[str, Contract], expected: Mapping[str, Sequence[Case]],
+            run: Run, wanted: Wanted, lacking: Sequence[str]) -> PhaseResult:
+    if phase not in expected:
+        return phase_status.not_built(phase)
+    trouble = [*run.trouble, *(() if expected[phase] else lacking)]  # else each case says it
+    result = phase_status.judge_phase(phase, run.verdicts, expected[phase], trouble)
+    # a receipt is about the tree's own kernels, never about a candidate
+    proof = "none" if wanted.candidate else receipts.device_proof(contracts[phase], wanted.root)
+    if receipts.proves(contracts[phase], run.verdicts):
+        proof = "fresh"
+    return result.model_copy(update={"device_proof": proof})
+
+
+def _has_device_cases(contract: Contract | None) -> bool:
+    return contract is not None and any(case.tier == "cuda" for case in contract.expand())
+
+
+def run_pytest(wanted: Wanted, nodes: Sequence[str], device: str,
+               on_verdict: Callable[[Verdict], None]) -> Run:
+    """Run pytest once over the nodes; whatever it leaves undone is told in `trouble`."""
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="rowtwin-") as folder:
+        book, log = Path(folder, "verdicts.jsonl"), Path(folder, "output.txt")
+        if wanted.cases is not None:
+            given = json.dumps([case.model_dump() for case in wanted.cases])  # NaN stays NaN
+            book.with_name(CASES).write_text(given, encoding="utf-8")
+        with log.open("wb") as out:
+            process = subprocess.Popen(command(wanted, nodes, device, book), cwd=wanted.root,
+                                       stdout=out, stderr=subprocess.STDOUT,
+                                       stdin=subprocess.DEVNULL)
+            try:
+                _follow(process, book, on_verdict)
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+                process.wait()
+        output = log.read_text(encoding="utf-8", errors="replace")
+        run = Run(output=output, seconds=time.perf_counter() - started)
+        try:
+            run.verdicts = verdict_reporter.read(book) if book.exists() else []
+        except SuiteError as error:
+            run.trouble.append(str(error))
+    run.trouble += disagreement(process.returncode, run.verdicts)
+    return run
+
+
+def command(wanted: Wanted, nodes: Sequence[str], device: str, book: Path) -> list[str]:
+    """Return the command line of one pytest process."""
+    parts = [*wanted.python, *nodes, "--verdicts", str(book), "--device", device, "-q",
+             "--tb=short", "-p", "no:cacheprovider"]
+    if wanted.thorough or (wanted.case is not None and not wanted.case.quick):
+        parts.append("--thorough")
+    if wanted.candidate:
+        parts += ["--candidate", wanted.candidate]
+    if wanted.jobs > 1:
+        # neighbours share models and streams that a process makes once, so they stay together
+        parts += ["-n", str(wanted.jobs), "--dist", "worksteal"]
+    if wanted.cases is not None:
+        parts += ["--cases", str(book.with_name(CASES))]
+    if wanted.junit is not None:
+        parts.append(f"--junitxml={wanted.junit.resolve()}")
+    return parts
+
+
+def _follow(process: subprocess.Popen[bytes], book: Path,
+            on_verdict: Callable[[Verdict], None]) -> None:
+    """Tell each verdict as it is written, until the process ends."""
+    told = 0
+    running = True
+    while running:
+        running = process.poll() is None
+        lines = book.read_text(encoding="utf-8").split("\n")[:-1] if book.exists() else []
+        for line in lines[told:]:
+            with contextlib.suppress(ValueError):  # a broken line is told when all is read
+                on_verdict(Verdict.model_validate_json(line))
+        told = max(told, len(lines))
+        if running:
+            time.sleep(0.1)
+
+
+def disagreement(code: int, verdicts: Sequence[Verdict]) -> list[str]:
+    """Return a sentence when pytest's exit code and its verdicts do not say the same."""
+    results = [phase_status.judge_phase(phase, verdicts) for phase in {v.phase for v in verdicts}]
+    says = (
+        1
+        if phase_status.exit_code(results) == 1
+        else verdict_reporter.NOT_PROVEN
+        if phase_status.exit_code(results)
+        else 0
+    )
+    if code == says and verdicts:
+        return []
+    word = f"was killed by signal {-code}" if code < 0 else f"exited {code}"
+    told = f"its {len(verdicts)} verdicts call for {says}" if verdicts else "it left no verdict"
+    return [f"pytest {word}, but {told}"]

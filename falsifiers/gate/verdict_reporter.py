@@ -1,0 +1,131 @@
+"""The ledger: the controller's book of verdicts, its closing summary and the exit status.
+
+pytest exits 0 when everything was skipped; the ledger turns a run that proved nothing into
+NOT PROVEN and exit status 6.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+
+from contracts.schema import Budget, Contract
+from falsifiers.gate import phase_status
+from falsifiers.gate.phase_status import PhaseResult
+from falsifiers.gate.tiers import Tiers
+from falsifiers.judging.errors import SuiteError
+from falsifiers.judging.verdict import Verdict
+
+NOT_PROVEN = 6
+_NAMED = re.compile(r"\b(engine|phase[0-8])\b")
+
+
+class Ledger:
+    """Collects the verdicts of one run, in this process or from its workers."""
+
+    def __init__(self, config: pytest.Config, contracts: Mapping[str, Contract], tiers: Tiers,
+                 path: Path | None) -> None:
+        self.config, self.contracts, self.tiers = config, contracts, tiers
+        self.verdicts: list[Verdict] = []
+        self.other_failures = 0
+        self.results: list[PhaseResult] = []
+        self._file: TextIO | None = None
+        if path is not None:
+            try:
+                self._file = path.open("w", encoding="utf-8")
+            except OSError as error:
+                raise pytest.UsageError(f"--verdicts {path}: {error.strerror}") from None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take the verdict off a report and write it down at once."""
+        line = getattr(report, "verdict", None)
+        if line is None:
+            self.other_failures += report.failed
+            return
+        self.verdicts.append(Verdict.model_validate_json(line))
+        if self._file is not None:
+            self._file.write(line + "\n")
+            self._file.flush()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Judge the phases that ran, and let the exit status say what was proven."""
+        if self._file is not None:
+            self._file.close()
+        if self.config.getoption("collectonly") or exitstatus not in (0, 1, 5):
+            return
+        named = set(_NAMED.findall(_positive(self.config.getoption("markexpr") or "")))
+        phases = {name.replace("phase", "p") for name in named} | {v.phase for v in self.verdicts}
+        self.results = [phase_status.judge_phase(phase, self.verdicts) for phase in sorted(phases)]
+        if self.other_failures or any(r.verdict == "FAIL" for r in self.results):
+            return
+        if any(r.verdict != "PASS" for r in self.results):
+            session.exitstatus = NOT_PROVEN
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print a line a phase, what did not run and every budget in force."""
+        if not self.results:
+            return
+        terminalreporter.section("parity")
+        for line in self.lines():
+            terminalreporter.write_line(line)
+
+    def lines(self) -> list[str]:
+        """Return the summary's lines."""
+        out = []
+        for result in self.results:
+            word = "NOT PROVEN" if result.verdict == "UNMEASURABLE" else result.verdict
+            out.append(f"{result.phase}: {word}, {result.passed} of {result.cases} cases passed"
+                       + "".join(f"; {why}" for why in result.why))
+            contract = self.contracts.get(result.phase)
+            out += self._fine_print(contract) if contract else []
+        return out
+
+    def _fine_print(self, contract: Contract) -> list[str]:
+        cases = [c for c in contract.expand()
+                 if c.quick or self.config.getoption("thorough")]
+        out = []
+        for tier, why in self.tiers.left_out.items():
+            count = sum(case.tier == tier for case in cases)
+            if count and tier not in self.tiers.of(contract):
+                out.append(f"  not run: {count} of tier {tier} ({why})")
+        return out + [f"  {line}" for line in rules_of(contract)]
+
+
+def rules_of(contract: Contract) -> list[str]:
+    """Return the parity rules in force, each budget with its reason and the floor measured."""
+    parity = contract.parity
+    lines = [f"twin: {parity.twin}", *_rule("truth", parity.truth)]
+    if parity.own is not None:
+        lines += _rule("truth of a candidate with its own arithmetic", parity.own)
+    for kind, budget in parity.kv.items():
+        lines += _rule(f"keys and values in {kind} against f32", budget)
+    return lines
+
+
+def _rule(name: str, rule: str | Budget) -> list[str]:
+    if not isinstance(rule, Budget):
+        return [f"{name}: {rule}"]
+    return [f"{name}: cosine >= {rule.cosine}, norm ratio within {rule.norm} of 1, argmax equal "
+            f"save within {rule.near_tie} standard deviations",
+            f"because: {rule.reason.strip()}", f"floor measured: {rule.measured.strip()}"]
+
+
+def _positive(expression: str) -> str:
+    """Return a -m expression without the names it negates."""
+    return re.sub(r"\bnot\s+(\w+|\([^)]*\))", "", expression)
+
+
+def read(path: Path) -> list[Verdict]:
+    """Read a verdict file; raise `SuiteError` naming file and line when a line is broken."""
+    verdicts = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            verdicts.append(Verdict.model_validate_json(line))
+        except ValueError as error:
+            raise SuiteError(f"{path}:{number}: is not a verdict: {error}") from None
+    return verdicts

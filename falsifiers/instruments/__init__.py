@@ -1,0 +1,1 @@
+"""Measuring instruments: what a kernel loads, where it loads from, and what it must equal."""

@@ -1,0 +1,98 @@
+"""Engagement, measured: how many bytes of a tensor kernels really loaded under the interpreter.
+
+Every Triton load ends in the interpreter's masked load, so its addresses are counted there:
+lanes that a mask switches off read nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from falsifiers.judging.errors import Unmeasurable
+
+
+@dataclass
+class Reads:
+    """What was loaded from one tensor's memory."""
+
+    start: int
+    """Address of the first byte."""
+    size: int
+    """Bytes of the tensor."""
+    total: int = 0
+    """Bytes loaded, each as often as it was."""
+    loads: int = 0
+    """Load operations that touched it."""
+    seen: Any = field(default=None, repr=False)
+    """bool [size], True where a byte was loaded."""
+
+    def __post_init__(self) -> None:
+        self.seen = np.zeros(self.size, dtype=bool)
+
+    @property
+    def unique(self) -> int:
+        """Bytes loaded at least once."""
+        return int(self.seen.sum())
+
+    @property
+    def times(self) -> float:
+        """How often the whole tensor was read: 1.0 is each byte once."""
+        return self.total / self.size if self.size else 0.0
+
+    def take(self, addresses: Any, width: int) -> None:
+        """Count one load of `width` bytes at each address."""
+        offsets = addresses.astype(np.int64) - self.start
+        inside = offsets[(offsets > -width) & (offsets < self.size)]
+        if not len(inside):
+            return
+        self.loads += 1
+        for byte in range(width):
+            at = inside + byte
+            at = at[(at >= 0) & (at < self.size)]
+            self.total += len(at)
+            self.seen[at] = True
+
+
+@contextmanager
+def counting(**tensors: Tensor) -> Iterator[dict[str, Reads]]:
+    """Count what kernels launched in the block load from each named tensor.
+
+    The tensors must be contiguous and on the CPU. Raises `Unmeasurable` when Triton is not
+    running under its interpreter, since nothing could be counted then.
+    """
+    builder = interpreter_builder()
+    regions = {name: Reads(x.data_ptr(), x.numel() * x.element_size())
+               for name, x in tensors.items()}
+    real = builder.create_masked_load
+
+    def counted(self: Any, ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        on = np.broadcast_to(mask.data, ptrs.data.shape)
+        addresses = ptrs.data[on].ravel()
+        width = max(1, ptrs.get_element_ty().primitive_bitwidth // 8)
+        for region in regions.values():
+            region.take(addresses, width)
+        return real(self, ptrs, mask, *rest, **named)
+
+    builder.create_masked_load = counted
+    try:
+        yield regions
+    finally:
+        builder.create_masked_load = real
+
+
+def interpreter_builder() -> Any:
+    """Return the class that Triton's interpreter runs operations by, or raise `Unmeasurable`."""
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        raise Unmeasurable("loads can be counted under Triton's interpreter alone")
+    try:
+        return importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
+    except ImportError as error:
+        raise Unmeasurable(f"triton's interpreter cannot be loaded: {error}") from None

@@ -1,0 +1,191 @@
+"""Driving an engine candidate step by step, each row held to what it gets alone.
+
+The engine is any object of `engine/candidate.py`'s shape; rows are made by the `rows` callable
+that the caller hands in, so that nothing here depends on the engine's package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from falsifiers.judging.errors import Declined, ParityBroken
+from falsifiers.judging.judge import Judge, as_bits
+
+RowsOf = Callable[[tuple[int, ...], tuple[int, ...], tuple[int, ...]], Any]
+
+
+@dataclass
+class Stream:
+    """What one prompt gets alone: its tokens, and logits and state digest after each."""
+
+    tokens: list[int]
+    """The prompt, then greedy tokens."""
+    logits: list[Tensor] = field(default_factory=list)
+    """f32[vocab] after token i."""
+    digests: list[str] = field(default_factory=list)
+    """State digest after token i, KV cut to i + 1 rows."""
+
+
+def prompt_of(seed: int, length: int, vocab: int) -> list[int]:
+    """Return a prompt of `length` token ids, the same on every machine."""
+    raw = hashlib.shake_256(f"prompt {seed}".encode()).digest(4 * length)
+    return [int.from_bytes(raw[4 * i:4 * i + 4], "little") % vocab for i in range(length)]
+
+
+def state_digest(tensors: dict[str, Tensor], length: int | None = None) -> str:
+    """Return the sha256 of a slot's tensors, those named `*.k` and `*.v` cut to `length` rows."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name]
+        if length is not None and name.endswith((".k", ".v")):
+            value = value[:length]
+        digest.update(name.encode() + as_bits(value).numpy().tobytes())
+    return digest.hexdigest()
+
+
+_KEPT: dict[tuple[Any, ...], tuple[Any, Stream]] = {}
+
+
+def alone(engine: Any, rows: RowsOf, prompt: Sequence[int], decode: int, capacity: int,
+          right: Any = None) -> Stream:
+    """Run a prompt and `decode` greedy tokens in a pool of one slot, one token a step.
+
+    `right` is the tree's own path: where the engine is exactly that over a model on the CPU, the
+    same stream is run once a process, since many cases hold their rows to it. Whatever differs
+    from it in any op, a mutant or a candidate, runs its own for every case.
+    """
+    if right is None or getattr(engine, "path", None) != right or engine.model.device != "cpu":
+        return _run(engine, rows, prompt, decode, capacity)
+    parts = tuple(part if isinstance(part, str) else id(part)
+                  for part in vars(engine.model).values())
+    key = right, parts, tuple(prompt), decode, capacity
+    if key not in _KEPT:  # the model is kept too, so that the ids of its parts stay their own
+        _KEPT[key] = engine.model, _run(engine, rows, prompt, decode, capacity)
+    return _KEPT[key][1]
+
+
+def _run(engine: Any, rows: RowsOf, prompt: Sequence[int], decode: int, capacity: int) -> Stream:
+    pool = engine.new_pool(1, capacity)
+    stream = Stream(list(prompt))
+    for position in range(len(prompt) + decode):
+        if position == len(stream.tokens):
+            stream.tokens.append(int(stream.logits[-1].argmax()))
+        logits = engine.step([stream.tokens[position]], rows((0,), (position,), (1,)), pool)
+        stream.logits.append(logits[0].clone())
+        stream.digests.append(state_digest(engine.read_state(pool, 0), position + 1))
+    return stream
+
+
+def bad_steps(rows: RowsOf, vocab: int) -> list[tuple[str, str, list[int], Any]]:
+    """Return steps to refuse on a pool of 3 slots of 8 tokens: name, value to name, tokens, rows.
+
+    The bad value stands behind a row that could have run.
+    """
+    return [
+        ("a slot outside the pool", "3", [1, 2], rows((0, 3), (1, 0), (1, 1))),
+        ("a negative slot", "-1", [1, 2], rows((0, -1), (1, 0), (1, 1))),
+        ("one slot in two rows", "slot 0", [1, 2], rows((0, 0), (1, 1), (1, 1))),
+        ("a token past the vocabulary", str(vocab), [1, 2, vocab], rows((0, 1), (1, 1), (2, 1))),
+        ("a negative token", "-1", [1, -1], rows((0, 1), (1, 1), (1, 1))),
+        ("a position past the state", "9", [1, 2], rows((0, 1), (1, 8), (1, 1))),
+        ("a chunk past the state", "9", [1, 2, 3, 4], rows((0, 1), (1, 6), (1, 3))),
+        ("a negative position", "-1", [1, 2], rows((0, 1), (1, -1), (1, 1))),
+        ("too few positions", "1 positions", [1, 2], rows((0, 1), (1,), (1, 1))),
+        ("too few tokens", "3", [1, 2], rows((0, 1), (1, 1), (1, 2))),
+        ("too many tokens", "3", [1, 2, 3], rows((0, 1), (1, 1), (1, 1))),
+        ("a count of none", "0", [1], rows((0, 1), (1, 1), (1, 0))),
+        ("no rows", "no rows", [], rows((), (), ())),
+    ]
+
+
+class Batch:
+    """A pool under attack: sequences join, step and leave, and every step is judged.
+
+    After each step the rows it named must hold the logits and the state that their streams have
+    alone, and every other slot must be byte-identical to what it was.
+    """
+
+    def __init__(self, engine: Any, rows: RowsOf, judge: Judge, slots: int, capacity: int) -> None:
+        self.engine, self.rows, self.judge = engine, rows, judge
+        self.slots, self.capacity = slots, capacity
+        self.pool = engine.new_pool(slots, capacity)
+        self.live: dict[int, Stream] = {}
+        self.fed: dict[int, int] = {}
+        self.step_number = 0
+        self.widest = 0
+
+    def join(self, slot: int, stream: Stream) -> None:
+        """Seat a stream in a slot, cleared first."""
+        self.engine.clear_slot(self.pool, slot)
+        self.live[slot], self.fed[slot] = stream, 0
+
+    def leave(self, slot: int) -> None:
+        """Free a slot; its bytes stay until it is taken again."""
+        del self.live[slot], self.fed[slot]
+
+    def poison(self, slot: int, value: float = float("nan")) -> None:
+        """Fill everything a slot holds with a value, as a dead tenant might leave it."""
+        held = self.engine.read_state(self.pool, slot)
+        self.engine.write_state(self.pool, slot,
+                                {name: torch.full_like(x, value) for name, x in held.items()})
+        seen = self.engine.read_state(self.pool, slot)
+        told = bool(seen) and all(torch.equal(as_bits(x), as_bits(torch.full_like(x, value)))
+                                  for x in seen.values())
+        self.judge.law(told, f"state[slot {slot}] does not show what was written into it")
+
+    def step(self, order: Sequence[int], counts: Sequence[int] | None = None) -> None:
+        """Advance the slots in `order` by `counts` tokens each (1 when not given), and judge."""
+        counts = tuple(counts) if counts is not None else (1,) * len(order)
+        tokens: list[int] = []
+        for slot, count in zip(order, counts, strict=True):
+            tokens += self.live[slot].tokens[self.fed[slot]:self.fed[slot] + count]
+        rows = self.rows(tuple(order), tuple(self.fed[s] for s in order), counts)
+        idle = {s: self._digest(s) for s in range(self.slots) if s not in order}
+        logits = self.engine.step(tokens, rows, self.pool)
+        for slot, count in zip(order, counts, strict=True):
+            self.fed[slot] += count
+        self.widest = max(self.widest, len(order))
+        self._judge(order, logits, idle)
+        self.step_number += 1
+
+    def refuse(self, name: str, value: str, tokens: list[int], rows: Any) -> None:
+        """Hold the engine to refuse a step, naming the bad value, with no slot changed."""
+        before = [self._digest(slot) for slot in range(self.slots)]
+        try:
+            self.engine.step(tokens, rows, self.pool)
+        except ValueError as error:
+            self.judge.law(value in str(error), f"the refusal of {name} says {str(error)!r}, which "
+                           f"does not name the value {value}")
+        except (Declined, ParityBroken):  # nothing was answered, or what cannot be compared
+            raise
+        except Exception as error:
+            self.judge.law(False, f"a step with {name} ended in {error!r} instead of a refusal")
+        else:
+            self.judge.law(False, f"a step with {name} was not refused")
+        for slot, digest in enumerate(before):
+            self.judge.unchanged(f"state after {name}", digest, self._digest(slot), slot=slot)
+
+    def _judge(self, order: Sequence[int], logits: Tensor, idle: dict[int, str]) -> None:
+        for row, slot in enumerate(order):
+            at = self.fed[slot]
+            where: dict[str, Any] = {"row": row, "slot": slot, "step": self.step_number}
+            self.judge.equal("logits", logits[row:row + 1][0] if row < len(logits) else logits,
+                             self.live[slot].logits[at - 1], **where)
+            tensors = self.engine.read_state(self.pool, slot)
+            self.judge.law(bool(tensors), f"state[slot {slot}] is empty: read_state() told nothing")
+            held = state_digest(tensors, at)
+            self.judge.law(held == self.live[slot].digests[at - 1],
+                           f"state[slot {slot}, step {self.step_number}] after {at} tokens is not "
+                           f"the state this sequence has alone", rung="bits", **where)
+        for slot, before in idle.items():
+            self.judge.unchanged("state", before, self._digest(slot), slot=slot,
+                                 step=self.step_number)
+
+    def _digest(self, slot: int) -> str:
+        return state_digest(self.engine.read_state(self.pool, slot))

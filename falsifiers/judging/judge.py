@@ -1,0 +1,195 @@
+"""The judge: a ladder shape -> dtype -> finite -> bits -> budget, and one message template.
+
+A falsifier receives a fresh `Judge` for its case. Every method raises `ParityBroken` with a
+located `Finding` when the claim does not hold, and otherwise counts what it compared; a case
+that ends with nothing compared is not a pass.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from contracts.schema import Budget, Case
+from falsifiers.judging.errors import ParityBroken, SuiteError
+from falsifiers.judging.verdict import Finding, Rule, Rung, Worst
+
+if TYPE_CHECKING:  # torch is loaded by the first comparison of tensors: laws need none
+    import torch
+    from torch import Tensor
+
+Where = dict[str, int | str]
+
+
+@cache
+def _integers() -> dict[torch.dtype, torch.dtype]:
+    """Return the integer type as wide as each type of floats."""
+    import torch
+    return {torch.float32: torch.int32, torch.float64: torch.int64,
+            torch.float16: torch.int16, torch.bfloat16: torch.int16}
+
+
+def as_bits(x: Tensor) -> Tensor:
+    """Return `x`'s bit patterns as signed integers of its width, every NaN made the same."""
+    x = x.detach().to("cpu").contiguous()
+    as_wide = _integers().get(x.dtype)
+    return x if as_wide is None else x.masked_fill(x.isnan(), float("nan")).view(as_wide)
+
+
+def ulps_apart(a: Tensor, b: Tensor) -> Tensor:
+    """Return the distance of two equal-dtype float tensors in units in the last place."""
+    def ordered(x: Tensor) -> Tensor:
+        bits = as_bits(x).long()
+        low = -(1 << (8 * x.element_size() - 1))
+        return (low - bits).where(bits < 0, bits)
+
+    return (ordered(a) - ordered(b)).abs()
+
+
+def hex_of(x: Tensor) -> str:
+    """Return a scalar tensor's bit pattern in hexadecimal, `0x3f800000`."""
+    if x.dtype not in _integers():
+        return str(x.item())
+    width = x.element_size()
+    return f"0x{int(as_bits(x.reshape(1))[0]) & ((1 << (8 * width)) - 1):0{2 * width}x}"
+
+
+def _word(x: Tensor) -> str:
+    """Return what a scalar is when it is no number that a reader knows by its bits."""
+    if not x.is_floating_point() or bool(x.isfinite()):
+        return ""
+    return " (NaN)" if bool(x.isnan()) else " (infinite)"
+
+
+class Judge:
+    """Compares what a case got with what it should be, on the ladder, and keeps the tally."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.compared = 0
+        self.evidence: dict[str, Any] = {}
+        self._worst: dict[str, Worst] = {}
+
+    @property
+    def worst(self) -> tuple[Worst, ...]:
+        """The largest deviation seen for each op."""
+        return tuple(self._worst.values())
+
+    def equal(self, name: str, got: Tensor, want: Tensor, *, rule: Rule = "twin",
+              finite: bool = True, **where: int | str) -> None:
+        """Hold two tensors to the same shape, dtype and bits; `where` locates them.
+
+        `finite` False lets NaN and infinities stand, as poison must when it is compared.
+        """
+        self._ladder(name, got, want, rule, finite, where)
+        bad = (as_bits(got) != as_bits(want)).flatten()
+        if bool(bad.any()):
+            self._differ(name, got, want, bad, rule, "bits", where)
+        self._tally(name, "bits", got.numel())
+
+    def budget(self, name: str, got: Tensor, want: Tensor, budget: Budget, *,
+               rule: Rule = "truth", logits: bool = False, **where: int | str) -> None:
+        """Hold each vector of `got` [.., n] to a budget of cosine and norm ratio; the worst counts.
+
+        With `logits` each one's argmax must agree too, save at a near-tie, which is counted.
+        """
+        from falsifiers.judging import tolerance
+        self._ladder(name, got, want, rule, True, where)
+        got, want = got.reshape(-1, got.shape[-1]), want.reshape(-1, want.shape[-1])
+        cosine, ratio = tolerance.spread(got, want)
+        ok = (cosine >= budget.cosine) & ((ratio - 1).abs() <= budget.norm)  # a NaN is not ok
+        if not bool(ok.all()):
+            at = int((~ok).nonzero()[0, 0])
+            where = {**where, "vector": at}
+            self._fail(rule, "budget", f"{self._place(name, where)} has cosine "
+                       f"{float(cosine[at]):.7f} and norm ratio {float(ratio[at]):.6f}, "
+                       f"but should have at least {budget.cosine} and 1 +- {budget.norm}", where)
+        if logits:
+            self._argmax(name, got, want, budget, rule, where)
+        self._tally(name, "budget", got.numel(), int(ulps_apart(got, want).max()),
+                    float(cosine.min()), float((ratio - 1).abs().max()))
+
+    def law(self, holds: bool, sentence: str, *, rung: Rung = "law", **where: int | str) -> None:
+        """Hold a property that has no peer to compare with; `sentence` says how it was broken."""
+        if not holds:
+            self._fail("law", rung, sentence, where)
+        self.compared += 1
+
+    def unchanged(self, name: str, before: str, after: str, **where: int | str) -> None:
+        """Hold a digest taken before and after to be the same: the frame condition."""
+        if before != after:
+            self._fail("law", "frame", f"{self._place(name, where)} was changed by a step that was "
+                       f"not asked to write it (digest {before[:12]} -> {after[:12]})", where)
+        self.compared += 1
+
+    def engaged(self, **evidence: Any) -> None:
+        """Keep measured evidence of what ran; it travels with the verdict, so it must be JSON."""
+        try:
+            json.dumps(evidence)
+        except (TypeError, ValueError) as error:
+            raise SuiteError(f"{self.case.id}: evidence cannot be written as JSON: {error}") \
+                from None
+        self.evidence.update(evidence)
+
+    def _ladder(self, name: str, got: Tensor, want: Tensor, rule: Rule, finite: bool,
+                where: Where) -> None:
+        place = self._place(name, where)
+        if got.shape != want.shape:
+            self._fail(rule, "shape", f"{place} has shape {list(got.shape)}, but should have "
+                       f"{list(want.shape)}", where)
+        if got.dtype != want.dtype:
+            self._fail(rule, "dtype", f"{place} has dtype {got.dtype}, but should have "
+                       f"{want.dtype}", where)
+        if finite and got.is_floating_point() and not bool(got.isfinite().all()):
+            self._differ(name, got, want, ~got.isfinite().flatten().cpu(), rule, "finite", where)
+
+    def _argmax(self, name: str, got: Tensor, want: Tensor, budget: Budget, rule: Rule,
+                where: Where) -> None:
+        from falsifiers.judging import tolerance
+        for at in (got.argmax(-1).cpu() != want.argmax(-1).cpu()).nonzero().flatten().tolist():
+            margin = tolerance.flip_margin(got[at], want[at])
+            if not margin <= budget.near_tie:
+                where = {**where, "vector": at}
+                self._fail(rule, "budget", f"{self._place(name, where)} has argmax "
+                           f"{int(got[at].argmax())}, but should have {int(want[at].argmax())} "
+                           f"(margin {margin:.2e} of a standard deviation)", where)
+            self.evidence["near_ties"] = self.evidence.get("near_ties", 0) + 1
+
+    def _differ(self, name: str, got: Tensor, want: Tensor, bad: Tensor, rule: Rule, rung: Rung,
+                where: Where) -> None:
+        import torch
+        at = int(bad.nonzero()[0, 0])
+        a, b = got.detach().cpu().reshape(-1)[at], want.detach().cpu().reshape(-1)[at]
+        floats = a.is_floating_point()
+        numbers = floats and bool(a.isfinite()) and bool(b.isfinite())
+        ulps = int(ulps_apart(a, b)) if numbers else None
+        index = [int(i) for i in torch.unravel_index(torch.tensor(at), got.shape)]
+        where = {**where, "element": str(index)}
+        apart = f" ({ulps} ulp)" if ulps is not None else ""
+        finite = rung != "finite" or bool(b.isfinite())
+        right = f"{hex_of(b)}{_word(b)}{apart}" if finite else "finite"
+        self._fail(rule, rung, f"{self._place(name, where)}={hex_of(a)}{_word(a)}, but should be "
+                   f"{right}", where, got=hex_of(a), want=hex_of(b), ulps=ulps,
+                   differing=int(bad.sum()))
+
+    def _fail(self, rule: Rule, rung: Rung, sentence: str, where: Where, **values: Any) -> None:
+        raise ParityBroken(Finding(rule=rule, rung=rung, where=where,
+                                   sentence=f"{sentence} [{self.case.label}]", **values))
+
+    @staticmethod
+    def _place(name: str, where: Where) -> str:
+        inside = ", ".join(f"{key} {value}" for key, value in where.items())
+        return f"{name}[{inside}]" if inside else name
+
+    def _tally(self, op: str, rung: Rung, compared: int, ulps: int = 0,
+               cosine: float | None = None, norm: float | None = None) -> None:
+        self.compared += compared
+        old = self._worst.get(op)
+        if old is not None:
+            compared += old.compared
+            ulps = max(ulps, old.ulps)
+            cosine = min((c for c in (cosine, old.cosine) if c is not None), default=None)
+            norm = max((n for n in (norm, old.norm_error) if n is not None), default=None)
+        self._worst[op] = Worst(op=op, rung=rung, ulps=ulps, cosine=cosine, norm_error=norm,
+                                compared=compared)

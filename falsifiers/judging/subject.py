@@ -1,0 +1,50 @@
+"""What an attack is aimed at, and the wrong versions of it that every attack must catch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The objects under test; falsifiers receive them and never fetch them."""
+
+    name: str
+    """`in-tree`, the candidate as it was named, or the mutant's name."""
+    models: Callable[[str], Any]
+    """Loads a test model by name (`tiny`, `nano`, `nano-f32`, ...), cached."""
+    path: Any = None
+    """The ops and the step of the decode path (an `engine.path.Path`)."""
+    stack: Any = None
+    """The serving stack: what `stack()` of the newest serving phase returned."""
+    engine: Any = None
+    """The engine's parts below a path (an `engine.parts.Surface`)."""
+    device: str = "cpu"
+    candidate: Any = None
+    """The candidate module or object, when there is one."""
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Within which it is judged: where a device is emulated, its kernels take the CPU's tensors."""
+    faults: tuple[type[Exception], ...] = ()
+    """What is raised when it does what nothing may; any other exception says nothing about it."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A deliberately wrong version, named after its fault."""
+
+    name: str
+    fault: str
+    """One sentence: what is wrong."""
+    killers: tuple[str, ...]
+    """The falsifiers that must each kill it."""
+    build: Callable[[Subject], Subject]
+    """Makes the wrong subject from the right one."""
+    source: str = ""
+    """The public report it comes from (`B036`), or empty for one of our own."""
+    device: str = "cpu"
+    """`cuda` when only a device can show it."""
+    emulated: bool = True
+    """Of a device's, whether it ends where the device is emulated."""

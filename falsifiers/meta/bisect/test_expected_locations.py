@@ -1,0 +1,188 @@
+"""Bisection names the place of every mutant that changes a value, and shrinks it to what fails.
+
+An op's mutant is declared by the part of the path that it replaces; which layer, step and slot it
+shows in first is found beside the bisection, by running its op beside the right one. A mutant of a
+step, or of what stands behind one, is declared in `places.py`, by reading it and the plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+
+import pytest
+
+import rowtwin
+from engine.emulate.emulator import emulated
+from falsifiers.bisect.divergence import Place, parted
+from falsifiers.bisect.paired_runs import IDLE, Setup, Step, plan
+from falsifiers.bisect.scenario import Scene
+from falsifiers.bisect.search import Bisection, Reference, suspects
+from falsifiers.bisect.shrink import Shrinker
+from falsifiers.gate.pytest_plugin import THOROUGH
+from falsifiers.judging.errors import SuiteError
+from falsifiers.meta.bisect.expected_locations import (
+    CRASHES,
+    EMULATED,
+    GREEDY,
+    KERNELS,
+    NOT_RUN,
+    ON_A_DEVICE,
+    PLANS,
+    STEPS,
+    TOGETHER,
+    UNSEEN,
+    WHOLE,
+    WIDER,
+)
+from falsifiers.meta.bisect.mutant_location import planted
+
+PHASES = ("p1", "p3", "p4", "p5", "p6", "p8")
+VOCAB, LAYERS = 509, 2
+QUICK, BEHIND, SHRUNK = 12, 4, 1
+"""Mutants of a quick run, those among greedy runs, and how many of each it shrinks."""
+NAMED = {phase: rowtwin.contract_of(phase).mutants for phase in PHASES}
+ELSEWHERE = {*CRASHES, *EMULATED, *GREEDY, *KERNELS, *NOT_RUN, *ON_A_DEVICE, *UNSEEN}
+DECLARED = STEPS | GREEDY | TOGETHER
+LOCATED = [f"{phase}/{name}" for phase in PHASES for name in NAMED[phase]
+           if f"{phase}/{name}" not in ELSEWHERE]
+
+
+def drawn(names: list[str], count: int) -> list[str]:
+    """Return a few names, drawn by what they are."""
+    return sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())[:count]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Take every mutant in a thorough run, and a drawn dozen in a quick one."""
+    thorough = metafunc.config.getoption(THOROUGH)
+    few, runs = drawn(LOCATED, QUICK), drawn(list(GREEDY), BEHIND)
+    kernels = [name for name in KERNELS if name not in WHOLE]
+    there = [pytest.param(name, marks=pytest.mark.emulated) for name in EMULATED]
+    for fixture, names in (("located", LOCATED if thorough else few),
+                           ("behind", GREEDY if thorough else runs),
+                           ("shrunk", [*LOCATED, *GREEDY, *kernels, *there] if thorough else
+                            [*few[:SHRUNK], *runs[:SHRUNK]]),
+                           ("kernel", KERNELS if thorough else drawn(list(KERNELS), 1)),
+                           ("there", EMULATED if thorough else drawn(list(EMULATED), 1)),
+                           ("unseen", UNSEEN if thorough else drawn(list(UNSEEN), 1))):
+        if fixture in metafunc.fixturenames:
+            metafunc.parametrize(fixture, list(names))
+
+
+@cache
+def steps_of(letter: str) -> tuple[list[Step], int]:
+    """Return a plan by its letter, and how many rows it has."""
+    return plan(*PLANS[letter], VOCAB), PLANS[letter][0]
+
+
+@cache
+def oracle(letter: str) -> Reference:
+    """Return the oracle's rows of a plan, run once for all mutants."""
+    setup = rowtwin.bisected("nano", "p1", None, "oracle", "cpu")
+    return Reference(setup, None, steps_of(letter)[0], greedy=True)
+
+
+def setup_of(name: str, layers: tuple[int, ...] | None = None, device: str = "") -> Setup:
+    phase, mutant = name.split("/")
+    device = device or ("interpret" if name in KERNELS else
+                        "emulate" if name in EMULATED else "cpu")
+    return rowtwin.bisected("nano", phase, None, "oracle", device, layers, mutant)
+
+
+def held(name: str, place: Place | None, setup: Setup, letter: str) -> None:
+    """Hold a place to where the mutant is declared to be, or its op was seen to differ."""
+    assert place is not None, f"{name} is not seen"
+    layer, op = parted(place.op)
+    if name in DECLARED:
+        assert (op, layer, place.step, place.slot) == DECLARED[name][1:]
+        return
+    found = planted(setup, *steps_of(letter))
+    assert found is not None
+    assert found.op in suspects(place.op)
+    assert (layer, place.step) == (found.layer, found.step)
+    assert place.slot in found.slots
+
+
+def letter_of(name: str) -> str:
+    if name in DECLARED:
+        return DECLARED[name][0]
+    return (WIDER | KERNELS | EMULATED).get(name, "a")
+
+
+def test_every_mutant_is_located_or_told_why_not() -> None:
+    every = {f"{phase}/{name}" for phase in PHASES for name in NAMED[phase]}
+    lists = [set(one) for one in (STEPS, GREEDY, CRASHES, EMULATED, KERNELS, NOT_RUN, ON_A_DEVICE,
+                                  UNSEEN)]
+    assert set().union(*lists, WIDER, WHOLE) <= every
+    assert sum(map(len, lists)) == len(set().union(*lists)), "a mutant stands in two lists"
+    assert {f"{phase}/{one.name}" for phase in PHASES for one in rowtwin.bank(phase).mutants
+            if one.device == "cuda"} == {*EMULATED, *ON_A_DEVICE}
+    assert all(len(why) > 10 for some in (UNSEEN, CRASHES, NOT_RUN, ON_A_DEVICE, WHOLE)
+               for why in some.values())
+
+
+def test_bisection_names_op_layer_step_and_slot(located: str) -> None:
+    letter, setup = letter_of(located), setup_of(located)
+    steps, m = steps_of(letter)
+    report = Bisection(setup, steps, m, oracle(letter)).run()
+    held(located, report.place, setup, letter)
+
+
+def test_place_behind_a_step_is_seen_in_greedy_runs_alone(behind: str) -> None:
+    letter, setup = letter_of(behind), setup_of(behind)
+    steps, m = steps_of(letter)
+    assert Bisection(setup, steps, m, oracle(letter)).run().place is None
+    report = Bisection(setup, steps, m, oracle(letter), greedy=True).run()
+    held(behind, report.place, setup, letter)
+    assert report.seen == "greedy"
+
+
+def test_shrunk_case_still_fails_alone(shrunk: str) -> None:
+    letter, greedy = letter_of(shrunk), shrunk in GREEDY
+    steps, m = steps_of(letter)
+    report = Bisection(setup_of(shrunk), steps, m, oracle(letter), greedy).run()
+    found = Shrinker(lambda layers: setup_of(shrunk, layers)).run(
+        Scene.of(steps, LAYERS, m + IDLE), report)
+    again = Bisection(setup_of(shrunk, found.scene.layers), found.scene.planned(),
+                      found.scene.slots - IDLE, greedy=greedy)
+    assert again.run().place is not None
+    assert found.scene.size <= Scene.of(steps, LAYERS, m + IDLE).size
+
+
+def test_kernel_is_located_under_the_interpreter(kernel: str) -> None:
+    setup, letter = setup_of(kernel), letter_of(kernel)
+    steps, m = steps_of(letter)
+    held(kernel, Bisection(setup, steps, m, oracle(letter)).run().place, setup, letter)
+
+
+@pytest.mark.emulated
+def test_kernel_for_a_device_is_located_where_it_is_emulated(there: str) -> None:
+    setup, letter = setup_of(there), letter_of(there)
+    steps, m = steps_of(letter)
+    place = Bisection(setup, steps, m, oracle(letter)).run().place
+    with emulated():
+        held(there, place, setup, letter)
+
+
+@pytest.mark.emulated
+def test_path_for_a_device_agrees_with_the_oracle_where_it_is_emulated() -> None:
+    steps, m = steps_of("g")
+    setup = rowtwin.bisected("nano", "p6", None, "oracle", "emulate")
+    report = Bisection(setup, steps, m, oracle("g")).run()
+    assert (report.place, report.not_compared, report.steps) == (None, [], 1)
+
+
+def test_mutant_that_is_not_seen_changes_no_value(unseen: str) -> None:
+    kernel = "kernel_" in unseen
+    device, letters = ("interpret", "g") if kernel else ("cpu", "ab")
+    for letter in letters:
+        steps, m = steps_of(letter)
+        setup = setup_of(unseen, device=device)
+        assert Bisection(setup, steps, m, oracle(letter), not kernel).run().place is None
+
+
+@pytest.mark.parametrize("name", CRASHES)
+def test_mutant_that_crashes_is_told(name: str) -> None:
+    with pytest.raises(SuiteError, match="ended in"):
+        Bisection(setup_of(name), *steps_of(WIDER.get(name, "b"))).run()

@@ -1,0 +1,39 @@
+"""The command line as tests run it, in their own process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import typer
+
+from falsifiers.console.cli_app import run
+
+Main = Callable[..., tuple[int, str, str]]
+
+
+def main_of(entry: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
+            capsys: pytest.CaptureFixture[str], *verb: str) -> Main:
+    """Return a function that runs the command line by its entry: exit code, stdout, stderr."""
+    def run(*argv: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rowtwin", *verb, *map(str, argv)])
+        with pytest.raises(SystemExit) as end:
+            entry()
+        return (int(end.value.code or 0), *capsys.readouterr())
+
+    return run
+
+
+def wired(app: typer.Typer, mistake: type[Exception], **meta: Any) -> Callable[[], None]:
+    """Return an entry to one package's commands, behind `app`, with what the wiring hands them."""
+    outer = typer.Typer()
+    outer.add_typer(app, name="app")
+
+    @outer.callback()
+    def root(ctx: typer.Context) -> None:
+        ctx.meta.update(meta)
+
+    return partial(run, outer, lambda: (mistake,))

@@ -1,0 +1,90 @@
+"""What compute-sanitizer says reaches a receipt, and a fault that it counts refuses one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from contracts.load import load_contract
+from falsifiers.gate import compute_sanitizer
+from falsifiers.gate.receipts import sanitizer_faults
+from falsifiers.gate.runner import ROOT
+
+Says = Callable[..., None]
+P5 = load_contract(ROOT / "contracts/p5.yaml")
+CLEAN = {"memcheck": "========= ERROR SUMMARY: 0 errors",
+         "racecheck": "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"}
+
+
+@pytest.fixture
+def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
+    """Put a program in the tool's place that prints a text for each tool, `4 passed` before it."""
+    def put(text: dict[str, str], before: str = "4 passed in 1.0s") -> None:
+        cases = "".join(f'{tool}) echo "{line}";;\n' for tool, line in text.items())
+        program = tmp_path / compute_sanitizer.PROGRAM
+        program.write_text(f'#!/bin/sh\necho "{before}"\ncase $2 in\n{cases}esac\n')
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    return put
+
+
+def test_summaries_are_kept_with_how_many_cases_ran(says: Says) -> None:
+    says(CLEAN)
+    said = compute_sanitizer.sanitized(P5)
+    assert said["memcheck"] == "ERROR SUMMARY: 0 errors, 4 cases"
+    assert said["racecheck"].startswith("RACECHECK SUMMARY: 0 hazards")
+    assert sanitizer_faults(said) == []
+
+
+@pytest.mark.parametrize("line", [
+    "========= ERROR SUMMARY: 2 errors",
+    "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)",
+    "========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)"])
+def test_a_counted_fault_is_one(says: Says, line: str) -> None:
+    says(CLEAN | {"racecheck": line})
+    assert len(sanitizer_faults(compute_sanitizer.sanitized(P5))) == 1
+
+
+def test_cases_that_did_not_run_are_not_clean(says: Says) -> None:
+    says(CLEAN, before="4 failed")
+    assert all(
+        "nothing that can be kept" in text for text in compute_sanitizer.sanitized(P5).values()
+    )
+
+
+def test_a_missing_tool_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert set(compute_sanitizer.sanitized(P5).values()) == {"compute-sanitizer was not found"}
+
+
+def test_a_contract_without_such_falsifiers_asks_nothing() -> None:
+    assert compute_sanitizer.sanitized(load_contract(ROOT / "contracts/p4.yaml")) == {}
+
+
+def test_what_a_tool_watches_ends_with_its_patience(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, told = tmp_path / compute_sanitizer.PROGRAM, tmp_path / "pid"
+    program.write_text(f"#!/bin/sh\nsleep 60 &\necho $! >> {told}\nwait\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(compute_sanitizer, "PATIENCE", 1)
+    assert set(compute_sanitizer.sanitized(P5).values()) == {"it did not end within 1 s"}
+    left = told.read_text().split()
+    assert len(left) == len(compute_sanitizer.TOOLS)
+    for _ in range(500):  # a killed process takes a moment to be gone
+        left = [pid for pid in left if _runs(pid)]
+        if not left:
+            break
+        time.sleep(0.01)
+    assert not left
+
+
+def _runs(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] != "Z"
+    except OSError:
+        return False

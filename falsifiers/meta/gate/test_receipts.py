@@ -1,0 +1,108 @@
+"""A receipt is fresh for the code it measured, whatever its layout, and stale for any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from contracts.load import load_contract
+from falsifiers.gate import receipts
+from falsifiers.gate.receipts import Receipt
+from falsifiers.judging.errors import SuiteError
+from falsifiers.meta.gate.fake_checkout import checkout, row
+from falsifiers.meta.judging.factories import verdict
+
+KERNEL = "def project(x):\n    return x + 1\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    checkout(tmp_path, p3=[row("a"), row("b", tier="cuda")])
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine/arithmetic.py").write_text("SUM = 'pairs'\n")
+    (tmp_path / "phases/p3_made_up/kernel_rows.py").write_text(KERNEL)
+    (tmp_path / "phases/p3_made_up/increment.py").write_text(
+        "def path():\n    from phases.p2_more import kernel_more\n    return kernel_more\n")
+    (tmp_path / "phases/p2_more").mkdir()
+    (tmp_path / "phases/p2_more/kernel_more.py").write_text(KERNEL)
+    return tmp_path
+
+
+def proof(root: Path) -> str:
+    return receipts.device_proof(load_contract(root / "contracts/p3.yaml"), root)
+
+
+def leave(root: Path, outcome: str = "passed", tier: str = "cuda") -> None:
+    """Leave a receipt of the code as it is."""
+    contract = load_contract(root / "contracts/p3.yaml")
+    made = verdict("b", outcome, phase="p3", tier=tier,  # type: ignore[arg-type]
+                   case=f"p3/rows_hold[{tier}-b]")
+    receipt = Receipt(phase="p3", device="made-up", measured="2026-01-31", versions={},
+                      digest=receipts.digest_of(contract, root), verdicts=(made,))
+    path = root / receipts.FOLDER / "made-up/p3.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(receipt.model_dump_json())
+
+
+def test_no_receipt_is_no_proof(root: Path) -> None:
+    assert proof(root) == "none"
+
+
+def test_receipt_of_this_code_is_fresh(root: Path) -> None:
+    leave(root)
+    assert proof(root) == "fresh"
+
+
+def test_what_is_emulated_besides_is_no_part_of_what_was_measured(root: Path) -> None:
+    leave(root)
+    contract = root / "contracts/p3.yaml"
+    contract.write_text(contract.read_text() + "\nemulated: {rows_hold: ['b']}\n")
+    assert "emulate-b" in {f"{c.tier}-{c.name}" for c in load_contract(contract).expand()}
+    assert proof(root) == "fresh"
+
+
+@pytest.mark.parametrize("name", [
+    "phases/p3_made_up/kernel_rows.py", "phases/p2_more/kernel_more.py", "engine/arithmetic.py"])
+def test_changed_code_makes_it_stale_and_changed_layout_does_not(root: Path, name: str) -> None:
+    leave(root)
+    text = (root / name).read_text()
+    (root / name).write_text("# why\n\n" + text.replace(" + ", "  +  "))
+    assert proof(root) == "fresh"
+    (root / name).write_text(text + "MORE = 1\n")
+    assert proof(root) == "stale"
+
+
+def test_changed_contract_makes_it_stale_and_a_comment_does_not(root: Path) -> None:
+    leave(root)
+    path = root / "contracts/p3.yaml"
+    path.write_text("# why\n" + path.read_text())
+    assert proof(root) == "fresh"
+    path.write_text(path.read_text().replace("a made-up phase", "another phase"))
+    assert proof(root) == "stale"
+
+
+@pytest.mark.parametrize(("outcome", "tier"), [
+    ("failed", "cuda"), ("unmeasurable", "cuda"), ("error", "cuda"), ("passed", "cpu")])
+def test_receipt_that_shows_no_pass_on_a_device_proves_nothing(root: Path, outcome: str,
+                                                               tier: str) -> None:
+    leave(root, outcome, tier)
+    assert proof(root) == "stale"
+
+
+def test_broken_receipt_is_named(root: Path) -> None:
+    leave(root)
+    path = root / receipts.FOLDER / "made-up/p3.json"
+    path.write_text(path.read_text()[:-9])
+    with pytest.raises(SuiteError, match=r"p3\.json: is not a receipt"):
+        proof(root)
+
+
+def test_cuda_source_beside_a_kernel_counts_and_its_comments_do_not(root: Path) -> None:
+    source = root / "phases/p3_made_up/rows.cu"
+    source.write_text("int a;  // one\n")
+    leave(root)
+    source.write_text("// another\nint   a;\n")
+    assert proof(root) == "fresh"
+    source.write_text("int b;\n")
+    assert proof(root) == "stale"

@@ -1,0 +1,42 @@
+"""What a stream gets alone is run once for the tree's own path, and anew for whatever differs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from engine import testmodels
+from engine.candidate import PathEngine
+from engine.path import Path, Rows
+from falsifiers.judging.batch_driver import Stream, alone
+from phases.p1_looped_step.increment import path
+
+
+def run(given: Path, **changed: Any) -> Stream:
+    """Return two tokens alone on a path over `nano`, whose parts may be changed."""
+    engine = PathEngine(given, replace(testmodels.load("nano"), **changed))
+    return alone(engine, Rows, [1, 2], 1, 8, right=path())
+
+
+def test_right_path_runs_a_stream_once() -> None:
+    assert run(path()) is run(path())
+    engine = PathEngine(path(), testmodels.load("nano"))
+    assert alone(engine, Rows, [1, 2], 1, 8) is not run(path())
+    assert alone(engine, Rows, [1, 3], 1, 8, right=path()) is not run(path())
+
+
+def test_changed_path_or_model_never_gets_a_kept_stream() -> None:
+    kept = run(path())
+
+    def shifted(*args: Any) -> torch.Tensor:
+        return path().step_rows(*args) + 1
+
+    wrong = run(replace(path(), step_rows=shifted))
+    assert torch.equal(wrong.logits[0], kept.logits[0] + 1)
+    assert wrong is not run(replace(path(), step_rows=shifted))
+    other = testmodels.load("nano").ops
+    narrow = run(path(), kv="f16")
+    assert narrow is not kept
+    assert run(path(), ops=replace(other, name="changed")) is not kept

@@ -1,0 +1,194 @@
+"""The kill matrix: made-up mutants first, then every mutant of the tree by its own killers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+import rowtwin
+from contracts.load import load_all
+from contracts.schema import Contract
+from falsifiers.gate.pytest_plugin import THOROUGH
+from falsifiers.gate.tiers import choose
+from falsifiers.judging.errors import Declined, SuiteError
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Mutant, Subject
+from falsifiers.meta.gate.fake_checkout import contract, row
+from falsifiers.mutation.cli import matrix_exit_code
+from falsifiers.mutation.device_receipts import device_rows
+from falsifiers.mutation.mutants import Bank, kill, placed, row_of, run_matrix, sample, try_mutant
+
+CONTRACTS = load_all(rowtwin.ROOT / "contracts")
+
+
+def attack(case: Any, subject: Subject, judge: Judge) -> None:
+    """Hold what the made-up subject does to what is right."""
+    if subject.path == "crash":
+        raise IndexError("row 3")
+    if subject.path == "decline":
+        raise Declined("not mine")
+    if subject.path == "suite":
+        raise SuiteError("the golden file is gone")
+    if case["does"] == "watch":
+        judge.law(subject.path != "wrong", "row 1 is not what it is alone")
+    judge.law(True, "this holds of every subject")
+
+
+def deaf(case: Any, subject: Subject, judge: Judge) -> None:
+    """Hold nothing that a mutant could break."""
+    judge.law(True, "this holds of every subject")
+
+
+def angry(case: Any, subject: Subject, judge: Judge) -> None:
+    """Fail on everything, the right subject included."""
+    judge.law(False, "nothing is ever right")
+
+
+def bank(*mutants: Mutant, falsifier: Callable[..., None] = attack) -> Bank:
+    data = contract("p1", [row("blind", "look away"), row("a", "watch"), row("b", "watch"),
+                           row("there", "watch", tier="cuda")])
+    return Bank(Contract.model_validate(data), {"rows_hold": falsifier}, mutants,
+                lambda case: Subject("in-tree", models=str, path="right"))
+
+
+def mutant(path: str = "wrong", **more: Any) -> Mutant:
+    return replace(Mutant("odd_row", "row 1 is read from row 0", ("rows_hold",),
+                          lambda subject: replace(subject, path=path)), **more)
+
+
+@pytest.mark.parametrize(("path", "rung"), [
+    ("wrong", "law"), ("crash", "crash"), ("right", None), ("decline", None), ("suite", None)])
+def test_mutant_dies_at_the_rung_it_broke(path: str, rung: str | None) -> None:
+    built = try_mutant(bank(), mutant(path))
+    assert built.rung == rung
+    assert built.killed_by == (("rows_hold",) if rung else ())
+
+
+def test_attack_stops_at_the_first_kill() -> None:
+    seen: list[str] = []
+
+    def watched(case: Any, subject: Subject, judge: Judge) -> None:
+        seen.append(f"{case.name} {subject.path}")
+        attack(case, subject, judge)
+
+    kill(bank(falsifier=watched), mutant(), "rows_hold")
+    assert seen == ["blind wrong", "a wrong", "a right"]
+
+
+def test_falsifier_that_fails_on_the_right_subject_too_kills_nothing() -> None:
+    with pytest.raises(SuiteError, match="does not pass without a mutant either"):
+        kill(bank(falsifier=angry), mutant(), "rows_hold")
+
+
+def test_case_that_is_not_quick_kills_nothing() -> None:
+    data = contract("p1", [row("quick", "look away"), row("slow", "watch", quick=False)])
+    made = replace(bank(), contract=Contract.model_validate(data))
+    assert kill(made, mutant(), "rows_hold") is None
+
+
+def test_survivor_and_idle_falsifier_are_named() -> None:
+    matrix = run_matrix([bank(mutant(), falsifier=deaf)])
+    assert matrix.survivors == ("p1/odd_row",)
+    assert matrix.idle_falsifiers == ("p1/rows_hold",)
+    assert matrix_exit_code(matrix, "auto") == 1
+
+
+def test_dead_mutant_leaves_nothing_to_tell() -> None:
+    matrix = run_matrix([bank(mutant())])
+    assert (matrix.survivors, matrix.idle_falsifiers, matrix.not_run) == ((), (), ())
+    assert matrix_exit_code(matrix, "auto") == 0
+    assert set(matrix.mutants[0].model_dump()) == {
+        "name", "phase", "fault", "device", "expected", "killed_by", "rung", "seconds",
+        "from_receipt"}
+
+
+def test_empty_matrix_is_no_success() -> None:
+    assert matrix_exit_code(run_matrix([]), "auto") == 2
+
+
+def test_mutant_of_a_device_waits_for_one_or_for_its_receipt() -> None:
+    there = mutant(device="cuda")
+    matrix = run_matrix([bank(there)])
+    assert (matrix.survivors, matrix.idle_falsifiers) == ((), ())
+    assert matrix.not_run == ("p1/odd_row",)
+    assert (matrix_exit_code(matrix, "auto"), matrix_exit_code(matrix, "cuda")) == (0, 2)
+    measured = matrix.mutants[0].model_copy(update={"killed_by": ("rows_hold",), "rung": "bits"})
+    read = run_matrix([bank(there)], receipts={"p1": [measured]})
+    assert (read.not_run, read.survivors, read.mutants[0].from_receipt) == ((), (), True)
+
+
+def test_mutant_that_was_tried_apart_is_not_tried_here() -> None:
+    def broken(reference: Subject) -> Subject:
+        pytest.fail("it may end the use of a device by this process")
+
+    made = bank(replace(mutant(), build=broken), mutant("odd_slot"))
+    apart = row_of(made, made.mutants[0], {"rows_hold": "crash"}, 0.1)
+    matrix = run_matrix([made], apart=lambda one: [apart])
+    assert matrix.mutants[0] == apart
+    assert matrix.mutants[1].killed_by == ("rows_hold",)
+    assert device_rows(made, lambda phase: made, lambda line: None) == ()
+
+
+def test_mutants_of_a_device_that_is_emulated_are_tried_alone() -> None:
+    data = contract("p1", [row("seen", "watch", tier="cuda"), row("there", "watch", tier="cuda"),
+                           row("blind", "watch")])
+    made = replace(bank(mutant(device="cuda"), mutant("right")), contract=Contract.model_validate(
+        data | {"emulated": {"rows_hold": ["s*"]}}))
+    here = placed(made, ("emulate",))
+    assert [one.device for one in here.mutants] == ["cuda"]
+    assert [case.id for case in here.cases("rows_hold", here.mutants[0])] == [
+        "p1/rows_hold[emulate-seen]"]
+    matrix = run_matrix([here])
+    assert (matrix.survivors, matrix.idle_falsifiers, matrix.not_run) == ((), (), ())
+    assert placed(bank(mutant(device="cuda")), ("emulate",)).mutants == []
+
+
+def test_mutant_that_names_a_stranger_is_refused() -> None:
+    with pytest.raises(SuiteError, match="names unknown falsifier 'rows_hald'"):
+        try_mutant(bank(), mutant(killers=("rows_hald",)))
+    with pytest.raises(SuiteError, match="unknown device 'tpu'"):
+        run_matrix([bank(mutant(device="tpu"))])
+
+
+@cache
+def real(phase: str) -> Bank:
+    """Return a phase's bank; what passes on the right subject is found out once a process."""
+    made = rowtwin.bank(phase)
+    made.tiers = choose("auto").run
+    return made
+
+
+@pytest.mark.parametrize("phase", CONTRACTS)
+def test_contract_lists_the_mutants_there_are(phase: str) -> None:
+    listed = CONTRACTS[phase].mutants
+    assert sorted(m.name for m in real(phase).mutants) == sorted(listed)
+
+
+@pytest.mark.parametrize("phase", CONTRACTS)
+def test_every_falsifier_is_named_by_a_mutant(phase: str) -> None:
+    made = real(phase)
+    named = {falsifier for m in made.mutants for falsifier in m.killers}
+    assert named == set(made.falsifiers)
+    assert [m.name for m in made.mutants if not m.killers or len(m.fault) < 10] == []
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Try every mutant in a thorough run, and a sample of each phase in a quick one."""
+    if "name" in metafunc.fixturenames:
+        metafunc.parametrize(("phase", "name"), [
+            (phase, name) for phase, listed in CONTRACTS.items()
+            for name in (listed.mutants if metafunc.config.getoption(THOROUGH)
+                         else sample(listed.mutants))])
+
+
+def test_mutant_dies_by_each_killer_it_names(phase: str, name: str) -> None:
+    made = real(phase)
+    (one,) = [m for m in made.mutants if m.name == name]
+    if made.runs_here(one):
+        assert set(try_mutant(made, one).killed_by) == set(one.killers)
+    else:
+        assert one.device == "cuda"

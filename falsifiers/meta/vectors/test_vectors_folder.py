@@ -1,0 +1,60 @@
+"""A directory of vectors appears whole or not at all, in the form that is published."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from falsifiers.console import atomic_directory
+from falsifiers.judging.errors import SuiteError
+from falsifiers.meta.vectors.test_vectors import few
+from falsifiers.tensor_files.safetensors_file import UnreadableError, read
+from falsifiers.vectors import exchange, manifest
+from falsifiers.vectors.calls import Call
+
+SCHEMA = Path(__file__).parents[3] / "docs" / "vectors.schema.json"
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_export_that_fails_leaves_nothing(tmp_path: Path, *, there: bool) -> None:
+    folder = tmp_path / "p3" if there else tmp_path / "new" / "p3"
+    if there:
+        folder.mkdir()
+    late = iter([False] * 5)
+
+    def right(call: Call) -> dict[str, Tensor]:
+        if next(late, True):
+            raise OSError(28, "No space left on device")
+        return few().right(call)
+
+    with pytest.raises(SuiteError, match="No space left on device"):
+        exchange.export(folder, replace(few(), right=right))
+    assert list(tmp_path.rglob("*")) == ([folder] if there else [])
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_folder_gets_its_files_once_all_are_written(tmp_path: Path, *, there: bool) -> None:
+    folder = tmp_path / "a" / "b"
+    if there:
+        folder.mkdir(parents=True)
+    with atomic_directory.whole(folder, "last") as part:
+        for name in ("last", "zero"):
+            (part / name).touch()
+        assert not (folder / "last").exists()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "last", "zero"]
+
+
+def test_schema_that_is_published_is_the_manifest_s() -> None:
+    assert json.loads(SCHEMA.read_text()) == manifest.schema()
+
+
+def test_file_that_is_larger_than_was_meant_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UnreadableError, match="1,099,511,627,776 bytes, but at most"):
+        read(path, 4)

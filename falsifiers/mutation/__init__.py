@@ -1,0 +1,1 @@
+"""Attack deliberately wrong versions and record which falsifier kills each one."""

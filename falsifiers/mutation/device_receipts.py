@@ -1,0 +1,149 @@
+"""Issuing receipts: device cases judged here and now, written only when they prove a phase.
+
+Times are measured after them, and only when every phase was proved.
+"""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing
+import os
+import platform
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+
+from contracts.schema import Contract
+from falsifiers.gate import tiers
+from falsifiers.gate.benchmark_records import Conditions, NotEqual
+from falsifiers.gate.compute_sanitizer import sanitized
+from falsifiers.gate.receipts import FOLDER, Receipt, digest_of, proves, sanitizer_faults
+from falsifiers.gate.runner import ROOT, Wanted, built, run_gate
+from falsifiers.judging.matrix import Row
+from falsifiers.mutation import mutants as runner
+from falsifiers.mutation.mutants import Bank
+
+
+def wants_device(contract: Contract) -> bool:
+    """Tell whether a phase is built and has cases that only a device can judge."""
+    return built(contract, ROOT) and any(case.tier == "cuda" for case in contract.expand())
+
+
+BankOf = Callable[[str], Bank]
+"""Makes a phase's bank, in a process of its own too."""
+Measure = Callable[[Callable[[str], None]], Conditions]
+"""Measures times, telling how far it has come."""
+
+
+def folder_of(device: str) -> Path:
+    """Return where what was measured on a device is kept."""
+    return ROOT / FOLDER / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
+def figures(name: str, measure: Measure, contract: Contract,
+            tell: Callable[[str], None]) -> tuple[list[Path], list[str]]:
+    """Measure times of a phase's kernels; return the file written, or the reason for none."""
+    try:
+        found = measure(tell)
+    except NotEqual as broken:
+        return [], [f"{name}: no figures, since {broken}"]
+    device, versions = machine()
+    kept = found.model_copy(update={
+        "versions": versions, "digest": digest_of(contract, ROOT), "measured": today()})
+    folder = folder_of(device)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    path.write_text(kept.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    return [path.relative_to(ROOT)], []
+
+
+def device_rows(bank: Bank, bank_of: BankOf, tell: Callable[[str], None]) -> tuple[Row, ...]:
+    """Try every mutant that needs a device, each killer in a process of its own.
+
+    A mutant may reach memory that is not its own, which ends the use of a device by its process.
+    None is tried where no device is.
+    """
+    wanted = [(m, killer) for m in bank.mutants
+              if m.device == "cuda" and "cuda" in bank.tiers for killer in m.killers]
+    kills: dict[str, dict[str, str]] = {mutant.name: {} for mutant, _ in wanted}
+    seconds = dict.fromkeys(kills, 0.0)
+    context = multiprocessing.get_context("spawn")
+    jobs = min(14, os.cpu_count() or 1)
+    with ProcessPoolExecutor(jobs, context, max_tasks_per_child=1) as pool:
+        tried = [pool.submit(_tried, bank_of, bank.contract.phase, mutant.name, killer)
+                 for mutant, killer in wanted]
+        for (mutant, killer), done in zip(wanted, tried, strict=True):
+            rung, took = done.result()
+            tell(f"{bank.contract.phase}/{mutant.name} by {killer}: {rung or 'survived'}")
+            seconds[mutant.name] += took
+            if rung is not None:
+                kills[mutant.name][killer] = rung
+    return tuple(runner.row_of(bank, mutant, kills[mutant.name], seconds[mutant.name])
+                 for mutant in bank.mutants if mutant.name in kills)
+
+
+def _tried(bank_of: BankOf, phase: str, name: str, killer: str) -> tuple[str | None, float]:
+    """Attack one mutant by one falsifier, in a process where nothing was run before."""
+    chosen = tiers.choose("cuda")
+    tiers.fix_triton_mode(chosen)
+    tiers.one_thread()
+    bank, started = bank_of(phase), time.perf_counter()
+    bank.tiers = chosen.run
+    mutant = next(m for m in bank.mutants if m.name == name)
+    return runner.kill(bank, mutant, killer), time.perf_counter() - started
+
+
+def receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank], bank_of: BankOf,
+             tell: Callable[[str], None]) -> tuple[list[Path], list[str]]:
+    """Judge the phases' quick device cases; return receipts written and reasons for none."""
+    wanted = Wanted(tuple(c.phase for c in contracts), device="cuda",
+                    jobs=min(14, os.cpu_count() or 1))
+    gated = run_gate(wanted, on_verdict=lambda verdict: tell(verdict.case))
+    written: list[Path] = []
+    refused = list(gated.run.trouble)
+    if not contracts:
+        return written, ["no phase that was asked for has device cases"]
+    name, versions = machine()
+    folder = folder_of(name)
+    with ThreadPoolExecutor() as several:
+        asked = {c.phase: several.submit(sanitized, c) for c in contracts}
+        for contract in contracts:
+            mine = tuple(v for v in gated.run.verdicts if v.phase == contract.phase)
+            if not proves(contract, mine):
+                bad = [v.case for v in mine if v.outcome in ("failed", "error")]
+                first = f"; the first is {bad[0]}" if bad else ""
+                refused.append(f"{contract.phase}: no receipt, since its device cases did not all "
+                               f"pass{first}")
+                continue
+            rows = device_rows(banks[contract.phase], bank_of, tell)
+            said = asked[contract.phase].result()
+            if faults := sanitizer_faults(said):
+                refused.append(f"{contract.phase}: no receipt, since {faults[0]}")
+                continue
+            receipt = Receipt(phase=contract.phase, device=name, versions=versions, verdicts=mine,
+                              measured=today(), digest=digest_of(contract, ROOT), mutants=rows,
+                              sanitizer=said)
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{contract.phase}.json"
+            path.write_text(receipt.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            written.append(path.relative_to(ROOT))
+    return written, refused
+
+
+def today() -> str:
+    """Return the day, `2026-01-31`."""
+    return datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+
+
+def machine() -> tuple[str, dict[str, str]]:
+    """Return the device's own name and the versions that were measured with."""
+    import torch
+    driver = Path("/proc/driver/nvidia/version")
+    text = driver.read_text(encoding="utf-8") if driver.exists() else ""
+    found = re.search(r"\d+\.\d+\.\d+", text)
+    versions = {"python": platform.python_version(), "torch": torch.__version__,
+                "cuda": str(torch.version.cuda), "triton": tiers.version_of("triton") or "none",
+                "driver": found[0] if found else "unknown"}
+    return torch.cuda.get_device_name(), versions

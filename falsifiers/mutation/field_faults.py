@@ -1,0 +1,127 @@
+"""Faults that were reported in public, and the mutants that plant them, as a page to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter, ValidationError
+
+from falsifiers.judging.errors import SuiteError
+from falsifiers.judging.subject import Mutant
+from falsifiers.mutation.mutants import Bank
+
+DATA = Path(__file__).with_suffix(".yaml")
+Sentence = Annotated[str, StringConstraints(pattern=r"^\S[^\n|]*\.$")]
+Planted = tuple[str, Mutant]
+"""A mutant and the phase that it is planted in."""
+
+HEAD = """\
+# Field faults
+
+Faults of batched inference that were reported in public, each in our own words, and where the
+suite plants it. `rowtwin mutants --faults` prints this page from
+`falsifiers/mutation/field_faults.yaml` and the mutants in the tree; a test compares the two.
+`rowtwin mutants` attacks each mutant with every falsifier named after it, and fails if one of them
+lets it live. A mutant marked *device* dies on a GPU only: `rowtwin mutants --device cuda` shows it there.
+
+A mutant has the fault of a report, not its code. Where the reported code has no peer in this
+project, or the report found no cause, the line says what is planted in its stead.
+"""
+
+
+class Fault(BaseModel):
+    """One public report."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: Annotated[str, StringConstraints(pattern=r"^B\d{3}$")]
+    """What a mutant names as its `source`."""
+    link: Annotated[str, StringConstraints(
+        pattern=r"^https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+$")]
+    phase: Literal["p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8", "engine"]
+    """The phase whose work it breaks."""
+    fault: Sentence
+    stand_in: Sentence | None = None
+    """What is planted in its stead, when the reported code has no peer here."""
+    why_not: Sentence | None = None
+    """Why nothing is planted."""
+
+    @property
+    def name(self) -> str:
+        """The report as people write it, `owner/project#7`."""
+        owner, project, _, number = self.link.removeprefix("https://github.com/").split("/")
+        return f"{owner}/{project}#{number}"
+
+
+def load(path: Path = DATA) -> tuple[Fault, ...]:
+    """Load the faults; raise `SuiteError` for a file that is broken or has an id twice."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        faults = TypeAdapter(tuple[Fault, ...]).validate_python(data)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        why = error.errors()[0] if isinstance(error, ValidationError) else None
+        told = f"{why['loc']}: {why['msg']}" if why else str(error).splitlines()[0]
+        raise SuiteError(f"{path.name} is not a list of faults: {told}") from None
+    ids = [fault.id for fault in faults]
+    for number, one in enumerate(ids):
+        if one in ids[:number]:
+            raise SuiteError(f"{path.name} has fault {one} twice")
+    return faults
+
+
+def planted(banks: Iterable[Bank]) -> list[Planted]:
+    """Return the mutants of banks, with their phases."""
+    return [(bank.contract.phase, mutant) for bank in banks for mutant in bank.mutants]
+
+
+def page(faults: Sequence[Fault], mutants: Iterable[Planted]) -> str:
+    """Return the page; raise `SuiteError` where the faults and the mutants' sources disagree."""
+    found: dict[str, list[Planted]] = {fault.id: [] for fault in faults}
+    for phase, mutant in mutants:
+        if mutant.source and mutant.source not in found:
+            raise SuiteError(f"mutant {phase}/{mutant.name} names fault {mutant.source}, which "
+                             f"is not in {DATA.name}")
+        if mutant.source:
+            found[mutant.source].append((phase, mutant))
+    for fault in faults:
+        _hold(fault, bool(found[fault.id]))
+    phases = sorted({fault.phase for fault in faults}, key=lambda name: (name == "engine", name))
+    parts = [HEAD, _count(faults)]
+    for phase in phases:
+        parts.append(f"\n## {phase}\n\n")
+        parts += [_line(fault, found[fault.id]) for fault in faults if fault.phase == phase]
+    return "".join(parts)
+
+
+def _hold(fault: Fault, planted: bool) -> None:
+    if planted and fault.why_not:
+        raise SuiteError(f"fault {fault.id} is planted, and {DATA.name} says why it is not")
+    if not planted and not fault.why_not:
+        raise SuiteError(f"fault {fault.id} has no mutant, and {DATA.name} does not say why")
+    if not planted and fault.stand_in:
+        raise SuiteError(f"fault {fault.id} has no mutant, and {DATA.name} has a stand-in for it")
+
+
+def _count(faults: Sequence[Fault]) -> str:
+    left_out = sum(fault.why_not is not None for fault in faults)
+    odd = sum(fault.stand_in is not None for fault in faults)
+    return (f"\nOf {len(faults)} faults {len(faults) - left_out} are planted, {odd} of them by a "
+            f"stand-in, and {left_out} are not applicable.\n")
+
+
+def _line(fault: Fault, planted: Sequence[Planted]) -> str:
+    if fault.why_not:
+        told = f"  Not applicable: {fault.why_not}\n"
+    else:
+        told = (f"  {fault.stand_in}\n" if fault.stand_in else "") + "".join(map(_mutant, planted))
+    return f"- **{fault.id}** [{fault.name}]({fault.link}): {fault.fault}\n{told}"
+
+
+def _mutant(planted: Planted) -> str:
+    phase, mutant = planted
+    where = ", *device*" if mutant.device == "cuda" else ""
+    killers = ", ".join(f"`{killer}`" for killer in mutant.killers)
+    return f"  - planted as `{phase}/{mutant.name}`{where}, killed by {killers}\n"

@@ -1,0 +1,209 @@
+"""The kill matrix: every mutant is attacked in-process by the falsifiers that must catch it."""
+
+from __future__ import annotations
+
+import difflib
+import gc
+import hashlib
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from contracts.schema import DEVICE, Case, Contract, Tier
+from falsifiers.judging.errors import Declined, ParityBroken, SuiteError, Unmeasurable
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.matrix import Matrix, Row
+from falsifiers.judging.subject import Mutant, Subject
+
+Attack = Callable[..., None]
+SAMPLE = 5
+"""Mutants of a phase that a quick run tries; `rowtwin mutants` tries all."""
+
+
+def changed(source: str, right: str, wrong: str) -> str:
+    """Return a program's text with one part for another; raise `ValueError` if it has no such."""
+    if right not in source:
+        raise ValueError(f"the source holds no {right!r} to be changed")
+    return source.replace(right, wrong)
+
+
+@dataclass
+class Bank:
+    """A phase's falsifiers and the wrong versions they must catch."""
+
+    contract: Contract
+    falsifiers: Mapping[str, Attack]
+    """`test_<id>` of the phase, by id."""
+    mutants: Sequence[Mutant]
+    subject_for: Callable[[Case], Subject]
+    """Returns the right subject for a case."""
+    tiers: Sequence[Tier] = ("cpu",)
+    """The tiers whose cases run here."""
+    healthy: dict[str, bool] = field(default_factory=dict)
+    """Cases already seen to pass on the right subject."""
+
+    def cases(self, falsifier: str, mutant: Mutant) -> Iterable[Case]:
+        """Yield the quick cases with which a falsifier attacks a mutant here."""
+        for case in self.contract.expand():
+            if (case.falsifier == falsifier and case.quick and case.tier in self.tiers
+                    and (case.tier in DEVICE) == (mutant.device == "cuda")):
+                yield case
+
+    def runs_here(self, mutant: Mutant) -> bool:
+        """Return whether the mutant's tier can be run here."""
+        fit = DEVICE if mutant.device == "cuda" else ("cpu", mutant.device)
+        return mutant.device == "cpu" or any(tier in fit for tier in self.tiers)
+
+
+def placed(bank: Bank, tiers: Sequence[Tier]) -> Bank:
+    """Return a bank for the tiers that run here.
+
+    Where a device is emulated, what is left are the mutants of its kernels and their killers.
+    """
+    bank.tiers = tiers
+    if "emulate" not in tiers:
+        return bank
+    killers = set(bank.contract.emulated)
+    shown = [one for one in bank.mutants
+             if one.device == "cuda" and one.emulated and killers >= {*one.killers}]
+    used = {name for one in shown for name in one.killers}
+    return replace(bank, mutants=shown,
+                   falsifiers={k: v for k, v in bank.falsifiers.items() if k in used})
+
+
+def named(bank: Bank, name: str) -> Mutant:
+    """Return a bank's mutant of that name; raise `SuiteError` when there is none."""
+    found = next((one for one in bank.mutants if one.name == name), None)
+    if found is None:
+        near = difflib.get_close_matches(name, [one.name for one in bank.mutants], n=3, cutoff=0.4)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise SuiteError(f"{bank.contract.phase} has no mutant {name!r}{hint}")
+    return found
+
+
+def attack(function: Attack, case: Case, subject: Subject) -> str | None:
+    """Run one case in-process; return the rung it broke at, `crash`, or None when it held."""
+    judge = Judge(case)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # as pytest is set up to do
+            with subject.around():
+                function(case=case, subject=subject, judge=judge)
+    except ParityBroken as broken:
+        return broken.finding.rung
+    except (SuiteError, Declined, Unmeasurable):
+        return None
+    except Exception:
+        return "crash"
+    return None
+
+
+def kill(bank: Bank, mutant: Mutant, falsifier: str) -> str | None:
+    """Return the rung at which the falsifier kills the mutant, at its first kill, or None.
+
+    A kill counts only when the right subject passes the same case: a test that fails on
+    everything catches nothing.
+    """
+    function = bank.falsifiers[falsifier]
+    for case in bank.cases(falsifier, mutant):
+        right = bank.subject_for(case)
+        if case.tier == "cuda":  # a mutant may leave the device unusable for this process
+            _hold_healthy(bank, function, case, right)
+        rung = attack(function, case, mutant.build(right))
+        if rung is not None:
+            _sweep()
+            _hold_healthy(bank, function, case, right)
+            return rung
+    return None
+
+
+def sample(names: Iterable[str]) -> list[str]:
+    """Return a few of a phase's mutants, drawn by their names; the draw changes when any does."""
+    salt = hashlib.sha256("".join(sorted(names)).encode()).hexdigest()
+    drawn = sorted(names, key=lambda name: hashlib.sha256(f"{salt}{name}".encode()).digest())
+    return drawn[:SAMPLE]
+
+
+def _sweep() -> None:
+    """Drop what a mutant left open when it broke, a socket say, so that no test is blamed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+def _hold_healthy(bank: Bank, function: Attack, case: Case, right: Subject) -> None:
+    if case.id not in bank.healthy:
+        judge = Judge(case)
+        try:
+            with right.around():
+                function(case=case, subject=right, judge=judge)
+        except Exception as error:
+            raise SuiteError(f"{case.id} does not pass without a mutant either: "
+                             f"{type(error).__name__}: {error}") from error
+        bank.healthy[case.id] = judge.compared > 0
+    if not bank.healthy[case.id]:
+        raise SuiteError(f"{case.id} compares nothing, so it cannot kill")
+
+
+def try_mutant(bank: Bank, mutant: Mutant) -> Row:
+    """Attack one mutant with each falsifier that must kill it."""
+    started, kills = time.perf_counter(), dict[str, str]()
+    for falsifier in mutant.killers if bank.runs_here(mutant) else ():
+        if falsifier not in bank.falsifiers:
+            raise SuiteError(f"mutant {bank.contract.phase}/{mutant.name} names unknown "
+                             f"falsifier {falsifier!r}")
+        rung = kill(bank, mutant, falsifier)
+        if rung is not None:
+            kills[falsifier] = rung
+    return row_of(bank, mutant, kills, time.perf_counter() - started)
+
+
+def row_of(bank: Bank, mutant: Mutant, kills: Mapping[str, str], seconds: float) -> Row:
+    """Return a mutant's row of the matrix; `kills` is the rung by killer."""
+    return Row(name=mutant.name, phase=bank.contract.phase, fault=mutant.fault,
+               device=_device(mutant), expected=mutant.killers, killed_by=tuple(kills),
+               rung=next(iter(kills.values()), None),
+               seconds=round(seconds, 3))
+
+
+def _device(mutant: Mutant) -> Any:
+    if mutant.device not in ("cpu", "interpret", "cuda"):
+        raise SuiteError(f"mutant {mutant.name} names unknown device {mutant.device!r}")
+    return mutant.device
+
+
+def run_matrix(banks: Sequence[Bank], *, receipts: Mapping[str, Sequence[Row]] | None = None,
+               apart: Callable[[Bank], Iterable[Row]] = lambda bank: (),
+               on_row: Callable[[Row], None] = lambda row: None) -> Matrix:
+    """Try every mutant of every bank; `receipts` holds rows measured on a device, by phase.
+
+    `apart` tries a bank's mutants that may end the use of a device, elsewhere.
+    """
+    rows: list[Row] = []
+    not_run: list[str] = []
+    for bank in banks:
+        known = {row.name: row for row in (receipts or {}).get(bank.contract.phase, ())}
+        tried = {row.name: row for row in apart(bank)}
+        for mutant in bank.mutants:
+            row = tried.get(mutant.name) or try_mutant(bank, mutant)
+            if not bank.runs_here(mutant) and mutant.name in known:
+                row = known[mutant.name].model_copy(update={"from_receipt": True})
+            elif not bank.runs_here(mutant):
+                not_run.append(f"{row.phase}/{row.name}")
+            rows.append(row)
+            on_row(row)
+    return close(banks, rows, not_run)
+
+
+def close(banks: Sequence[Bank], rows: Sequence[Row], not_run: Sequence[str]) -> Matrix:
+    """Return the matrix with its survivors and the falsifiers that killed none."""
+    ran = [row for row in rows if f"{row.phase}/{row.name}" not in not_run]
+    survivors = [f"{row.phase}/{row.name}" for row in ran if set(row.expected) - set(row.killed_by)]
+    kills = {f"{row.phase}/{name}" for row in ran for name in row.killed_by}
+    waiting = {f"{row.phase}/{name}" for row in rows if row not in ran for name in row.expected}
+    idle = [name for bank in banks for falsifier in bank.falsifiers
+            if (name := f"{bank.contract.phase}/{falsifier}") not in kills | waiting]
+    return Matrix(mutants=tuple(rows), survivors=tuple(survivors), idle_falsifiers=tuple(idle),
+                  not_run=tuple(not_run))

@@ -1,0 +1,1 @@
+"""Read and write tensors as safetensors files that may come from anyone."""

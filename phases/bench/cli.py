@@ -1,0 +1,153 @@
+"""Commands that measure speed on a device; no figure without its conditions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from engine.cli import KV
+
+if TYPE_CHECKING:
+    from falsifiers.gate.benchmark_records import Conditions
+
+app = typer.Typer(no_args_is_help=True)
+bench_app = typer.Typer(no_args_is_help=True, help="Measure kernels on a device, beside the floor.")
+app.add_typer(bench_app, name="bench")
+
+Widths = Annotated[str, typer.Option("--m", help="Widths, separated by commas.")]
+Out = Annotated[Path | None, typer.Option(help="Also write the figures as JSON to this file.")]
+
+
+@app.callback()
+def _root() -> None:
+    """Measure."""
+
+
+@bench_app.command(epilog="Example: rowtwin bench gemv --m 1,8,16")
+def gemv(widths: Widths = "1,2,4,8,16,32", out: Out = None) -> None:
+    """Measure P3's exact product on the matrices of a 4B file."""
+    _need_device()
+    from phases.bench.gemv import measure
+
+    _keep(measure(_numbers("--m", widths, 64), tell=typer.echo), out)
+
+
+@bench_app.command(epilog="Example: rowtwin bench gdn --m 1,8,16")
+def gdn(widths: Widths = "1,4,8,16,32", out: Out = None,
+        tokens: Annotated[int, typer.Option(min=1, help="Tokens of each row.")] = 1) -> None:
+    """Measure P5's recurrent ops on a layer of a 4B model."""
+    _need_device()
+    from phases.bench.gdn import measure
+    from phases.bench.gemv import bandwidth, timed
+
+    _keep(measure(_numbers("--m", widths, 64), timed, bandwidth(), tokens, tell=typer.echo), out)
+
+
+@bench_app.command(epilog="Example: rowtwin bench step --model 4b.gguf --m 1,8 --context 128")
+def step(
+    ctx: typer.Context,
+    model: Annotated[Path, typer.Option(metavar="FILE", help="A qwen35 GGUF file.")],
+    widths: Widths = "1,2,4,8,16,32",
+    contexts: Annotated[str, typer.Option(
+        "--context", help="Tokens in every slot's cache, separated by commas.")] = "128,4096",
+    path: Annotated[str, typer.Option(
+        metavar="pN|newest|SPEC", help="The path, or a candidate's ops in the newest.")] = "newest",
+    against: Annotated[str | None, typer.Option(
+        metavar="pN|newest|SPEC", help="A second path, whose steps take turns with it.")] = None,
+    prefill: Annotated[int, typer.Option(
+        metavar="T", help="Also time a prompt of T tokens; 0 does not.")] = 0,
+    kv: Annotated[str, KV] = "f32",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+    out: Out = None,
+) -> None:
+    """Measure whole decode steps, each held to the looped path's bits before it is timed.
+
+    Without a CUDA device the command can be tried on a small file; it says so.
+    """
+    from falsifiers.gate.benchmark_records import NotEqual
+    from phases.bench.step_benchmark import bench_of
+    from phases.bench.step_tables import lines
+    chosen = [ctx.meta["path_of"](name) for name in dict.fromkeys([path, against or path])]
+    try:
+        figures = bench_of(
+            model, ctx.meta["path_of"]("p1"), chosen, ms=_numbers("--m", widths, 64),
+            contexts=_numbers("--context", contexts), prefill=prefill, kv=kv,
+            tell=lambda line: typer.echo(line, err=True)).run()
+    except NotEqual as broken:
+        typer.echo(f"no time is told: {broken}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(figures.model_dump_json(indent=1) if as_json else "\n".join(lines(figures)))
+    _keep(figures, out)
+
+
+def _numbers(option: str, text: str, most: int | None = None) -> tuple[int, ...]:
+    """Return the numbers of an option, each once, in their order."""
+    from engine.errors import InputError
+
+    try:
+        numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise InputError(f"{option} {text!r} is not a list of numbers separated by commas"
+                         ) from None
+    if any(n < 1 or (most is not None and n > most) for n in numbers):
+        raise InputError(f"{option} {text!r} has a number "
+                         + (f"outside 1 to {most}" if most else "below 1"))
+    return numbers
+
+
+def _need_device() -> None:
+    import torch
+
+    from engine.errors import InputError
+
+    if not torch.cuda.is_available():
+        raise InputError("a benchmark of kernels needs a CUDA device, and none is usable here")
+
+
+def _keep(figures: Conditions | dict[str, Any], out: Path | None) -> None:
+    from engine.errors import InputError
+
+    if out is None:
+        return
+    try:
+        text = (json.dumps(figures, indent=1) if isinstance(figures, dict)
+                else figures.model_dump_json(indent=1))
+        out.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--out {out}: cannot be written: {error.strerror}") from None
+
+
+@app.command(epilog="Example: rowtwin weak --phase 1")
+def weak(
+    ctx: typer.Context,
+    phase: Annotated[str | None, typer.Option(
+        metavar="N", help="One phase (default: every phase of the decode path).")] = None,
+    keep: Annotated[bool, typer.Option(
+        "--keep", help="Also write what was found to phases/weak_styles.json, and the page "
+                       "docs/weak-arms.md from that.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+) -> None:
+    """Show which mutants of the decode path common styles of test let pass."""
+    from falsifiers.gate import tiers
+    from falsifiers.gate.runner import phase_name
+    from falsifiers.judging.errors import SuiteError
+    from phases import weak_styles, weak_styles_report
+
+    names = weak_styles.PHASES if phase is None else (phase_name(phase),)
+    if not set(names) <= set(weak_styles.PHASES):
+        raise SuiteError(f"{names[0]} has no mutants of a decode path: choose one of "
+                         f"{', '.join(weak_styles.PHASES)}")
+    tiers.one_thread()
+    weighed = []
+    for name in names:
+        typer.echo(f"weighing the mutants of {name}", err=True)
+        weighed.append(weak_styles_report.weighed(ctx.obj(name)))
+        if keep:
+            weak_styles_report.keep(weighed[-1])
+    if as_json:
+        typer.echo(json.dumps([one.model_dump() for one in weighed], indent=2))
+    else:
+        typer.echo("\n".join(weak_styles_report.summary(weighed)))

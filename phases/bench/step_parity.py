@@ -1,0 +1,172 @@
+"""What is timed, and that its step gives the right bits: rows of drawn sequences, held to a path.
+
+Every slot's cache is filled to the context asked for, the rest of it with NaN; rows stand in the
+slots from the last to the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engine.errors import InputError
+from engine.model import Model
+from engine.ops import argmax
+from engine.path import Path, Rows
+from engine.state import Pool
+from falsifiers.gate.benchmark_records import NotEqual
+
+SEQUENCES = 5
+"""Different sequences that the rows hold in turn: no tile of rows is a multiple of them."""
+KINDS = ("conv", "delta", "k", "v")
+
+
+@dataclass
+class Run:
+    """One path's decode under way: m rows, each step fed with what the last one chose."""
+
+    model: Model
+    path: Path
+    pool: Pool
+    m: int
+    context: int
+    done: int = 0
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of the next step, in the slots from the last to the first."""
+        return Rows.decode(range(self.m)[::-1], (self.context + self.done,) * self.m)
+
+    def at(self, row: int) -> str:
+        """Say which row of which run, for a message."""
+        return (f"[row {row}, slot {self.rows.slots[row]}] of {self.path.name}, m = {self.m}, "
+                f"context {self.context:,}")
+
+    def once(self, traced: Path | None = None) -> None:
+        """Run the next step and choose each row's token, or run it by a traced path."""
+        if traced is not None:  # a path's own greedy steps need not report their ops
+            self.tokens = traced.forward_batch_greedy(self.model, self.pool, self.tokens,
+                                                      self.rows)
+        else:
+            chosen = self.path.decode_greedy(self.model, self.pool, self.tokens, self.rows, 1)
+            self.tokens = [row[0] for row in chosen]
+        self.done += 1
+
+
+@dataclass(frozen=True)
+class Right:
+    """Sequences before a step at one context, and what the looped path makes of each."""
+
+    before: Pool
+    after: Pool
+    logits: Tensor
+    """f32[sequences, vocab]."""
+    context: int
+
+    @staticmethod
+    def of(looped: Path, oracle: Model, context: int, room: int, widest: int) -> Right:
+        """Draw the sequences for up to `widest` rows, and run the looped step on each.
+
+        `room` is how many tokens a slot can take beyond the context.
+        """
+        count = min(SEQUENCES, widest)
+        before, after = (oracle.new_pool(count, context + room) for _ in range(2))
+        fill(before, context)
+        for kind in KINDS:
+            for layer, whole in getattr(before, kind).items():
+                getattr(after, kind)[layer].copy_(whole)
+        tokens = [first_token(oracle, i) for i in range(count)]
+        logits = looped.step(oracle, after, tokens,
+                             Rows.decode(range(count), (context,) * count))
+        if not bool(torch.isfinite(logits).all()):
+            raise InputError(f"the looped path's logits at context {context} are not finite, so "
+                             f"nothing can be compared")
+        return Right(before, after, logits, context)
+
+    def owner(self, slot: int) -> int:
+        """Return which sequence a slot holds."""
+        return slot % len(self.logits)
+
+    def pool_of(self, model: Model, m: int) -> Pool:
+        """Return a pool of m slots that hold the sequences in turn."""
+        pool = model.new_pool(m, self.before.capacity)
+        self.refill(pool)
+        return pool
+
+    def refill(self, pool: Pool) -> None:
+        """Put every slot back to before the step."""
+        owners = torch.tensor([self.owner(slot) for slot in range(pool.slots)], device=pool.device)
+        for kind in KINDS:
+            for layer, whole in getattr(pool, kind).items():
+                torch.index_select(getattr(self.before, kind)[layer], 0, owners, out=whole)
+
+    def hold(self, run: Run) -> int:
+        """Hold one step to the looped one, and then what will be timed: a greedy step.
+
+        Return how many values were compared; the run has taken the one step.
+        """
+        slots = run.rows.slots
+        first = [first_token(run.model, self.owner(slot)) for slot in slots]
+        logits = run.path.step(run.model, run.pool, first, run.rows)
+        compared = self._hold_state(run)
+        for row, slot in enumerate(slots):
+            compared += held(f"logits{run.at(row)}", logits[row], self.logits[self.owner(slot)])
+        self.refill(run.pool)
+        run.tokens = first
+        run.once()
+        best = torch.empty(len(self.logits), dtype=torch.int64, device=logits.device)
+        argmax(self.logits, best)
+        for row, slot in enumerate(slots):
+            want = int(best[self.owner(slot)])
+            if run.tokens[row] != want:
+                raise NotEqual(f"the greedy token{run.at(row)} is {run.tokens[row]}, but should be "
+                               f"{want}")
+        return compared + run.m + self._hold_state(run)
+
+    def _hold_state(self, run: Run) -> int:
+        compared = 0
+        for row, slot in enumerate(run.rows.slots):
+            right = self.after.slot(self.owner(slot)).named()
+            for name, view in run.pool.slot(slot).named().items():
+                compared += held(f"{name}{run.at(row)}", view, right[name])
+        return compared
+
+
+def fill(pool: Pool, context: int) -> None:
+    """Draw every slot's state, finite up to `context` tokens, with NaN where none is cached."""
+    draw = torch.Generator(pool.device).manual_seed(17)
+    for kind in KINDS:
+        for whole in getattr(pool, kind).values():
+            whole.normal_(generator=draw).mul_(0.1 if kind == "delta" else 1.0)
+            if kind in ("k", "v"):
+                whole[:, context:] = torch.nan
+
+
+def first_token(model: Model, sequence: int) -> int:
+    """Return the token that a sequence is given first."""
+    return (7919 * sequence + 101) % model.config.vocab
+
+
+def held(name: str, got: Tensor, want: Tensor) -> int:
+    """Return how many values equal what they should be bit for bit, or raise `NotEqual`.
+
+    Every NaN is the same one. Compared where they are: a cache is too large to bring over.
+    """
+    if got.shape != want.shape:
+        raise NotEqual(f"{name} has shape {list(got.shape)}, but should have {list(want.shape)}")
+    if got.dtype != want.dtype:
+        raise NotEqual(f"{name} is {got.dtype}, but should be {want.dtype}")
+    width = got.element_size()
+    a, b = (x.contiguous().view({4: torch.int32, 2: torch.int16}[width]) for x in (got, want))
+    if torch.equal(a, b):
+        return got.numel()
+    wrong = ((a != b) & ~(torch.isnan(got) & torch.isnan(want))).flatten().nonzero().flatten()
+    if not len(wrong):
+        return got.numel()
+    at = int(wrong[0])
+    bits = [f"0x{int(x.flatten()[at]) % (1 << 8 * width):0{2 * width}x}" for x in (a, b)]
+    raise NotEqual(f"{name}, value {at}, is {bits[0]}, but should be {bits[1]}; {len(wrong):,} of "
+                   f"{got.numel():,} values differ")

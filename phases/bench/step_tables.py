@@ -1,0 +1,61 @@
+"""Figures of steps as lines of text: a table a context, the split by op, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from falsifiers.gate.benchmark_records import Step, Steps
+
+HEAD = ("path", "m", "ms", "least", "most", "floor", "x floor", "tokens/s", "kernels", "launches")
+SMALL = 0.005
+"""Share of a step below which an op is told with the others."""
+
+
+def lines(steps: Steps) -> Iterator[str]:
+    """Yield everything there is to say, conditions first."""
+    speed = f"{1e3 * steps.bandwidth_tb_s:,.0f} GB/s read in this run"
+    yield f"{steps.device}, torch {steps.torch}, {speed}"
+    if steps.device.startswith("CPU"):
+        yield "no CUDA device is usable here: these times try the command, no kernel"
+    yield steps.model
+    for context in dict.fromkeys(f.context for f in steps.figures):
+        mine = [f for f in steps.figures if f.context == context]
+        yield from ("", f"context {context:,}; every step equals the looped path's bit for bit")
+        yield "".join(f"{name:>10}" for name in HEAD)
+        yield from (row(f) for f in mine)
+        yield from splits(mine)
+    for one in steps.prefill:
+        yield ""
+        yield (f"{one.path}: a prompt of {one.tokens:,} tokens in {one.seconds:.3f} s "
+               f"({one.fastest:.3f} to {one.slowest:.3f}), {one.tokens_a_second:,.0f} tokens/s; "
+               f"{one.equal_steps} tokens of it equal single steps bit for bit")
+    yield from ("", *steps.verdicts(), *(f"left out: {why}" for why in steps.left_out))
+
+
+def row(f: Step) -> str:
+    """Return one figure as a line of the table."""
+    told = (f.path, f.m, f"{f.milliseconds:.3f}", f"{f.fastest:.3f}", f"{f.slowest:.3f}",
+            f"{f.floor:.3f}", f"{f.milliseconds / f.floor:.1f}", f"{f.tokens_a_second:,.1f}",
+            f.kernels or "-", f.launches or "-")
+    return "".join(f"{value:>10}" for value in told)
+
+
+def splits(figures: list[Step]) -> Iterator[str]:
+    """Yield the milliseconds by op, a column a width, of every path."""
+    for path in dict.fromkeys(f.path for f in figures):
+        mine = [f for f in figures if f.path == path and f.split]
+        if not mine:
+            continue
+        told = [op for op in dict.fromkeys(op for f in mine for op in f.split)
+                if any(f.split.get(op, 0.0) >= SMALL * sum(f.split.values()) for f in mine)]
+        yield f"{path}: ms by op on the {mine[0].clock}"
+        yield f"{'m':>24}" + "".join(f"{f.m:>10}" for f in mine)
+        for op in told:
+            yield f"{op:>24}" + "".join(f"{f.split.get(op, 0.0):>10.3f}" for f in mine)
+        rest = [sum(ms for op, ms in f.split.items() if op not in told) for f in mine]
+        yield f"{'others':>24}" + "".join(f"{ms:>10.3f}" for ms in rest)
+        yield f"{'all':>24}" + "".join(f"{sum(f.split.values()):>10.3f}" for f in mine)
+        if mine[0].kernels_a_layer:
+            for kind in mine[0].kernels_a_layer:
+                yield f"{'kernels, ' + kind:>24}" + "".join(
+                    f"{f.kernels_a_layer.get(kind, 0.0):>10.1f}" for f in mine)

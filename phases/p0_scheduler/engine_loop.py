@@ -1,0 +1,142 @@
+"""One engine thread over a scheduler, and a stream of events for each caller.
+
+Callers never wait for a step: `submit` and `cancel` only take the scheduler's short lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from queue import SimpleQueue
+from typing import Self
+
+from phases.p0_scheduler.protocol import Ended, Event, FromOutside, Request
+from phases.p0_scheduler.request_state import Counts
+from phases.p0_scheduler.scheduler import Scheduler
+
+log = logging.getLogger("rowtwin.scheduler")
+Deliver = Callable[[Event], None]
+
+
+class Stream:
+    """The events of one request in order, `Ended` last; read by one thread."""
+
+    def __init__(self, id: str, driver: Driver) -> None:
+        self.id = id
+        self._driver = driver
+        self._queue: SimpleQueue[Event] = SimpleQueue()
+
+    def put(self, event: Event) -> None:
+        """Hand an event over; the engine thread does this."""
+        self._queue.put(event)
+
+    def get(self, timeout: float | None = None) -> Event:
+        """Return the next event; raise `queue.Empty` after `timeout` seconds without one."""
+        return self._queue.get(timeout=timeout)
+
+    def cancel(self, reason: FromOutside = "cancel") -> bool:
+        """End the request from outside; False when it had ended already."""
+        return self._driver.cancel(self.id, reason)
+
+    def __iter__(self) -> Iterator[Event]:
+        while True:
+            event = self.get()
+            yield event
+            if isinstance(event, Ended):
+                return
+
+
+class Driver:
+    """Steps a scheduler on a thread of its own for as long as there is work."""
+
+    def __init__(self, scheduler: Scheduler,
+                 observe: Callable[[Counts], None] | None = None) -> None:
+        """Start the thread; `observe` gets the counts after every step, on that thread."""
+        self.scheduler = scheduler
+        self.error: BaseException | None = None
+        self._observe = observe
+        self._door = threading.Lock()  # guards _sinks; held for no longer than a submit
+        self._sinks: dict[str, Deliver] = {}
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="rowtwin-engine", daemon=True)
+        self._thread.start()
+
+    def send(self, request: Request, deliver: Deliver) -> None:
+        """Accept a request or raise as `Scheduler.submit`; `deliver` runs on the engine thread."""
+        with self._door:  # its first event must find the sink
+            self.scheduler.submit(request)
+            self._sinks[request.id] = deliver
+        self._wake.set()
+
+    def submit(self, request: Request) -> Stream:
+        """Accept a request and return its stream, or raise as `Scheduler.submit`."""
+        stream = Stream(request.id, self)
+        self.send(request, stream.put)
+        return stream
+
+    def cancel(self, id: str, reason: FromOutside = "cancel") -> bool:
+        """End a request from outside within a step; False when it had ended already."""
+        return self.scheduler.cancel(id, reason)
+
+    def close(self, grace: float | None = None) -> None:
+        """Serve what was accepted, for at most `grace` seconds, cancel the rest, clean up."""
+        self.scheduler.close()
+        self._closing = True
+        self._wake.set()
+        self._thread.join(grace)
+        if self._thread.is_alive():
+            self.scheduler.abort()
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _work(self) -> None:
+        try:
+            while not (self._closing and self.scheduler.idle):
+                self._turn()
+            self._dispatch(self.scheduler.drain())
+        except BaseException as error:  # nobody may wait for ever on a thread that is gone
+            log.exception("the engine thread died")
+            self._die(error)
+
+    def _turn(self) -> None:
+        if self.scheduler.idle:
+            self._wake.wait()
+            self._wake.clear()
+        events = self.scheduler.step()
+        if self._observe is not None:  # first, so that who hears of an end finds it counted
+            self._observe(self.scheduler.counts)
+        self._dispatch(events)
+
+    def _dispatch(self, events: Iterable[Event]) -> None:
+        for event in events:
+            with self._door:
+                deliver = (self._sinks.pop if isinstance(event, Ended) else self._sinks.get)(
+                    event.id, None)
+            if deliver is not None:
+                self._hand(deliver, event)
+
+    def _hand(self, deliver: Deliver, event: Event) -> None:
+        """Deliver an event; a caller whose sink fails is gone, and nobody else notices."""
+        try:
+            deliver(event)
+        except Exception:
+            log.exception("request %r: its sink failed", event.id)
+            with self._door:
+                self._sinks.pop(event.id, None)
+            self.cancel(event.id, "disconnect")
+
+    def _die(self, error: BaseException) -> None:
+        self.error = error
+        why = f"the engine thread died ({type(error).__name__}: {error})"
+        self.scheduler.close(why)
+        with self._door:
+            sinks, self._sinks = self._sinks, {}
+        for id, deliver in sinks.items():
+            self._hand(deliver, Ended(id, "error", detail=why))

@@ -1,0 +1,213 @@
+"""What a client may ask for: strict records that name the field of whatever they refuse."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from phases.p2_engine_serve.api_error import Refused
+from phases.p2_engine_serve.sampling import MOST_TOP
+
+Top = Annotated[int, Field(ge=0, le=MOST_TOP)]
+
+
+T = TypeVar("T", bound="Asked")
+
+
+Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+# a list is read up to its first fault: an error for each item of a long one would take gigabytes
+Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
+MOST_NAME = 100
+"""Characters of a client's field name that are told back."""
+
+
+class Asked(BaseModel):
+    """A part of a request; unknown fields and wrong types are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, fields: Any) -> Any:
+        """Drop what is null and need not be given, as clients send their defaults.
+
+        Of unknown fields only the first is kept, to be refused by name.
+        """
+        known = cls.model_fields
+        if not isinstance(fields, dict) or (
+                None not in fields.values() and fields.keys() <= known.keys()):
+            return fields
+        unknown = next((name for name in fields if name not in known), None)
+        return {name: value for name, value in fields.items() if name == unknown or (
+            name in known and (value is not None or known[name].is_required()))}
+
+
+class StreamOptions(Asked):
+    """How a stream is told."""
+
+    include_usage: bool = False
+
+
+class Options(Asked):
+    """What both endpoints take."""
+
+    model: str
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] = 0
+    """-1 and 0 are no bound."""
+    seed: Annotated[int | None, Field(ge=-(1 << 63), lt=1 << 64)] = None
+    stop: Stop | Stops | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    ignore_eos: bool = False
+    return_token_ids: bool = False
+    """Tell the ids of the prompt and of every token, whose texts alone can be ambiguous."""
+    n: Annotated[int, Field(ge=1, le=1)] = 1
+    user: str | None = None
+    """Taken and not used."""
+
+    @model_validator(mode="after")
+    def _options_need_a_stream(self) -> Options:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream to be true")
+        return self
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def limit(self) -> int | None:
+        """The most new tokens, or None for all that fit."""
+        return None
+
+    @property
+    def top(self) -> int | None:
+        """How many likeliest tokens are told with each; None for no log-probs at all."""
+        return None
+
+
+class CompletionAsked(Options):
+    """The body of /v1/completions."""
+
+    prompt: str | Annotated[list[int], Field(min_length=1, fail_fast=True)]
+    max_tokens: Annotated[int, Field(ge=1)] = 16
+    logprobs: Top | None = None
+
+    @property
+    def limit(self) -> int:
+        """The most new tokens."""
+        return self.max_tokens
+
+    @property
+    def top(self) -> int | None:
+        """How many likeliest tokens are told with each."""
+        return self.logprobs
+
+
+class TextPart(Asked):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Asked):
+    """One turn of a chat."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
+    name: str | None = None
+
+    def plain(self) -> dict[str, str]:
+        """Return the message as a template takes it."""
+        content = self.content if isinstance(self.content, str) \
+            else "".join(part.text for part in self.content)
+        return {"role": self.role, "content": content,
+                **({} if self.name is None else {"name": self.name})}
+
+
+class ChatAsked(Options):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    max_tokens: Annotated[int | None, Field(ge=1)] = None
+    max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
+    logprobs: bool = False
+    top_logprobs: Top = 0
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> ChatAsked:
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise ValueError("max_tokens and max_completion_tokens are the same limit: give one")
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs to be true")
+        return self
+
+    @property
+    def limit(self) -> int | None:
+        """The most new tokens, or None for all that fit."""
+        return self.max_tokens or self.max_completion_tokens
+
+    @property
+    def top(self) -> int | None:
+        """How many likeliest tokens are told with each."""
+        return self.top_logprobs if self.logprobs else None
+
+
+def parse(kind: type[T], body: bytes) -> T:
+    """Read a body, or raise `Refused` naming the first field that is wrong."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False, include_input=False)) from None
+
+
+def _refusal(errors: list[Any]) -> Refused:
+    place = _place(errors[0])
+    first, message = _cause([one for one in errors if _place(one)[:len(place)] == place])
+    field = ".".join(place) if place else None
+    if first["type"] == "json_invalid":
+        return Refused(400, f"the body is not JSON: {message.removeprefix('Invalid JSON: ')}",
+                       code="invalid_json")
+    if first["type"] == "extra_forbidden":
+        return Refused(400, f"{_shown(place)} is not a field that this server knows", field,
+                       code="unknown_field")
+    if first["type"] == "value_error":  # a rule about several fields begins with one's name
+        return Refused(400, message, message.split()[0], code="invalid_value")
+    where = ".".join(_place(first)) if field else "the body is no object of fields"
+    return Refused(400, f"{where}: {message}", field, code="invalid_value")
+
+
+def _place(error: Any) -> list[str]:
+    """Return the names that lead to an error; an unknown field may have any name."""
+    way = error["loc"][:-1] if error["type"] == "extra_forbidden" else error["loc"]
+    own = [part for part in way if not _is_branch(part)]
+    return [str(part)[:MOST_NAME] for part in (*own, *error["loc"][len(way):])]
+
+
+def _shown(place: list[str]) -> str:
+    """Return a field's place in one line, quoted if its name is an odd one."""
+    text = ".".join(place)
+    return text if text and text.isprintable() else repr(text)
+
+
+def _cause(errors: list[Any]) -> tuple[Any, str]:
+    """Return the error that tells why, of all that the kinds a field may have gave, and its words.
+
+    That a list is no text says nothing of what is wrong in the list.
+    """
+    inside = [one for one in errors
+              if one["type"] not in ("string_type", "list_type") or not _is_branch(one["loc"][-1])]
+    if inside:
+        return inside[0], inside[0]["msg"].removeprefix("Value error, ")
+    kinds = [one["msg"].removeprefix("Input should be ") for one in errors]
+    return errors[0], f"Input should be {' or '.join(kinds)}"
+
+
+def _is_branch(part: int | str) -> bool:
+    """Return whether a part of an error's place is a name of pydantic's for one of a union."""
+    return (isinstance(part, str) and not part.isidentifier()) or part in ("str", "int")

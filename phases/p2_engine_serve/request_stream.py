@@ -1,0 +1,122 @@
+"""One request's reply: events come from the engine's thread, pieces go to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from phases.p0_scheduler.increment import Driver, Emitted, Ended, Event, FromOutside, Request, Token
+from phases.p2_engine_serve.api_error import Refused
+from phases.p2_engine_serve.stop_text import Text
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a reply."""
+
+    text: str
+    """What can be shown now; may be empty."""
+    emitted: Emitted | None
+    """The token that came, or None for text that was held back to the end."""
+    offset: int
+    """How many characters came before it, shown or held back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of a reply."""
+
+    reason: str
+    """`stop` or `length`; empty when it failed."""
+    prompt: int
+    completion: int
+    cached: int
+    """Prompt tokens that were not computed."""
+    failed: Refused | None = None
+
+    @property
+    def usage(self) -> dict[str, object]:
+        """The usage as clients know it."""
+        return {"prompt_tokens": self.prompt, "completion_tokens": self.completion,
+                "total_tokens": self.prompt + self.completion,
+                "prompt_tokens_details": {"cached_tokens": self.cached}}
+
+
+class Reply:
+    """The reply to one request, read once by its handler.
+
+    A stop string is found on the engine's thread, between two steps, so that no token is computed
+    behind it.
+    """
+
+    def __init__(self, request: Request, text: Text, driver: Driver) -> None:
+        """Take the loop of the caller, which is where the pieces are read."""
+        self.request, self.text = request, text
+        self._driver, self._loop = driver, asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Piece | Done] = asyncio.Queue()
+        self._completion = 0
+        self._over = False
+
+    def send(self) -> None:
+        """Hand the request to the engine's thread, or raise as `Scheduler.submit`."""
+        self._driver.send(self.request, self.take)
+
+    def leave(self, reason: FromOutside = "disconnect") -> None:
+        """End the request from outside, if it has not ended."""
+        self._driver.cancel(self.request.id, reason)
+
+    async def pieces(self) -> AsyncIterator[Piece | Done]:
+        """Yield what comes, `Done` last."""
+        while True:
+            piece = await self._queue.get()
+            yield piece
+            if isinstance(piece, Done):
+                return
+
+    # On the engine's thread.
+
+    def take(self, event: Event) -> None:
+        """Take an event; raises when the loop is gone, as one does whose client is gone."""
+        if isinstance(event, Ended):
+            self._end(event)
+        elif not self._over:
+            self._token(event)
+
+    def _token(self, event: Token) -> None:
+        emitted = event.emitted
+        self._completion += 1
+        offset = self.text.decoded
+        self._post(Piece(self._words(emitted), emitted, offset))
+        if self.text.stopped:
+            self._over = True
+            self.leave("stop")
+
+    def _words(self, emitted: Emitted) -> str:
+        """Return what a token lets be shown; one that ends the request is not part of its text."""
+        return "" if emitted.token in self.request.stop_ids else self.text.push(emitted.token)
+
+    def _end(self, event: Ended) -> None:
+        rest = self.text.finish()
+        if rest:
+            self._post(Piece(rest, None, self.text.decoded))
+        self._post(Done(self._reason(event), len(self.request.tokens), self._completion,
+                        event.reused, self._failure(event)))
+
+    def _reason(self, event: Ended) -> str:
+        if self.text.stopped:
+            return "stop"
+        return {"eos": "stop", "stop": "stop", "length": "length"}.get(event.reason, "")
+
+    def _failure(self, event: Ended) -> Refused | None:
+        if self.text.stopped or event.reason in ("eos", "stop", "length"):
+            return None
+        if event.reason == "error":
+            return Refused(500, f"the engine failed on this request: {event.detail}",
+                           code="engine_error")
+        return Refused(503, "the request was cancelled, for the server is shutting down",
+                       code="cancelled")
+
+    def _post(self, piece: Piece | Done) -> None:
+        put: Callable[[Piece | Done], None] = self._queue.put_nowait
+        self._loop.call_soon_threadsafe(put, piece)

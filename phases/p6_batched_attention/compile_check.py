@@ -1,0 +1,95 @@
+"""Compile this phase's kernels for sm_90 without a GPU and read what the compilers made of them.
+
+Run as `python -m phases.p6_batched_attention.compile_check [NAME ...]` without TRITON_INTERPRET;
+prints a line a kernel (all without names) and exits with 1 when one holds a contracted,
+approximate or flushing f32 operation, or keeps values in memory. The CUDA source needs NVRTC;
+without it nothing passes.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import sys
+
+import triton.language as tl
+
+from engine.kernels import compile as check
+from engine.kernels import machine_code
+from engine.kernels.nvrtc import source_of
+from engine.state import KV_TYPES
+from phases.p6_batched_attention import (
+    kernel_attend,
+    kernel_attend_cuda,
+    kernel_norm_rotate,
+    kernel_rotate,
+)
+
+GROUPS = (1, 2, 3, 4, 6, 8)
+"""Query heads a KV head that the CUDA kernels are compiled for here."""
+SUM = "__fadd_rn(acc[h][l], __fmul_rn(weight[h], value))"
+FUSED = "__fmaf_rn(weight[h], value, acc[h][l])"
+"""A sum of the source and what it must never become."""
+ROWS = {"starts": "*i32", "lengths": "*i32", "m": "i32"}
+CACHE = {"keys": "*u64", "values": "*u64"}
+
+
+def _strides(*names: str) -> dict[str, str]:
+    return {f"{name}_{axis}": "i32" for name in names for axis in
+            (("row", "head") if name in ("key", "value") else ("token", "head"))}
+
+
+KERNELS = {
+    "append": (kernel_attend._append,
+               {"k": "*fp32", "v": "*fp32", **CACHE, **ROWS, **_strides("k", "v", "key", "value")},
+               {"DIM": 256, "KV": tl.float32}),
+    "attend_split": (kernel_attend._attend_split,
+                     {"q": "*fp32", **CACHE, **ROWS, "first": "i32", "tops": "*fp32",
+                      "parts": "*fp32", "splits": "i32", **_strides("q", "key", "value")},
+                     {"GROUP": 4, "HEADS": 4, "SPLIT": 64, "DIM": 256, "SCALE": 0.0625,
+                      "KV": tl.float32}),
+    "attend_merge": (kernel_attend._attend_merge,
+                     {"gate": "*fp32", **ROWS, "first": "i32", "tops": "*fp32", "parts": "*fp32",
+                      "splits": "i32", "out": "*fp32", **_strides("gate", "out")},
+                     {"GROUP": 4, "HEADS": 4, "SPLIT": 64, "DIM": 256}),
+    "rotate": (kernel_rotate._rotate,
+               {"x": "*fp32", "table": "*fp32", "positions": "*i64", "out": "*fp32",
+                **_strides("x", "out")}, {"PAIRS": 32, "DIM": 256}),
+}
+
+
+KERNELS |= {f"{name}-{kv}": (function, arguments, {**constants, "KV": kind})
+            for name, (function, arguments, constants) in KERNELS.items() if "KV" in constants
+            for kv, kind in (("f16", tl.float16), ("bf16", tl.bfloat16))}
+
+
+def cuda_faults(group: int, source: str, kv: str = "f32") -> list[str]:
+    """Compile the CUDA source for a group and a type of cache; return what must not be in it."""
+    return machine_code.faults_of(source, kernel_attend_cuda.options(group, KV_TYPES[kv]))
+
+
+def main(names: list[str]) -> int:
+    """Compile and check the kernels of these names, or all."""
+    check.KERNELS.update(KERNELS)
+    source = kernel_attend_cuda.source()
+    checks = {name: lambda name=name: check.found_in(check.ptx_of(name)) for name in KERNELS}
+    checks |= {f"attend.cu-{g}" + (f"-{kv}" if kv != "f32" else ""):
+               lambda g=g, kv=kv: cuda_faults(g, source, kv) for kv in KV_TYPES for g in GROUPS}
+    checks["norm_rotate.cu"] = lambda: machine_code.faults_of(
+        source_of(kernel_norm_rotate.SOURCE))
+    bad = 0
+    for name in names or checks:
+        faults = checks[name]()
+        bad += bool(faults)
+        print(f"{name}: {', '.join(faults) or 'clean'}", flush=True)
+    if not check.found_in(check.ptx_of("rotate", fused=True)):
+        print("the check is blind: rotate compiled with contraction passes it")
+        bad += 1
+    if not cuda_faults(4, source.replace(SUM, FUSED)):
+        print("the check is blind: attend.cu with a fused sum passes it")
+        bad += 1
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

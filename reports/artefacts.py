@@ -1,0 +1,60 @@
+"""The files of a report: where they lie, and that none of an older run stays among them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from falsifiers.judging.errors import SuiteError
+from reports import schemas, summary_line, views
+from reports.evidence import Evidence
+from reports.junit import junit
+from reports.markdown import brief
+from reports.render import BESIDE, page
+from reports.run_metadata import record_of
+
+NAMES = ("index.html", *BESIDE)
+
+
+def prepare(folder: Path) -> Path:
+    """Make the folder and remove an older report: a run that dies must not leave its page.
+
+    Raises `SuiteError` when nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in NAMES:
+            (folder / name).unlink(missing_ok=True)
+        probe = folder / NAMES[0]
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise SuiteError(f"--out {folder}: cannot be written: {error.strerror}") from None
+    return folder
+
+
+def write(folder: Path, evidence: Evidence) -> None:
+    """Write every file of a report."""
+    lines = [verdict.model_dump_json() for verdict in evidence.every_verdict]
+    texts = {
+        "verdicts.jsonl": "".join(f"{line}\n" for line in lines), "junit.xml": junit(evidence),
+        "report.md": brief(evidence), "index.html": page(evidence),
+        "run.json": record_of(evidence).model_dump_json(indent=2) + "\n",
+        **{name: schemas.text_of(name) for name in schemas.RECORDS},
+        "mutants.json": json.dumps(evidence.kills.matrix.model_dump(), indent=2) + "\n"}
+    for name in NAMES:
+        (folder / name).write_text(texts[name], encoding="utf-8", errors="backslashreplace")
+
+
+def summary(folder: Path, evidence: Evidence) -> Iterator[str]:
+    """Yield what is said on the terminal: a line a phase, the first failures, and where."""
+    for rung in views.ladder(evidence):
+        if rung.result:
+            yield f"{rung.phase:<7}{rung.word:<13}{rung.counts}, {rung.result.seconds:.0f} s"
+    for group in views.failures(evidence)[:5]:
+        first = group.failures[0]
+        yield f"\n{first.sentence}\n    run it alone: {first.verdict.repro}"
+    facts = summary_line.facts(evidence)
+    yield f"\n{summary_line.answer(evidence)} Mutants: {facts['mutants']}. It took {facts['took']}."
+    yield f"{folder / 'index.html'}"

@@ -1,0 +1,27 @@
+"""A made-up bank of mutants that any process can import."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contracts.schema import Case
+from falsifiers.judging.judge import Judge
+from falsifiers.judging.subject import Mutant, Subject
+from falsifiers.mutation.mutants import Bank
+from reports.fake_evidence import contract
+
+
+def rows_hold(case: Case, subject: Subject, judge: Judge) -> None:
+    """Hold the law that a right subject keeps."""
+    judge.law(subject.name != "wrong", "the row is wrong", row=1)
+
+
+def bank_of(phase: str) -> Bank:
+    """Return a bank in which one mutant dies and one is not seen."""
+    def named(name: str) -> Mutant:
+        return Mutant(name, f"{name}, on purpose.", ("rows_hold",),
+                      lambda subject: replace(subject, name=name),
+                      "B036" if name == "wrong" else "")
+
+    return Bank(contract(phase), {"rows_hold": rows_hold}, (named("wrong"), named("unseen")),
+                lambda case: Subject("in-tree", models=str))

@@ -1,0 +1,139 @@
+"""What a run was, kept beside its verdicts, and read back from a folder that anybody wrote."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError
+
+from contracts.schema import Contract, Tier
+from falsifiers.gate.phase_status import PhaseResult
+from falsifiers.gate.tiers import TIERS
+from falsifiers.judging.errors import SuiteError
+from falsifiers.judging.matrix import Matrix
+from falsifiers.judging.verdict import Record, Verdict
+from falsifiers.tensor_files.safetensors_file import UnreadableError, content
+from reports.evidence import Evidence
+
+Parsed = TypeVar("Parsed", bound=BaseModel)
+LARGEST = 1 << 28
+"""A file with more bytes than this is refused unread."""
+
+
+class RunRecord(Record):
+    """One run of `rowtwin report`: what was judged, where, by which contracts, and the words."""
+
+    format: Literal["rowtwin-run-1"] = "rowtwin-run-1"
+    subject: str
+    """`in-tree`, or the candidate as it was named."""
+    command: str
+    made: str
+    exit_code: int = Field(ge=0, le=2)
+    tiers: tuple[Tier, ...]
+    """The tiers that left a verdict."""
+    gpu: str = ""
+    """The devices of the cuda tier, or empty where it left no verdict."""
+    code: str = ""
+    """The sha256 of the sources that decide a verdict."""
+    contracts: dict[str, str]
+    """By phase that was judged, the sha256 of the contract that judged it."""
+    model: str = ""
+    """The user's own file that was judged too, with its size, or empty."""
+    results: tuple[PhaseResult, ...]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A run as its folder keeps it."""
+
+    name: str
+    """The folder, as it was given."""
+    run: RunRecord
+    verdicts: Mapping[str, Verdict]
+    """By case."""
+    matrix: Matrix
+
+
+def record_of(evidence: Evidence) -> RunRecord:
+    """Return the record of a run."""
+    found = {verdict.tier for verdict in evidence.verdicts}
+    contracts = {result.phase: digest_of(evidence.contracts[result.phase])
+                 for result in evidence.results if result.phase in evidence.contracts}
+    own = evidence.own
+    return RunRecord(
+        subject=_text(evidence.subject), command=_text(evidence.command), made=evidence.made,
+        exit_code=evidence.exit_code, tiers=tuple(tier for tier in TIERS if tier in found),
+        gpu=evidence.environment.get("GPU", "") if "cuda" in found else "", contracts=contracts,
+        code=evidence.code, model=_text(f"{own.name}, {own.facts.get('size', '?')}") if own else "",
+        results=tuple(evidence.judged),
+        environment={key: _text(value) for key, value in evidence.environment.items()})
+
+
+def digest_of(contract: Contract) -> str:
+    """Return the digest of what a contract says, however its file is laid out."""
+    return hashlib.sha256(contract.model_dump_json().encode()).hexdigest()
+
+
+def _text(words: str) -> str:
+    """Return words that any file can hold: bytes of a name that are not UTF-8 are spelt out."""
+    return words.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def read(folder: Path) -> Kept:
+    """Read a report's folder; raise `SuiteError` in one sentence when it is none, or not whole."""
+    run = _parsed(RunRecord, folder / "run.json", _bytes(folder / "run.json"))
+    matrix = _parsed(Matrix, folder / "mutants.json", _bytes(folder / "mutants.json"))
+    path = folder / "verdicts.jsonl"
+    lines = _bytes(path).split(b"\n")
+    if lines.pop():
+        raise SuiteError(f"{path}: its last line is cut off")
+    verdicts: dict[str, Verdict] = {}
+    for number, line in enumerate(lines, 1):
+        verdict = _parsed(Verdict, f"{path}:{number}", line)
+        if verdict.case in verdicts:
+            raise SuiteError(f"{path}:{number}: {verdict.case} stands twice")
+        verdicts[verdict.case] = verdict
+    _agree(folder, run.results, verdicts)
+    return Kept(str(folder), run, verdicts, matrix)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            raise SuiteError(f"{path.parent}: is no report, since it has no {path.name}: make one "
+                             f"with rowtwin report --out {path.parent}")
+        return content(path, LARGEST)
+    except UnreadableError as error:
+        raise SuiteError(str(error)) from None
+    except OSError as error:
+        raise SuiteError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _parsed(kind: type[Parsed], where: Path | str, data: bytes) -> Parsed:
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(map(str, first["loc"]))
+        raise SuiteError(f"{where}: is not what a report wrote: {f'{at}: ' if at else ''}"
+                         f"{first['msg']}") from None
+
+
+def _agree(folder: Path, results: Sequence[PhaseResult], verdicts: Mapping[str, Verdict]) -> None:
+    """Refuse words that are not about these verdicts."""
+    counts: dict[str, Counter[str]] = {result.phase: Counter() for result in results}
+    for verdict in verdicts.values():
+        counts.setdefault(verdict.phase, Counter())[verdict.outcome] += 1
+    told = {result.phase: result for result in results}
+    for phase, found in counts.items():
+        result = told.get(phase)
+        if result is None or any(getattr(result, word) != found[word] for word in (
+                "passed", "failed", "error", "declined", "unmeasurable")):
+            raise SuiteError(f"{folder}: run.json and verdicts.jsonl do not say the same of "
+                             f"{phase}, so they are not of one run")

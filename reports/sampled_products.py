@@ -1,0 +1,83 @@
+"""Sampled matrices of a model file against the dull integers, a few rows of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from falsifiers.instruments import scalar_reference
+from falsifiers.judging.batch_driver import prompt_of
+from falsifiers.judging.judge import Judge
+
+SCALES = (1.0, 1 / 64, 16.0)
+"""The sizes of the input rows."""
+
+
+class Sampler:
+    """Chooses one matrix of each role and type, and holds rows of its product to integers."""
+
+    rows = 3
+    """Rows of W that are worked again by hand, for every input row."""
+
+    def __init__(self, matrices: Sequence[Any],
+                 project: Callable[[Any, Tensor, Tensor], None]) -> None:
+        self.project = project
+        groups: dict[tuple[str, str], list[Any]] = {}
+        for weight in matrices:
+            role = weight.name.removesuffix(".weight").rsplit(".", 1)[-1]
+            groups.setdefault((role, weight.kind), []).append(weight)
+        # the smallest first, so that as many types as possible fit a short time
+        self.chosen = sorted((group[len(group) // 2] for group in groups.values()),
+                             key=lambda weight: weight.n * weight.k)
+
+    @property
+    def seconds(self) -> float:
+        """About how long the rows worked by hand take, from one of them measured now."""
+        if not self.chosen:
+            return 0.0
+        weight: Any = self.chosen[0]
+        started = time.perf_counter()
+        _by_hand(weight, 0, _inputs(weight.k)[0].numpy())
+        rate = (time.perf_counter() - started) / weight.k
+        return float(rate * self.rows * len(SCALES) * sum(int(w.k) for w in self.chosen))
+
+    def attack(self, weight: Any, judge: Judge) -> None:
+        """Hold sampled rows of W[N, K] to integer arithmetic, and an input row to itself alone."""
+        x = _inputs(weight.k)
+        together, single = torch.empty(len(x), weight.n), torch.empty(1, weight.n)
+        self.project(weight, x, together)
+        for row in _spread(weight.n, self.rows):
+            for number, values in enumerate(x.numpy()):
+                want = torch.tensor([_by_hand(weight, row, values)])
+                judge.equal("product", together[number, row:row + 1], want, rule="truth",
+                            tensor=weight.name, row=number, output=row)
+        self.project(weight, x[1:2].clone(), single)
+        judge.equal("product", together[1], single[0], tensor=weight.name, row=1)
+        judge.engaged(type=weight.kind, arithmetic=weight.arithmetic, n=weight.n, k=weight.k)
+
+
+def _spread(n: int, count: int) -> list[int]:
+    """Return up to `count` row numbers from the first to the last."""
+    return sorted({round(i * (n - 1) / max(1, count - 1)) for i in range(count)})
+
+
+def _inputs(k: int) -> Tensor:
+    """Return one input row f32[k] of each size, the same on every machine."""
+    rows = [prompt_of(1000 + i, k, 1 << 16) for i in range(len(SCALES))]
+    values = (np.array(rows, dtype=np.float32) - 32768) / 16384
+    return torch.from_numpy(values * np.array(SCALES, dtype=np.float32)[:, None])
+
+
+def _by_hand(weight: Any, row: int, x: np.ndarray) -> float:
+    work = (
+        scalar_reference.ordered_row
+        if weight.arithmetic == "ordered"
+        else scalar_reference.exact_row
+    )
+    value: np.float32 = work(weight.kind, bytes(weight.raw[row]), x)
+    return float(value)
