@@ -8,6 +8,8 @@ import pytest
 
 import rowtwin
 
+rowtwin.register_candidate_kinds()
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 

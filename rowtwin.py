@@ -9,20 +9,20 @@ import importlib
 from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from falsifiers.console.cli_app import group_of, readable, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from contracts.golden import Makers
     from contracts.schema import Case, Contract
     from falsifiers.bisect.paired_runs import Setup
+    from falsifiers.judging.matrix import Bank
     from falsifiers.judging.subject import Subject
-    from falsifiers.mutation.mutants import Bank
     from falsifiers.vectors.exchange import VectorSet
     from reports.user_model import Opened
 
@@ -39,7 +39,7 @@ COMMANDS = {
     "bisect": ("falsifiers.bisect.cli", "Find the first op that parts a batch from its rows."),
     "trace": ("falsifiers.bisect.trace_cli", "Write every op of a run, step by step, to files."),
     "vectors": ("falsifiers.vectors.cli", "Judge a program in any language by files of calls."),
-    "receipt": ("falsifiers.gate.cli", "Judge the device cases here and keep the receipts."),
+    "receipt": ("falsifiers.mutation.cli", "Judge the device cases here and keep the receipts."),
     "bench": ("phases.bench.cli", "Measure kernels on a device, beside the memory floor."),
     "serve": ("phases.p2_engine_serve.cli", "Serve a model over the OpenAI API, in batches."),
     "model": ("engine.cli", "Make or inspect a GGUF file."),
@@ -48,14 +48,6 @@ COMMANDS = {
     "golden": ("contracts.cli", "Make or check the golden logits."),
     "witness": ("falsifiers.witness.cli", "Take a server's witness, or check one."),
 }
-
-
-def later(module: str, name: str) -> Callable[..., Any]:
-    """Return a function of a module that is imported when the function is called."""
-    def call(*args: Any, **named: Any) -> Any:
-        return getattr(importlib.import_module(module), name)(*args, **named)
-
-    return call
 
 
 def package_of(phase: str) -> str | None:
@@ -94,8 +86,8 @@ def assemble(path: str | None = "newest", stack: str | None = "newest",
     """
     from falsifiers.gate.candidates import load
     from falsifiers.judging.subject import Subject
-    offer = partial(later("phases.vector_sets", "offer_of"), phase)
-    offered = load(candidate, offer) if candidate is not None else None
+    register_candidate_kinds()
+    offered = load(candidate, partial(_offer_of, phase)) if candidate is not None else None
     decode, serving = _increment(path, DECODE), _increment(stack, SERVING)
     ops = decode.path() if decode else None
     if offered is not None and ops is not None:
@@ -103,6 +95,16 @@ def assemble(path: str | None = "newest", stack: str | None = "newest",
     return Subject(name=candidate or "in-tree", models=load_model, path=ops,
                    stack=serving.stack() if serving else None, candidate=offered,
                    engine=importlib.import_module("engine.parts").surface())
+
+
+def register_candidate_kinds() -> None:
+    """Let `cmd:PROGRAM` and `vectors:DIR` register themselves as kinds of candidate."""
+    importlib.import_module("falsifiers.vectors.candidate_kinds")
+
+
+def _offer_of(phase: str | None) -> Any:
+    from phases.vector_sets import offer_of
+    return offer_of(phase)
 
 
 @cache
@@ -140,7 +142,7 @@ def contract_of(phase: str) -> Contract:
 
 def bank(phase: str) -> Bank:
     """Return a phase's falsifiers and mutants, ready for the kill matrix."""
-    from falsifiers.mutation.mutants import Bank
+    from falsifiers.judging.matrix import Bank
     contract = contract_of(phase)
     tests = importlib.import_module(f"{contract.package}.test_falsifier")
     wrong = importlib.import_module(f"{contract.package}.mutants")
@@ -173,13 +175,15 @@ def path_of(name: str) -> Any:
     return replace(subject.path, name=name)
 
 
-def measures() -> dict[str, tuple[str, Any]]:
-    """Return what `rowtwin receipt` measures beside verdicts: by name, the phase and a function."""
+def benchmarks() -> dict[str, tuple[str, Any]]:
+    """Return the benchmarks that `rowtwin receipt` runs: by name, the phase and a function."""
     def gemv(tell: Any) -> Any:
-        return later("phases.bench.gemv", "measure")((1, 2, 4, 8, 16), tell=tell)
+        from phases.bench.gemv import measure
+        return measure((1, 2, 4, 8, 16), tell=tell)
 
     def step(tell: Any) -> Any:
-        return later("phases.bench.step_benchmark", "kept")(path_of("p1"), path_of("newest"), tell)
+        from phases.bench.step_benchmark import kept
+        return kept(path_of("p1"), path_of("newest"), tell)
 
     decode = newest(DECODE)
     return {"gemv": ("p3", gemv), "step": (decode, step)} if decode else {}
@@ -208,31 +212,31 @@ def open_model(file: str, candidate: str | None = None) -> Opened:
         matrices=list(model.weights.matrices()))
 
 
-def bisected(model: str, phase: str, candidate: str | None, against: str, device: str,
+def bisect_setup(model: str, phase: str, candidate: str | None, against: str, device: str,
              layers: Sequence[int] | None = None, mutant: str | None = None) -> Setup:
     """Return what `rowtwin bisect` compares: a phase's path, or a candidate in it, and its peer.
 
     `layers` are those of the model that are kept; a mutant stands in for the path of its phase.
     """
-    from falsifiers.mutation.mutants import named
+    from phases.bisect_setup import setup_of
     name = _decode_phase(phase)
     subject = assemble(name, None, candidate)
     if candidate is not None:
         _need_ops(subject.candidate, candidate)
-        into = importlib.import_module("phases.candidate_path").into
+        from phases.candidate_path import into
         subject = replace(subject, path=into(subject, contract_of(name).ops))
     other = None if against in ("auto", "oracle", "alone") else _decode_phase(against)
-    made = importlib.import_module("phases.bisect_setup").setup_of(
-        subject, name, named(bank(name), mutant) if mutant else None, model, layers, device,
+    return setup_of(
+        subject, name, bank(name).mutant(mutant) if mutant else None, model, layers, device,
         against, lambda: path_of(other or name), contract_of(name).ops)
-    return cast("Setup", made)
 
 
-def case_of(name: str, candidate: str | None) -> tuple[Case, Bank, Subject]:
+def find_case(name: str, candidate: str | None) -> tuple[Case, Bank, Subject]:
     """Return a case by its id, its phase's falsifiers and mutants, and what it is about."""
     from falsifiers.gate.candidates import must_have_part
-    from falsifiers.gate.runner import contracts_of, find_case
-    case = find_case(name, contracts_of())
+    from falsifiers.gate.runner import contracts_of
+    from falsifiers.gate.runner import find_case as case_of
+    case = case_of(name, contracts_of())
     if candidate is not None:
         must_have_part(candidate, [case.phase])
     return case, bank(case.phase), subject_for(case, candidate)
@@ -240,13 +244,15 @@ def case_of(name: str, candidate: str | None) -> tuple[Case, Bank, Subject]:
 
 def vectors_of(phase: str) -> VectorSet:
     """Return what a phase asks of programs in other languages."""
-    return cast("VectorSet", later("phases.vector_sets", "of")(phase, bank))
+    from phases.vector_sets import of
+    return of(phase, bank)
 
 
 def golden_makers() -> Makers:
     """Return what makes the goldens: test models, transformers on their weights, and the engine."""
     from contracts.golden import Makers
     from engine import testmodels
+    from engine.transformers_logits import logits_of
 
     def own(name: str, prompt: Sequence[int]) -> list[Any]:
         model = load_model(name)
@@ -258,7 +264,7 @@ def golden_makers() -> Makers:
                 for name in ("transformers", "torch")}
 
     return Makers(testmodels.path_of, lambda name: load_model(name).config.vocab,
-                  later("engine.transformers_logits", "logits_of"), own, provenance)
+                  logits_of, own, provenance)
 
 
 app = typer.Typer(cls=group_of(COMMANDS), add_completion=False, no_args_is_help=True,
@@ -266,19 +272,8 @@ app = typer.Typer(cls=group_of(COMMANDS), add_completion=False, no_args_is_help=
 
 
 @app.callback()
-def root(ctx: typer.Context) -> None:
-    """Does row i of a batch get exactly what it would have got alone?"""
-    ctx.obj = bank
-    ctx.meta.update(
-        open_model=open_model, assemble=assemble, bisected=bisected, case=case_of,
-        golden=golden_makers, path_of=path_of, figures=measures, vectors=vectors_of,
-        sample_weights=later("phases.p3_row_twin.weights", "sample"),
-        beside=later("phases.vector_sets", "beside"),
-        in_force=later("phases.vector_sets", "in_force"),
-        must_take_programs=later("phases.vector_sets", "must_take_programs"),
-        nvrtc_missing=later("engine.toolchain", "nvrtc_missing"),
-        trace_map=later("reports.trace_map", "page"),
-        witness_page=later("reports.witness_page", "page"))
+def root() -> None:
+    """Compare each row of a batch with the same row run by itself."""
 
 
 def _mistakes() -> tuple[type[Exception], ...]:

@@ -1,8 +1,8 @@
-"""Commands of the goldens; the engine's parts come from whoever mounts them."""
+"""The commands `rowtwin golden make` and `rowtwin golden check`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,21 +23,21 @@ def _root() -> None:
 
 
 @golden_app.command(epilog="Example: rowtwin golden make nano")
-def make(ctx: typer.Context, models: Models = None) -> None:
+def make(models: Models = None) -> None:
     """Remake goldens from transformers (extra `golden`) and from the engine; overwrites them."""
     from contracts.golden import MODELS, make_golden
 
-    makers = _makers(ctx)
+    makers = _makers()
     for name in models or MODELS:
         typer.echo(f"{name}: {make_golden(name, makers)}")
 
 
 @golden_app.command(epilog="Example: rowtwin golden check nano")
-def check(ctx: typer.Context, models: Models = None) -> None:
+def check(models: Models = None) -> None:
     """Remake the goldens' logits and compare: exit 1 when stored and remade ones differ."""
     from contracts.golden import MODELS, compare
 
-    makers, bad = _makers(ctx), False
+    makers, bad = _makers(), False
     for name in models or MODELS:
         faults = compare(name, makers)
         bad = bad or bool(faults)
@@ -45,7 +45,6 @@ def check(ctx: typer.Context, models: Models = None) -> None:
     raise typer.Exit(int(bad))
 
 
-def _makers(ctx: typer.Context) -> Makers:
-    makers: Any = ctx.meta["golden"]
-    found: Makers = makers()
-    return found
+def _makers() -> Makers:
+    import rowtwin
+    return rowtwin.golden_makers()

@@ -9,7 +9,7 @@ from typing import Any
 
 from contracts.schema import Case, Contract
 from falsifiers.judging.errors import SuiteError
-from falsifiers.mutation.mutants import Bank
+from falsifiers.judging.matrix import Bank
 from falsifiers.vectors.calls import Offer
 from falsifiers.vectors.exchange import VectorSet
 

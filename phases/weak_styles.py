@@ -18,8 +18,8 @@ from engine.candidate import Engine, engine_of
 from engine.path import Rows
 from falsifiers.judging.batch_driver import Stream, alone, prompt_of
 from falsifiers.judging.judge import as_bits
+from falsifiers.judging.matrix import Bank
 from falsifiers.judging.subject import Mutant, Subject
-from falsifiers.mutation.mutants import Bank
 
 PHASES = ("p1", "p4", "p5", "p6", "p8")
 """Those whose mutants are wrong paths; other faults are not in a step's logits."""

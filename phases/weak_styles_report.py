@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from falsifiers.judging.errors import SuiteError
+from falsifiers.judging.matrix import Bank
 from falsifiers.judging.verdict import Record
-from falsifiers.mutation.mutants import Bank
 from phases import weak_styles
 from phases.weak_styles import Missed
 

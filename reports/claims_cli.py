@@ -68,8 +68,7 @@ def claims(
 def _judged(report: Path | None) -> tuple[list[Verdict], bool, str]:
     """Return a report's verdicts, whether they are of this code, and whose they are."""
     from falsifiers.gate.runner import ROOT
-    from falsifiers.gate.weight_sample import printable
-    from falsifiers.judging.errors import SuiteError
+    from falsifiers.judging.errors import SuiteError, printable
     from reports import run_metadata
     from reports.claims import code_of
     if report is None:

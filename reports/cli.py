@@ -39,12 +39,13 @@ def report(
     """Judge every phase and write a page to look at, or compare two such runs with `diff`."""
     if ctx.invoked_subcommand is not None:
         return
+    import rowtwin
     from falsifiers.gate.runner import phase_name
     from reports.produce import Asked, produce
     asked = Asked(out=out, thorough=thorough, device=device, candidate=candidate, model=model,
                   minutes=minutes, phases=tuple(map(phase_name, phase or ())), mutants=mutants,
                   command=shlex.join(["rowtwin", *sys.argv[1:]]))
-    raise typer.Exit(produce(asked, bank_of=ctx.obj, open_model=ctx.meta.get("open_model")))
+    raise typer.Exit(produce(asked, bank_of=rowtwin.bank, open_model=rowtwin.open_model))
 
 
 @report_app.command(epilog="Example: rowtwin report diff base/ reports/out > comment.md")

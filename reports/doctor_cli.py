@@ -25,7 +25,6 @@ def _root() -> None:
 
 @app.command(epilog="Example: rowtwin doctor --json")
 def doctor(
-    ctx: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
 ) -> None:
     """Say what can and cannot be proven on this machine, and by which command.
@@ -34,9 +33,10 @@ def doctor(
     """
     from dataclasses import asdict
 
+    from engine.toolchain import nvrtc_missing
     from falsifiers.gate.runner import ROOT, contracts_of
     from reports.doctor import examine
-    found = examine(ROOT, contracts_of(), ctx.meta["nvrtc_missing"])
+    found = examine(ROOT, contracts_of(), nvrtc_missing)
     if as_json:
         print(json.dumps(asdict(found), indent=2))
     else:

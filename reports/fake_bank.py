@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from contracts.schema import Case
 from falsifiers.judging.judge import Judge
+from falsifiers.judging.matrix import Bank
 from falsifiers.judging.subject import Mutant, Subject
-from falsifiers.mutation.mutants import Bank
 from reports.fake_evidence import contract
 
 

@@ -11,10 +11,9 @@ from falsifiers.gate import receipts, tiers
 from falsifiers.gate.runner import ROOT
 from falsifiers.gate.tiers import Tiers
 from falsifiers.judging.errors import SuiteError
-from falsifiers.judging.matrix import Row
+from falsifiers.judging.matrix import Bank, Row
 from falsifiers.judging.subject import Mutant
 from falsifiers.mutation import mutants
-from falsifiers.mutation.mutants import Bank
 from reports.evidence import Kills
 
 BankOf = Callable[[str], Bank]
@@ -70,7 +69,7 @@ def name_of(row: Row) -> str:
 
 def ready(bank_of: BankOf, phase: str, chosen: Tiers) -> Bank:
     """Return a phase's bank for the tiers that run here."""
-    return mutants.placed(bank_of(phase), chosen.run)
+    return bank_of(phase).on(chosen.run)
 
 
 def attempt(bank: Bank, mutant: Mutant) -> Tried:

@@ -19,7 +19,6 @@ from falsifiers.judging import outcome
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.verdict import Verdict
 from falsifiers.mutation import mutants
-from falsifiers.vectors import foreign
 from reports import artefacts, claims, environment, mutant_runner, speeds
 from reports.evidence import NOT_ASKED, Evidence, Kills, OwnRun
 from reports.mutant_runner import BankOf
@@ -111,7 +110,7 @@ def set_aside(candidate: str | None, phases: Sequence[str],
     engine = offered.op("engine") is not None
     known = sorted({op for phase in phases for op in contracts[phase].ops})
     why = "what this phase asks of a program, if anything, is asked by `rowtwin gate` alone" \
-        if candidate.partition(":")[0] in foreign.KINDS else \
+        if candidate.partition(":")[0] in candidates.KINDS else \
         "the candidate has none of this phase's functions"
     aside = {phase: why for phase in phases
              if not any(offered.op(op) for op in contracts[phase].ops)

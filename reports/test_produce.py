@@ -13,7 +13,7 @@ from contracts.schema import Contract
 from falsifiers.gate import phase_status, runner, tiers
 from falsifiers.gate.runner import Gated, Run, Wanted
 from falsifiers.judging.errors import SuiteError
-from falsifiers.mutation.mutants import Bank
+from falsifiers.judging.matrix import Bank
 from reports import fake_evidence, produce, speeds
 from reports.fake_bank import bank_of
 from reports.mutant_runner import measure

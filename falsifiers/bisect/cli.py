@@ -36,7 +36,6 @@ def _root() -> None:
 
 @app.command(epilog="Example: rowtwin bisect nano --phase 5 --candidate file:mine.py")
 def bisect(
-    ctx: typer.Context,
     model: Annotated[str | None, typer.Argument(
         metavar="MODEL", help="A test model's name (nano, tiny) or a qwen35 GGUF file "
                               "(default: the case's).")] = None,
@@ -92,28 +91,29 @@ def bisect(
     if _of_traces(model or case or stack, trace, (names, cosine, norm, html)):
         _only_steps((shrink, greedy), "traces are of steps that somebody else took")
         from falsifiers.bisect.trace_cli import of_traces
-        raise typer.Exit(of_traces(ctx, trace or (), names, (cosine, norm), html, as_json))
+        raise typer.Exit(of_traces(trace or (), names, (cosine, norm), html, as_json))
     asked = Asked(model or "nano", phase or "newest", candidate, against, device, mutant)
     if stack is not None:
-        raise typer.Exit(_of_stack(ctx, asked, stack, None, (shrink, greedy), as_json))
+        raise typer.Exit(_of_stack(asked, stack, None, (shrink, greedy), as_json))
     if case is not None:
         _check(m, steps, prompt, device)
-        raise typer.Exit(_of_case(ctx, asked, case, (model, phase), (shrink, greedy), as_json))
-    _, run = planned(ctx, asked.model, (asked.phase, candidate, against, device), m, steps, prompt,
+        raise typer.Exit(_of_case(asked, case, (model, phase), (shrink, greedy), as_json))
+    _, run = planned(asked.model, (asked.phase, candidate, against, device), m, steps, prompt,
                      seed)
-    raise typer.Exit(_searched(ctx, asked, [(run, m)], (shrink, greedy), as_json))
+    raise typer.Exit(_searched(asked, [(run, m)], (shrink, greedy), as_json))
 
 
-def _of_case(ctx: typer.Context, asked: Asked, case: str, said: tuple[str | None, str | None],
+def _of_case(asked: Asked, case: str, said: tuple[str | None, str | None],
              more: More, as_json: bool) -> int:
     """Bisect what a case does: a serving stack's events, or a path's steps."""
+    import rowtwin
     from falsifiers.bisect import session
     from falsifiers.gate import phase_status
-    found, bank, subject = ctx.meta["case"](case, asked.candidate)
+    found, bank, subject = rowtwin.find_case(case, asked.candidate)
     if found.phase in phase_status.SERVING:
-        return _of_stack(ctx, asked, found.phase, found, more, as_json)
+        return _of_stack(asked, found.phase, found, more, as_json)
     asked, taken = session.of_case(asked, found, bank, subject, *said)
-    return _searched(ctx, asked, taken, more, as_json)
+    return _searched(asked, taken, more, as_json)
 
 
 def _serving(phase: str | None) -> str | None:
@@ -124,15 +124,16 @@ def _serving(phase: str | None) -> str | None:
     return name if name in phase_status.SERVING else None
 
 
-def _of_stack(ctx: typer.Context, asked: Asked, phase: str, case: Case | None,
+def _of_stack(asked: Asked, phase: str, case: Case | None,
               more: More, as_json: bool) -> int:
     """Find the first wrong event of a serving stack, in one case or in any that may show it."""
+    import rowtwin
     from falsifiers.bisect.events.event_search import against_the_tree, cases_of
     _only_steps(more, "a serving stack is told by its events")
-    bank = ctx.obj(phase)
+    bank = rowtwin.bank(phase)
     cases = cases_of(bank, asked.mutant) if case is None else [case]
     found = against_the_tree(
-        cases, bank, lambda one: ctx.meta["case"](one.id, asked.candidate)[2], asked.mutant)
+        cases, bank, lambda one: rowtwin.find_case(one.id, asked.candidate)[2], asked.mutant)
     if found is None:
         of = case.id if case is not None else phase
         _print({"diverged": False}, [f"every event of {of} is the tree's own"], as_json)
@@ -150,15 +151,16 @@ def _only_steps(more: More, but: str) -> None:
             raise SuiteError(f"{option} is about steps, and {but}")
 
 
-def _searched(ctx: typer.Context, asked: Asked, runs: list[tuple[list[Step], int]],
+def _searched(asked: Asked, runs: list[tuple[list[Step], int]],
               more: More, as_json: bool) -> int:
     """Search steps, shrink what parts if a file is given for it, and tell; return the code."""
+    import rowtwin
     from falsifiers.bisect import session
     from falsifiers.judging.errors import SuiteError
     shrink, greedy = more
     if shrink is not None and shrink.exists():
         raise SuiteError(f"{shrink} exists and is not overwritten")
-    wired = ctx.meta["bisected"]
+    wired = rowtwin.bisect_setup
     report, scene = session.searched(asked.setup(wired), runs, greedy)
     told, words = report.told(), lines(report)
     if shrink is not None and report.place is not None:
@@ -183,13 +185,14 @@ def _of_traces(model: str | None, trace: list[Path] | None, others: tuple[object
     return bool(trace)
 
 
-def planned(ctx: Any, model: str, wired: tuple[str, str | None, str, str], m: int, steps: int,
+def planned(model: str, wired: tuple[str, str | None, str, str], m: int, steps: int,
             prompt: int, seed: int) -> tuple[Setup, list[Step]]:
     """Return what runs, for a phase, candidate, peer and device, and the steps that it takes."""
+    import rowtwin
     from falsifiers.bisect.paired_runs import plan
     from falsifiers.judging.errors import SuiteError
     _check(m, steps, prompt, wired[-1])
-    setup: Setup = ctx.meta["bisected"](model, *wired)
+    setup: Setup = rowtwin.bisect_setup(model, *wired)
     if prompt > (context := setup.model.config.context):
         raise SuiteError(f"--prompt {prompt} is past the model's context of {context}")
     return setup, plan(m, steps, prompt, setup.model.config.vocab, seed)

@@ -29,7 +29,7 @@ from falsifiers.bisect.paired_runs import Step
 
 def found(steps, m, layers):
     """Hold every row of the steps to that row alone, on a pool of m slots and two idle ones."""
-    setup = rowtwin.bisected({model!r}, {phase!r}, {candidate!r}, {against!r}, {device!r},
+    setup = rowtwin.bisect_setup({model!r}, {phase!r}, {candidate!r}, {against!r}, {device!r},
                              layers, {mutant!r})
     return Bisection(setup, steps, m{greedy}).run()
 
@@ -59,7 +59,7 @@ def test_largest_case_that_is_one_part_less_agrees():
 
 @dataclass(frozen=True)
 class Asked:
-    """What a bisection was asked, in words that `rowtwin.bisected` takes."""
+    """What a bisection was asked, in words that `rowtwin.bisect_setup` takes."""
 
     model: str
     phase: str

@@ -16,11 +16,11 @@ from falsifiers.bisect.shrink import Shrinker, Shrunk
 from falsifiers.bisect.step_recorder import taken
 from falsifiers.gate.runner import phase_name
 from falsifiers.judging.errors import SuiteError
+from falsifiers.judging.matrix import Bank
 from falsifiers.judging.subject import Subject
-from falsifiers.mutation.mutants import Bank
 
 Wired = Callable[..., Setup]
-"""`rowtwin.bisected`, as whoever wires the suite hands it over."""
+"""`rowtwin.bisect_setup`, as whoever wires the suite hands it over."""
 
 
 def of_case(asked: Asked, case: Case, bank: Bank, subject: Subject, model: str | None,

@@ -11,8 +11,8 @@ from contracts.schema import Case
 from falsifiers.bisect.paired_runs import Step
 from falsifiers.judging.errors import Declined, ParityBroken, SuiteError, Unmeasurable
 from falsifiers.judging.judge import Judge
+from falsifiers.judging.matrix import Bank
 from falsifiers.judging.subject import Subject
-from falsifiers.mutation.mutants import Bank
 
 
 @dataclass

@@ -27,7 +27,6 @@ def _root() -> None:
 @app.command(epilog="Example: rowtwin trace nano --out batched; "
                     "rowtwin trace nano --alone --out alone")
 def trace(
-    ctx: typer.Context,
     model: Annotated[str, typer.Argument(
         metavar="MODEL", help="A test model's name (nano, tiny) or a qwen35 GGUF file.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="A new or empty directory.")],
@@ -50,14 +49,14 @@ def trace(
     from falsifiers.judging.errors import SuiteError
     if alone and candidate is not None:
         raise SuiteError("--alone runs forward_single, in which --candidate has no part: give one")
-    setup, run = planned(ctx, model, (phase, candidate, "oracle", device), m, steps, prompt, seed)
+    setup, run = planned(model, (phase, candidate, "oracle", device), m, steps, prompt, seed)
     lane = Alone(setup, None, run) if alone else Batched(setup, setup.path(), run, m)
     engine = f"rowtwin, {'forward_single' if alone else setup.name}"
     size = record(out, lane, run, {"engine": readable(engine), "model": readable(model)})
     print(f"{readable(str(out))}: {len(run)} steps of {engine}, {size:,} bytes of tensors")
 
 
-def of_traces(ctx: typer.Context, traces: Sequence[Path], names: Path | None,
+def of_traces(traces: Sequence[Path], names: Path | None,
               within: tuple[float | None, float | None], html: Path | None,
               as_json: bool) -> int:
     """Compare two traces and tell where they part first; return the exit code."""
@@ -73,7 +72,8 @@ def of_traces(ctx: typer.Context, traces: Sequence[Path], names: Path | None,
                                   bounds)
     if html is not None:
         try:
-            html.write_text(ctx.meta["trace_map"](found), encoding="utf-8")
+            from reports.trace_map import page
+            html.write_text(page(found), encoding="utf-8")
         except OSError as error:
             raise SuiteError(f"--html {html} cannot be written: {error.strerror}") from None
     print(json.dumps(_told(found), indent=2) if as_json else "\n".join(lines(found)))

@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from contracts.load import OnceLoader
 from falsifiers.bisect.trace_files import Word
-from falsifiers.gate.weight_sample import printable
-from falsifiers.judging.errors import SuiteError
+from falsifiers.judging.errors import SuiteError, printable
 from falsifiers.tensor_files.safetensors_file import UnreadableError, content
 
 LARGEST = 1 << 20

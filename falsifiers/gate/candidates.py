@@ -18,16 +18,38 @@ from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from contracts.schema import Case
 from falsifiers.gate.phase_status import DECODE
 from falsifiers.judging.errors import Declined, SuiteError
-from falsifiers.vectors import foreign
 
 EXAMPLE = "module:phases.p3_row_twin.kernel_exact"
+class Kind(Protocol):
+    """A kind of candidate that is not Python; its module calls `register` when it is imported."""
+
+    def check(self, spec: str) -> None:
+        """Raise `SuiteError` when the spec cannot be a candidate; run nothing."""
+
+    def absolute(self, spec: str) -> str:
+        """Return the spec with every path in it made absolute."""
+
+    def load(self, spec: str, offer: Any) -> Any:
+        """Return the functions of a phase, `offer`, answered by this candidate.
+
+        `offer` is None where no phase was named.
+        """
+
+
+KINDS: dict[str, Kind] = {}
+"""By prefix, `cmd` of `cmd:PROGRAM`."""
 KNOWN = re.compile(r"own|ordered|exact-[0-9]+")
 """What a candidate may declare; a misspelt name must not lower it to a budget."""
+
+
+def register(prefixes: Iterable[str], kind: Kind) -> None:
+    """Add a kind of candidate, by the prefixes of its specs."""
+    KINDS.update(dict.fromkeys(prefixes, kind))
 
 
 @dataclass(frozen=True)
@@ -108,8 +130,8 @@ def must_have_part(spec: str, phases: Iterable[str]) -> None:
 def check(spec: str) -> None:
     """Raise `SuiteError` when a candidate cannot be what it says, without running any of it."""
     kind, _, rest = spec.partition(":")
-    if kind in foreign.KINDS and rest:
-        foreign.check(spec)
+    if kind in KINDS and rest:
+        KINDS[kind].check(spec)
     elif kind == "file" and rest:
         path = Path(rest).expanduser()
         try:
@@ -133,21 +155,21 @@ def check(spec: str) -> None:
 def absolute(spec: str) -> str:
     """Return the spec with a file's path made absolute, for a process in another folder."""
     kind, _, rest = spec.partition(":")
-    if kind in foreign.KINDS and rest:
-        return foreign.absolute(spec)
+    if kind in KINDS and rest:
+        return KINDS[kind].absolute(spec)
     return f"file:{Path(rest).expanduser().resolve()}" if kind == "file" and rest else spec
 
 
 def load(spec: str, offer: Callable[[], Any] | None = None) -> Candidate:
     """Load a candidate by its kind and name; raise `SuiteError` when it cannot be.
 
-    `offer` returns the functions that a phase puts before what is no Python (a subclass of
-    `falsifiers.vectors.calls.Offer`); without it they are those that every phase's have.
+    `offer` returns the functions of a phase that a program or a directory answers, a subclass of
+    `falsifiers.vectors.calls.Offer`. Without it the functions are those of every phase.
     """
     check(spec)
     kind, _, rest = spec.partition(":")
     try:
-        target = foreign.load(spec, (offer or _functions)()) if kind in foreign.KINDS else \
+        target = KINDS[kind].load(spec, offer() if offer else None) if kind in KINDS else \
             _from_file(Path(rest).expanduser()) if kind == "file" else _from_module(rest)
     except SuiteError:
         raise
@@ -157,11 +179,6 @@ def load(spec: str, offer: Callable[[], Any] | None = None) -> Candidate:
     candidate = Candidate(spec, target)
     must_be_known(spec, candidate.arithmetic)
     return candidate
-
-
-def _functions() -> Any:
-    from falsifiers.vectors.calls import Offer
-    return Offer
 
 
 def must_be_known(spec: str, arithmetic: str) -> None:

@@ -1,4 +1,4 @@
-"""Commands of the gate and the receipts."""
+"""The command `rowtwin gate`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from falsifiers.gate.phase_status import PhaseResult
     from falsifiers.gate.runner import Gated, Wanted
     from falsifiers.gate.weight_sample import Sample
-    from falsifiers.mutation.mutants import Bank
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -26,7 +25,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout
 
 @app.command(epilog="Example: rowtwin gate --phase 3 --candidate file:mine.py")
 def gate(
-    ctx: typer.Context,
     phase: Annotated[str | None, typer.Option(metavar="N|engine", help="Judge one phase.")] = None,
     through: Annotated[int | None, typer.Option(
         metavar="N", help="Judge engine and phases 0 to N; a red one blocks those built on it "
@@ -59,13 +57,16 @@ def gate(
     """Judge phases: PASS, FAIL or UNMEASURABLE, with evidence."""
     from dataclasses import replace
 
+    import rowtwin
     from falsifiers.gate import runner
     from falsifiers.judging.errors import SuiteError
+    from phases.vector_sets import in_force
+    rowtwin.register_candidate_kinds()
     wanted, ladder = _wanted(phase, through, case, jobs)
     if bisect and case is None:
         raise SuiteError("--bisect is about one case: give --case ID with it")
-    sample = _sampled(ctx, weights, tensors, seed, tensor, wanted, thorough)
-    cases = sample.cases if sample else cases_of_vectors(ctx, candidate, wanted)
+    sample = _sampled(weights, tensors, seed, tensor, wanted, thorough)
+    cases = sample.cases if sample else cases_of_vectors(candidate, wanted)
     wanted = replace(wanted, candidate=candidate, device=device, thorough=thorough,
                      cases=cases, jobs=1 if case else jobs)
     with Progress(as_json) as tell:
@@ -79,7 +80,7 @@ def gate(
             print(line)
         asked = {case.phase for case in cases or () if candidate and not sample}
         print_gate(gated, runner.contracts_of() | {
-            phase: ctx.meta["in_force"](contract) for phase, contract in
+            phase: in_force(contract) for phase, contract in
             runner.contracts_of().items() if phase in asked})
     from falsifiers.gate.phase_status import exit_code
     raise typer.Exit(exit_code(gated.results))
@@ -108,7 +109,7 @@ def _wanted(phase: str | None, through: int | None, case: str | None,
     return Wanted(ready), True
 
 
-def _sampled(ctx: typer.Context, weights: str | None, tensors: int, seed: int,
+def _sampled(weights: str | None, tensors: int, seed: int,
              named: Sequence[str] | None, wanted: Wanted, thorough: bool) -> Sample | None:
     """Return the sample of a user's weights to judge, or None; refuse options that do not fit."""
     from falsifiers.judging.errors import SuiteError
@@ -122,35 +123,37 @@ def _sampled(ctx: typer.Context, weights: str | None, tensors: int, seed: int,
         raise SuiteError(f"--tensors must be 1 or more, but is {tensors}")
     if thorough:
         raise SuiteError("--thorough is about the contract's cases: give --tensors with --weights")
-    sample: Sample = ctx.meta["sample_weights"](weights, tensors, seed, named or ())
-    return sample
+    from phases.p3_row_twin.weights import sample
+    return sample(weights, tensors, seed, named or ())
 
 
-def cases_of_vectors(ctx: Any, candidate: str | None,
-                     wanted: Wanted) -> tuple[Case, ...] | None:
+def cases_of_vectors(candidate: str | None, wanted: Wanted) -> tuple[Case, ...] | None:
     """Return the cases that a directory of vectors answers, when it is the candidate.
 
     A program is asked the contract's, and those that its phase has for programs beside them. Where
     it cannot be judged it is refused before any case runs.
     """
+    import rowtwin
     from falsifiers.judging.errors import SuiteError
-    from falsifiers.vectors.foreign import phase_of
+    from falsifiers.vectors.candidate_kinds import phase_of
+    from phases.vector_sets import must_take_programs
     if candidate and candidate.startswith("cmd:"):
-        ctx.meta["must_take_programs"](candidate, wanted.phases)
-        return None if wanted.case else _beside(ctx, wanted.phases)
+        must_take_programs(candidate, wanted.phases)
+        return None if wanted.case else _beside(wanted.phases)
     phase = phase_of(candidate) if candidate else None
     if phase is None:
         return None
     if wanted.phases != (phase,) or wanted.case is not None:
         raise SuiteError(f"candidate {candidate} answers calls of {phase} alone: give --phase "
                          f"{phase.removeprefix('p')} with it")
-    return tuple(map(_of_the_gate, ctx.meta["vectors"](phase).cases))
+    return tuple(map(_of_the_gate, rowtwin.vectors_of(phase).cases))
 
 
-def _beside(ctx: Any, phases: Sequence[str]) -> tuple[Case, ...] | None:
+def _beside(phases: Sequence[str]) -> tuple[Case, ...] | None:
     """Return the contracts' cases of phases and those beside them, or None when there are none."""
     from falsifiers.gate.runner import contracts_of
-    beside = [case for phase in phases for case in ctx.meta["beside"](phase)]
+    from phases import vector_sets
+    beside = [case for phase in phases for case in vector_sets.beside(phase)]
     if not beside:
         return None
     own = [case for phase in phases for case in contracts_of()[phase].expand()]
@@ -233,57 +236,3 @@ def _small_print(contract: Contract, whole: bool) -> str:
         told = [f"claim: {contract.claim}", *told, f"a pass does not say: {contract.not_proven}"]
     return "".join(fill(line, 100, initial_indent="    ", subsequent_indent="      ") + "\n"
                    for line in told)
-
-
-@app.command(epilog="Example: rowtwin receipt --phase 3")
-def receipt(
-    ctx: typer.Context,
-    phase: Annotated[str | None, typer.Option(
-        metavar="N|engine", help="One phase, without times (default: every phase with device "
-                                 "cases).")] = None,
-) -> None:
-    """Judge every device case here and write what passed to reports/receipts/.
-
-    Once all phases have passed, times of products and of whole steps are measured too.
-    """
-    from falsifiers.gate.runner import contracts_of, phase_name
-    from falsifiers.mutation import device_receipts
-    wanted = [
-        c
-        for c in contracts_of().values()
-        if (phase is None or c.phase == phase_name(phase)) and device_receipts.wants_device(c)
-    ]
-    banks = {c.phase: bank for c in wanted
-             for bank in banks_here(ctx.obj, c.phase.removeprefix("p"), "cuda")}
-    print(f"judging the device cases of {', '.join(banks) or 'no phase'}", file=sys.stderr)
-    with Progress(False) as tell:
-        written, refused = device_receipts.receipts(wanted, banks, ctx.obj, tell)
-    measures = ctx.meta["figures"]() if phase is None and not refused else {}
-    for name, (judged, measure) in measures.items():
-        print(f"measuring {name}", file=sys.stderr)
-        found, lost = device_receipts.figures(name, measure, contracts_of()[judged],
-                                    lambda line: print(f"  {line}", file=sys.stderr))
-        written, refused = [*written, *found], [*refused, *lost]
-    for path in written:
-        print(path)
-    for why in refused:
-        print(why, file=sys.stderr)
-    raise typer.Exit(1 if refused else 0 if written else 2)
-
-
-def banks_here(bank_of: Callable[[str], Bank], phase: str | None, device: str) -> list[Bank]:
-    """Return the banks of the phases wanted, wired by whoever assembled the command line."""
-    from falsifiers.gate import tiers
-    from falsifiers.gate.runner import ROOT, built, contracts_of, phase_name
-    from falsifiers.judging.errors import SuiteError
-    from falsifiers.mutation.mutants import placed
-    chosen = tiers.choose(device)
-    for tier, why in chosen.absent.items():
-        raise SuiteError(f"the {tier} tier was asked for, but {why}")
-    tiers.fix_triton_mode(chosen)
-    tiers.one_thread()
-    ready = [p for p, contract in contracts_of().items() if built(contract, ROOT)]
-    if phase is not None and (name := phase_name(phase)) not in ready:
-        raise SuiteError(f"phase {name} is not built")
-    banks = [bank_of(p) for p in ready if phase is None or p == phase_name(phase)]
-    return [made for bank in banks if (made := placed(bank, chosen.run)).mutants]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from contracts.schema import Case
+from falsifiers.judging.errors import printable
 from falsifiers.judging.verdict import Record
 
 
@@ -63,9 +64,3 @@ class Sample(Record):
 
 def _tensors(count: int) -> str:
     return f"{count} tensor" if count == 1 else f"{count} tensors"
-
-
-def printable(name: str) -> str:
-    """Return a name from a file as one short piece of a line."""
-    text = name if name.isprintable() else ascii(name)
-    return text if len(text) <= 80 else f"{text[:77]}..."

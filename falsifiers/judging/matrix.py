@@ -1,10 +1,19 @@
-"""The records of the kill matrix: which mutant died, by which falsifier, at which rung."""
+"""The kill matrix: a phase's mutants and falsifiers, and which falsifier killed which mutant."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from contracts.schema import DEVICE, Case, Contract, Tier
+from falsifiers.judging.errors import SuiteError
+from falsifiers.judging.subject import Mutant, Subject
 from falsifiers.judging.verdict import Record
+
+Attack = Callable[..., None]
+"""A falsifier: `test_<id>(case, subject, judge)`."""
 
 
 class Row(Record):
@@ -36,3 +45,56 @@ class Matrix(Record):
     not_run: tuple[str, ...]
     """`phase/name` of mutants that only a device can show, when there is neither that nor a
     receipt."""
+
+
+@dataclass
+class Bank:
+    """A phase's falsifiers and the wrong versions they must catch."""
+
+    contract: Contract
+    falsifiers: Mapping[str, Attack]
+    """`test_<id>` of the phase, by id."""
+    mutants: Sequence[Mutant]
+    subject_for: Callable[[Case], Subject]
+    """Returns the right subject for a case."""
+    tiers: Sequence[Tier] = ("cpu",)
+    """The tiers whose cases run here."""
+    healthy: dict[str, bool] = field(default_factory=dict)
+    """Cases already seen to pass on the right subject."""
+
+    def cases(self, falsifier: str, mutant: Mutant) -> Iterable[Case]:
+        """Yield the quick cases with which a falsifier attacks a mutant here."""
+        for case in self.contract.expand():
+            if (case.falsifier == falsifier and case.quick and case.tier in self.tiers
+                    and (case.tier in DEVICE) == (mutant.device == "cuda")):
+                yield case
+
+    def runs_here(self, mutant: Mutant) -> bool:
+        """Return whether the mutant's tier can be run here."""
+        fit = DEVICE if mutant.device == "cuda" else ("cpu", mutant.device)
+        return mutant.device == "cpu" or any(tier in fit for tier in self.tiers)
+
+    def on(self, tiers: Sequence[Tier]) -> Bank:
+        """Return the bank for the tiers that run here.
+
+        On the tier `emulate` only mutants of CUDA kernels and their killers are left.
+        """
+        self.tiers = tiers
+        if "emulate" not in tiers:
+            return self
+        killers = set(self.contract.emulated)
+        shown = [one for one in self.mutants
+                 if one.device == "cuda" and one.emulated and killers >= {*one.killers}]
+        used = {name for one in shown for name in one.killers}
+        return replace(self, mutants=shown,
+                       falsifiers={k: v for k, v in self.falsifiers.items() if k in used})
+
+    def mutant(self, name: str) -> Mutant:
+        """Return the mutant of that name; raise `SuiteError` when there is none."""
+        found = next((one for one in self.mutants if one.name == name), None)
+        if found is None:
+            near = difflib.get_close_matches(name, [one.name for one in self.mutants], n=3,
+                                             cutoff=0.4)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise SuiteError(f"{self.contract.phase} has no mutant {name!r}{hint}")
+        return found

@@ -1,20 +1,18 @@
-"""The command `rowtwin mutants`: planted ones and their killers, all pairs, or random ones."""
+"""The commands `rowtwin mutants` and `rowtwin receipt`."""
 
 from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from falsifiers.gate.cli import AsJson, Device, Progress, banks_here
+from falsifiers.gate.cli import AsJson, Device, Progress
 
 if TYPE_CHECKING:
-    from falsifiers.judging.matrix import Matrix, Row
+    from falsifiers.judging.matrix import Bank, Matrix, Row
     from falsifiers.mutation.device_receipts import BankOf
-    from falsifiers.mutation.mutants import Bank
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -26,53 +24,21 @@ def _root() -> None:
 
 @app.command(epilog="Example: rowtwin mutants --phase 1 --json")
 def mutants(
-    ctx: typer.Context,
     phase: Annotated[str | None, typer.Option(
         metavar="N|engine", help="One phase (default: every phase that is built).")] = None,
     device: Device = "auto",
     as_json: AsJson = False,
     faults: Annotated[bool, typer.Option(
         "--faults", help="Attack none; print which public report each mutant plants.")] = False,
-    full: Annotated[bool, typer.Option(
-        "--full", help="With --phase: every mutant against every quick case, and the fewest cases "
-                       "that keep the kill score.")] = False,
-    smallest: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="Attack none; print that of a matrix of --full --json.")] = None,
-    at_random: Annotated[bool, typer.Option(
-        "--random", help="Change operators of the suite's own code, and see which tests "
-                         "notice.")] = False,
-    part: Annotated[list[str] | None, typer.Option(
-        metavar="NAME", help="With --random: gate, witness, gguf, judge, prefixes or scheduler; "
-                             "by name alone ops, p1, p4, p5 and p6, which take long; may be "
-                             "repeated.")] = None,
-    seed: Annotated[int | None, typer.Option(
-        metavar="N", help="What --random draws by (default: 0).")] = None,
-    count: Annotated[int | None, typer.Option(
-        metavar="N", help="How many --random draws of each part; 0 takes all (default: 20)."
-        )] = None,
 ) -> None:
     """Attack every mutant and print the kill matrix."""
+    import rowtwin
     from falsifiers.judging.errors import SuiteError
-    if sum((faults, full, at_random, smallest is not None)) > 1:
-        raise SuiteError("give one of --faults, --full, --smallest and --random")
     if faults and (phase is not None or as_json):
         raise SuiteError("--faults prints one page of every phase: give it alone")
-    if full != (full and phase is not None):
-        raise SuiteError("--full takes long: give --phase with it")
-    if at_random and (phase is not None or as_json):
-        raise SuiteError("--random changes the suite's own code: --part chooses, not --phase")
-    for name, given in (("--part", part), ("--seed", seed), ("--count", count)):
-        if given is not None and not at_random:
-            raise SuiteError(f"{name} is about --random")
-    if at_random:
-        raise typer.Exit(_random(part or [], seed or 0, 20 if count is None else count))
-    if smallest is not None:
-        from falsifiers.mutation import full_matrix
-        print("\n".join(full_matrix.lines(full_matrix.read(smallest))))
-        raise typer.Exit
-    banks = banks_here(ctx.obj, phase, device)
-    raise typer.Exit(_faults(banks) if faults else _full(banks[0], as_json) if full
-                     else _expected(banks, ctx.obj, device, as_json))
+    banks = banks_here(phase, device)
+    raise typer.Exit(_faults(banks) if faults else
+                     _expected(banks, rowtwin.bank, device, as_json))
 
 
 def _faults(banks: list[Bank]) -> int:
@@ -98,32 +64,6 @@ def _expected(banks: list[Bank], bank_of: BankOf, device: str, as_json: bool) ->
     else:
         _print_matrix(matrix)
     return matrix_exit_code(matrix, device)
-
-
-def _full(bank: Bank, as_json: bool) -> int:
-    """Attack each mutant by every case; 1 when one survived."""
-    from falsifiers.mutation import full_matrix
-    with Progress(as_json) as tell:
-        matrix = full_matrix.full(bank, tell)
-    print(matrix.model_dump_json(indent=1) if as_json else "\n".join(full_matrix.lines(matrix)))
-    return 1 if matrix.survivors() else 0
-
-
-def _random(names: list[str], seed: int, count: int) -> int:
-    """Try random mutants; 1 when one survived that is not known to be equivalent."""
-    from falsifiers.judging.errors import SuiteError
-    from falsifiers.mutation import random_mutants
-    if count < 0:
-        raise SuiteError(f"--count must be 0 or more, but is {count}")
-    for name in names:
-        if name not in random_mutants.PARTS:
-            raise SuiteError(f"unknown part {name!r}: choose of {', '.join(random_mutants.PARTS)}")
-    with Progress(not sys.stderr.isatty()) as tell:
-        usual = [name for name, one in random_mutants.PARTS.items() if not one.by_name]
-        scores = random_mutants.run(names or usual, count, seed,
-                                    lambda fate: tell(fate.change.id))
-    print("\n".join(random_mutants.lines(scores)))
-    return 1 if any(score.survivors for score in scores) else 0
 
 
 def matrix_exit_code(matrix: Matrix, device: str) -> int:
@@ -154,3 +94,54 @@ def _row_line(row: Row, matrix: Matrix) -> str:
                    for killer in row.expected)
     receipt = " (from a receipt)" if row.from_receipt else ""
     return f"{name:<40} {tinted(f'{word:<15}')} {by}{receipt}\n    {row.fault}"
+
+
+@app.command(epilog="Example: rowtwin receipt --phase 3")
+def receipt(
+    phase: Annotated[str | None, typer.Option(
+        metavar="N|engine", help="One phase, without times (default: every phase with device "
+                                 "cases).")] = None,
+) -> None:
+    """Judge every device case here and write what passed to reports/receipts/.
+
+    Once all phases have passed, times of products and of whole steps are measured too.
+    """
+    import rowtwin
+    from falsifiers.gate.runner import contracts_of, phase_name
+    from falsifiers.mutation import device_receipts
+    wanted = [c for c in contracts_of().values() if device_receipts.wants_device(c)
+              and (phase is None or c.phase == phase_name(phase))]
+    banks = {c.phase: bank for c in wanted
+             for bank in banks_here(c.phase.removeprefix("p"), "cuda")}
+    print(f"judging the device cases of {', '.join(banks) or 'no phase'}", file=sys.stderr)
+    with Progress(False) as tell:
+        written, refused = device_receipts.receipts(wanted, banks, rowtwin.bank, tell)
+    measures = rowtwin.benchmarks() if phase is None and not refused else {}
+    for name, (judged, measure) in measures.items():
+        print(f"measuring {name}", file=sys.stderr)
+        found, lost = device_receipts.figures(name, measure, contracts_of()[judged],
+                                    lambda line: print(f"  {line}", file=sys.stderr))
+        written, refused = [*written, *found], [*refused, *lost]
+    for path in written:
+        print(path)
+    for why in refused:
+        print(why, file=sys.stderr)
+    raise typer.Exit(1 if refused else 0 if written else 2)
+
+
+def banks_here(phase: str | None, device: str) -> list[Bank]:
+    """Return the mutants and falsifiers of the phases that run on this device."""
+    import rowtwin
+    from falsifiers.gate import tiers
+    from falsifiers.gate.runner import ROOT, built, contracts_of, phase_name
+    from falsifiers.judging.errors import SuiteError
+    chosen = tiers.choose(device)
+    for tier, why in chosen.absent.items():
+        raise SuiteError(f"the {tier} tier was asked for, but {why}")
+    tiers.fix_triton_mode(chosen)
+    tiers.one_thread()
+    ready = [p for p, contract in contracts_of().items() if built(contract, ROOT)]
+    if phase is not None and (name := phase_name(phase)) not in ready:
+        raise SuiteError(f"phase {name} is not built")
+    banks = [rowtwin.bank(p) for p in ready if phase is None or p == phase_name(phase)]
+    return [made for bank in banks if (made := bank.on(chosen.run)).mutants]

@@ -21,9 +21,8 @@ from falsifiers.gate.benchmark_records import Conditions, NotEqual
 from falsifiers.gate.compute_sanitizer import sanitized
 from falsifiers.gate.receipts import FOLDER, Receipt, digest_of, proves, sanitizer_faults
 from falsifiers.gate.runner import ROOT, Wanted, built, run_gate
-from falsifiers.judging.matrix import Row
+from falsifiers.judging.matrix import Bank, Row
 from falsifiers.mutation import mutants as runner
-from falsifiers.mutation.mutants import Bank
 
 
 def wants_device(contract: Contract) -> bool:

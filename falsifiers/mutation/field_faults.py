@@ -10,8 +10,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, StringConstraints, TypeAdapter, ValidationError
 
 from falsifiers.judging.errors import SuiteError
+from falsifiers.judging.matrix import Bank
 from falsifiers.judging.subject import Mutant
-from falsifiers.mutation.mutants import Bank
 
 DATA = Path(__file__).with_suffix(".yaml")
 Sentence = Annotated[str, StringConstraints(pattern=r"^\S[^\n|]*\.$")]
@@ -25,7 +25,7 @@ Faults of batched inference that were reported in public, each in our own words,
 suite plants it. `rowtwin mutants --faults` prints this page from
 `falsifiers/mutation/field_faults.yaml` and the mutants in the tree; a test compares the two.
 `rowtwin mutants` attacks each mutant with every falsifier named after it, and fails if one of them
-lets it live. A mutant marked *device* dies on a GPU only: `rowtwin mutants --device cuda` shows it there.
+lets it live. A mutant marked *device* dies on a GPU only; `rowtwin mutants --device cuda` shows it.
 
 A mutant has the fault of a report, not its code. Where the reported code has no peer in this
 project, or the report found no cause, the line says what is planted in its stead.

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import gc
 import hashlib
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
-from contracts.schema import DEVICE, Case, Contract, Tier
+from contracts.schema import Case
 from falsifiers.judging.errors import Declined, ParityBroken, SuiteError, Unmeasurable
 from falsifiers.judging.judge import Judge
-from falsifiers.judging.matrix import Matrix, Row
+from falsifiers.judging.matrix import Attack, Bank, Matrix, Row
 from falsifiers.judging.subject import Mutant, Subject
 
-Attack = Callable[..., None]
 SAMPLE = 5
 """Mutants of a phase that a quick run tries; `rowtwin mutants` tries all."""
 
@@ -27,60 +24,6 @@ def changed(source: str, right: str, wrong: str) -> str:
     if right not in source:
         raise ValueError(f"the source holds no {right!r} to be changed")
     return source.replace(right, wrong)
-
-
-@dataclass
-class Bank:
-    """A phase's falsifiers and the wrong versions they must catch."""
-
-    contract: Contract
-    falsifiers: Mapping[str, Attack]
-    """`test_<id>` of the phase, by id."""
-    mutants: Sequence[Mutant]
-    subject_for: Callable[[Case], Subject]
-    """Returns the right subject for a case."""
-    tiers: Sequence[Tier] = ("cpu",)
-    """The tiers whose cases run here."""
-    healthy: dict[str, bool] = field(default_factory=dict)
-    """Cases already seen to pass on the right subject."""
-
-    def cases(self, falsifier: str, mutant: Mutant) -> Iterable[Case]:
-        """Yield the quick cases with which a falsifier attacks a mutant here."""
-        for case in self.contract.expand():
-            if (case.falsifier == falsifier and case.quick and case.tier in self.tiers
-                    and (case.tier in DEVICE) == (mutant.device == "cuda")):
-                yield case
-
-    def runs_here(self, mutant: Mutant) -> bool:
-        """Return whether the mutant's tier can be run here."""
-        fit = DEVICE if mutant.device == "cuda" else ("cpu", mutant.device)
-        return mutant.device == "cpu" or any(tier in fit for tier in self.tiers)
-
-
-def placed(bank: Bank, tiers: Sequence[Tier]) -> Bank:
-    """Return a bank for the tiers that run here.
-
-    Where a device is emulated, what is left are the mutants of its kernels and their killers.
-    """
-    bank.tiers = tiers
-    if "emulate" not in tiers:
-        return bank
-    killers = set(bank.contract.emulated)
-    shown = [one for one in bank.mutants
-             if one.device == "cuda" and one.emulated and killers >= {*one.killers}]
-    used = {name for one in shown for name in one.killers}
-    return replace(bank, mutants=shown,
-                   falsifiers={k: v for k, v in bank.falsifiers.items() if k in used})
-
-
-def named(bank: Bank, name: str) -> Mutant:
-    """Return a bank's mutant of that name; raise `SuiteError` when there is none."""
-    found = next((one for one in bank.mutants if one.name == name), None)
-    if found is None:
-        near = difflib.get_close_matches(name, [one.name for one in bank.mutants], n=3, cutoff=0.4)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        raise SuiteError(f"{bank.contract.phase} has no mutant {name!r}{hint}")
-    return found
 
 
 def attack(function: Attack, case: Case, subject: Subject) -> str | None:

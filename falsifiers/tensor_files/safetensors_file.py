@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
-from falsifiers.gate.weight_sample import printable
+from falsifiers.judging.errors import printable
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from falsifiers.console.cli_app import readable
-from falsifiers.gate.weight_sample import printable
-from falsifiers.judging.errors import Declined, ParityBroken
+from falsifiers.judging.errors import Declined, ParityBroken, printable
 from falsifiers.judging.verdict import Finding, Rung
 from falsifiers.tensor_files.safetensors_file import UnreadableError, read
 

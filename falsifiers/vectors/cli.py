@@ -29,15 +29,15 @@ def _root() -> None:
 
 @vectors_app.command(epilog="Example: rowtwin vectors export p3-vectors --phase 3")
 def export(
-    ctx: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new or empty directory.")],
     phase: Annotated[str, typer.Option(metavar="N", help="The phase whose calls to write.")],
 ) -> None:
     """Write a phase's calls: inputs, expected outputs and a manifest."""
+    import rowtwin
     from falsifiers.gate import tiers
     from falsifiers.vectors import exchange
     tiers.one_thread()
-    made = exchange.export(folder, ctx.meta["vectors"](phase))
+    made = exchange.export(folder, rowtwin.vectors_of(phase))
     name = readable(str(folder))
     print(f"{name}: {len(made.calls)} calls of {made.phase}; write the answer to "
           f"{name}/inputs/NAME into {name}/outputs/NAME, then: rowtwin vectors check {name}")
@@ -45,19 +45,19 @@ def export(
 
 @vectors_app.command(epilog="Example: rowtwin vectors check p3-vectors")
 def check(
-    ctx: typer.Context,
     folder: Annotated[Path, typer.Argument(
         metavar="DIR", help="A directory of vectors whose outputs have been written.")],
     as_json: AsJson = False,
 ) -> None:
     """Judge the outputs by the phase's own falsifiers: exit 0 PASS, 1 FAIL, 2 cannot tell."""
+    import rowtwin
     from falsifiers.gate import phase_status, tiers
     from falsifiers.gate.cli import Progress, print_gate
     from falsifiers.gate.runner import Gated, Run
     from falsifiers.vectors import exchange, manifest
     tiers.one_thread()
     told = manifest.load(folder)
-    wanted = ctx.meta["vectors"](told.phase)
+    wanted = rowtwin.vectors_of(told.phase)
     not_proven = NOT_PROVEN.format(
         ops=", ".join(sorted({call.op for call in told.calls})),
         but=f"and {wanted.offer.no_program}" if wanted.offer.no_program else OF_ITS_OWN)

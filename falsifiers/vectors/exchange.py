@@ -23,13 +23,12 @@ from contracts.schema import Budget, Case, Contract
 from falsifiers.console.atomic_directory import whole
 from falsifiers.console.cli_app import readable
 from falsifiers.gate.candidates import Candidate, must_be_known
-from falsifiers.gate.weight_sample import printable
 from falsifiers.judging import outcome
-from falsifiers.judging.errors import SuiteError
+from falsifiers.judging.errors import SuiteError, printable
 from falsifiers.judging.judge import Judge
+from falsifiers.judging.matrix import Attack
 from falsifiers.judging.subject import Subject
 from falsifiers.judging.verdict import Verdict
-from falsifiers.mutation.mutants import Attack
 from falsifiers.tensor_files.safetensors_file import UnreadableError, write
 from falsifiers.vectors import calls
 from falsifiers.vectors import manifest as forms

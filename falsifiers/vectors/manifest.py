@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from falsifiers.gate.weight_sample import printable
-from falsifiers.judging.errors import SuiteError
+from falsifiers.judging.errors import SuiteError, printable
 from falsifiers.tensor_files.safetensors_file import UnreadableError, content
 
 NAME, INPUTS, EXPECTED, OUTPUTS = "manifest.json", "inputs", "expected", "outputs"

@@ -19,7 +19,7 @@ from typing import IO
 from torch import Tensor
 
 from falsifiers.gate.kill_descendants import end_group, none_left
-from falsifiers.gate.weight_sample import printable
+from falsifiers.judging.errors import printable
 from falsifiers.tensor_files.safetensors_file import UnreadableError, write
 from falsifiers.vectors.calls import OWN, Call, Offer, answered, broken, declared
 

@@ -102,7 +102,6 @@ Html = Annotated[Path | None, typer.Option(
 @witness_app.command(hidden=True, epilog="Example: rowtwin witness http://127.0.0.1:8000 --out "
                      "witness.json; then rowtwin witness check witness.json")
 def take(
-    ctx: typer.Context,
     url: Annotated[str, typer.Argument(help="An OpenAI-compatible server.", metavar="URL")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the witness goes.")],
     c: Annotated[str, typer.Option(metavar="LIST", help="Widths to measure.")] = "1,4,8,16",
@@ -148,7 +147,8 @@ def take(
         Named(metrics_url, metric, log_file, pattern, field), api_key, timeout, wait, model,
         model_file, binary, commit), partial(print, flush=True))
     if html is not None:
-        run.write(html, ctx.meta["witness_page"](witness))
+        from reports.witness_page import page
+        run.write(html, page(witness))
     if not mixed:
         print("different prompts were not sent, so nothing is said of slots that are mixed up")
     print(f"{out}: rowtwin witness check says whether it is admitted")

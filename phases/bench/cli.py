@@ -48,7 +48,6 @@ def gdn(widths: Widths = "1,4,8,16,32", out: Out = None,
 
 @bench_app.command(epilog="Example: rowtwin bench step --model 4b.gguf --m 1,8 --context 128")
 def step(
-    ctx: typer.Context,
     model: Annotated[Path, typer.Option(metavar="FILE", help="A qwen35 GGUF file.")],
     widths: Widths = "1,2,4,8,16,32",
     contexts: Annotated[str, typer.Option(
@@ -67,13 +66,14 @@ def step(
 
     Without a CUDA device the command can be tried on a small file; it says so.
     """
+    import rowtwin
     from falsifiers.gate.benchmark_records import NotEqual
     from phases.bench.step_benchmark import bench_of
     from phases.bench.step_tables import lines
-    chosen = [ctx.meta["path_of"](name) for name in dict.fromkeys([path, against or path])]
+    chosen = [rowtwin.path_of(name) for name in dict.fromkeys([path, against or path])]
     try:
         figures = bench_of(
-            model, ctx.meta["path_of"]("p1"), chosen, ms=_numbers("--m", widths, 64),
+            model, rowtwin.path_of("p1"), chosen, ms=_numbers("--m", widths, 64),
             contexts=_numbers("--context", contexts), prefill=prefill, kv=kv,
             tell=lambda line: typer.echo(line, err=True)).run()
     except NotEqual as broken:
@@ -122,7 +122,6 @@ def _keep(figures: Conditions | dict[str, Any], out: Path | None) -> None:
 
 @app.command(epilog="Example: rowtwin weak --phase 1")
 def weak(
-    ctx: typer.Context,
     phase: Annotated[str | None, typer.Option(
         metavar="N", help="One phase (default: every phase of the decode path).")] = None,
     keep: Annotated[bool, typer.Option(
@@ -131,6 +130,7 @@ def weak(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
 ) -> None:
     """Show which mutants of the decode path common styles of test let pass."""
+    import rowtwin
     from falsifiers.gate import tiers
     from falsifiers.gate.runner import phase_name
     from falsifiers.judging.errors import SuiteError
@@ -144,7 +144,7 @@ def weak(
     weighed = []
     for name in names:
         typer.echo(f"weighing the mutants of {name}", err=True)
-        weighed.append(weak_styles_report.weighed(ctx.obj(name)))
+        weighed.append(weak_styles_report.weighed(rowtwin.bank(name)))
         if keep:
             weak_styles_report.keep(weighed[-1])
     if as_json:

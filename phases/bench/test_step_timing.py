@@ -212,8 +212,8 @@ def test_command_prints_json_alone_and_keeps_the_same(
         tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str]) -> None:
     paths = {"p1": p1.path(), "p4": p4.path()}
-    run = main_of(wired(cli.bench_app, InputError, path_of=paths.__getitem__), monkeypatch, capsys,
-                  "app", "step")
+    monkeypatch.setattr("rowtwin.path_of", paths.__getitem__)
+    run = main_of(wired(cli.bench_app, InputError), monkeypatch, capsys, "app", "step")
     out = tmp_path / "step.json"
     code, said, err = run("--model", testmodels.path_of("nano"), "--m", "1,4", "--context", "3",
                           "--path", "p4", "--json", "--out", out)

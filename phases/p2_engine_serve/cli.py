@@ -22,7 +22,6 @@ def _root() -> None:
 
 @app.command(epilog="Example: rowtwin serve tiny.gguf --slots 16 --port 8000")
 def serve(
-        ctx: typer.Context,
         file: Annotated[Path, typer.Argument(help="A GGUF file.", metavar="MODEL")],
         slots: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 16,
         port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
@@ -46,6 +45,7 @@ def serve(
         kv: Annotated[str, KV] = "f32",
 ) -> None:
     """Serve a model over the OpenAI API; each change of the batch is logged as `Batch m=N`."""
+    import rowtwin
     from engine.cli import one_thread_for
     from phases.p2_engine_serve.hybrid_engine import Limits
     from phases.p2_engine_serve.server import address, bound, lets_strangers_in, run
@@ -54,7 +54,7 @@ def serve(
     _hold_key(api_key)
     _log_to_stderr()
     one_thread_for(file)
-    subject = ctx.meta["assemble"](path=path, stack="newest")
+    subject = rowtwin.assemble(path=path, stack="newest")
     limits = Limits(slots, context, int(memory * (1 << 30)))
     with bound(host, port) as listening:
         service = open_service(subject, file, limits, device,

@@ -65,9 +65,8 @@ def serve(path: Any, stack: Any, monkeypatch: pytest.MonkeyPatch,
           capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command in this process: exit code, stdout, stderr."""
     monkeypatch.setattr(cli, "_log_to_stderr", lambda: None)  # a handler would outlive the test
-    entry = wired(app, InputError,
-                  assemble=lambda **parts: Subject("in-tree", load, path, stack))
-    return main_of(entry, monkeypatch, capsys, "app", "serve")
+    monkeypatch.setattr("rowtwin.assemble", lambda **parts: Subject("in-tree", load, path, stack))
+    return main_of(wired(app, InputError), monkeypatch, capsys, "app", "serve")
 
 
 def test_mistakes_end_in_one_sentence(serve: Main) -> None:

@@ -205,7 +205,7 @@ def test_unusable_files_and_names_are_one_sentence(tmp_path: Path, foreign: Path
 def gate(monkeypatch: pytest.MonkeyPatch,
          capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Any]]:
     """Return a function that runs the gate, whose cases take a process: exit code, JSON."""
-    run = main_of(wired(app, InputError, sample_weights=sample), monkeypatch, capsys, "app", "gate",
+    run = main_of(wired(app, InputError), monkeypatch, capsys, "app", "gate",
                   "--json", "--device", "cpu", "--jobs", "1")
 
     def told(*argv: object) -> tuple[int, Any]:

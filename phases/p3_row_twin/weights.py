@@ -19,8 +19,8 @@ from engine.blocks import TYPES, Bytes, finite_scales
 from engine.errors import InputError
 from engine.gguf_file import GgufFile, TensorEntry, open_gguf
 from engine.weights import EXACT, EXACT_KINDS, ORDERED
-from falsifiers.gate.weight_sample import LeftOut, Sample, Sampled, printable
-from falsifiers.judging.errors import Declined, SuiteError
+from falsifiers.gate.weight_sample import LeftOut, Sample, Sampled
+from falsifiers.judging.errors import Declined, SuiteError, printable
 
 ROWS = 96
 """Rows of a tensor that are judged; a budget needs 64 outputs."""

@@ -22,9 +22,9 @@ from falsifiers.bisect.events import http, parts, scheduler
 from falsifiers.bisect.events.log import ENGINE, Closing, Happened, Log, Noted
 from falsifiers.bisect.events.scheduler import CANCELLED
 from falsifiers.judging.errors import SuiteError
+from falsifiers.judging.matrix import Bank
 from falsifiers.judging.outcome import first_line
 from falsifiers.judging.subject import Subject
-from falsifiers.mutation.mutants import Bank, named
 
 WATCHED: dict[str, Callable[[Log, Any], Any]] = {
     "scheduler": scheduler.watched, "engine": parts.engine, "store": parts.store,
@@ -221,7 +221,7 @@ def first_wrong(case: Case, falsifier: Falsifier, right: Subject,
 
 def cases_of(bank: Bank, mutant: str | None) -> Iterator[Case]:
     """Yield the quick cases that may show a candidate's fault, or a mutant's."""
-    names: Iterable[str] = bank.falsifiers if mutant is None else named(bank, mutant).killers
+    names: Iterable[str] = bank.falsifiers if mutant is None else bank.mutant(mutant).killers
     for name in names:
         yield from (case for case in bank.contract.expand()
                     if case.falsifier == name and case.quick and case.tier == "cpu")
@@ -239,7 +239,7 @@ def against_the_tree(cases: Iterable[Case], bank: Bank, subject_of: Callable[[Ca
         if (subject.candidate is None) == (mutant is None):
             raise SuiteError("a serving stack is held to the tree's own, event by event: give "
                              "--candidate or --mutant")
-        wrong = subject if mutant is None else named(bank, mutant).build(subject)
+        wrong = subject if mutant is None else bank.mutant(mutant).build(subject)
         try:
             found = first_wrong(case, bank.falsifiers[case.falsifier], right, wrong)
         except SuiteError as error:

@@ -37,7 +37,7 @@ def written(folder: Path, wrong: str = "", more: str = "") -> str:
 
 
 def bisected(spec: str, phase: str = "4") -> Report:
-    setup = rowtwin.bisected("nano", phase, spec, "auto", "cpu")
+    setup = rowtwin.bisect_setup("nano", phase, spec, "auto", "cpu")
     return Bisection(setup, plan(2, 1, 2, setup.model.config.vocab, 0), 2).run()
 
 

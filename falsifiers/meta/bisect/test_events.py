@@ -27,7 +27,6 @@ from falsifiers.meta.bisect.expected_event_locations import SHOWN
 from falsifiers.meta.bisect.expected_locations import EVENTLESS, HEAVY, RACING
 from falsifiers.meta.bisect.test_expected_locations import drawn
 from falsifiers.meta.console.command import Main, main_of
-from falsifiers.mutation.mutants import named
 
 STOPS = "p0/stops_are_each_requests_own[cpu-eos-at0]"
 PHASES = ("p0", "p2", "p7")
@@ -56,7 +55,7 @@ def right(id: str) -> Right:
 def parted(id: str, name: str) -> Parting | None:
     known = right(id)
     bank = rowtwin.bank(known.case.phase)
-    return known.parting(named(bank, name).build(bank.subject_for(known.case)))
+    return known.parting(bank.mutant(name).build(bank.subject_for(known.case)))
 
 
 def test_every_mutant_of_a_stack_is_located_or_told_why_not() -> None:
@@ -66,7 +65,7 @@ def test_every_mutant_of_a_stack_is_located_or_told_why_not() -> None:
     assert all(len(why) > 10 for why in (*EVENTLESS.values(), *RACING.values()))
     for name, (id, _) in SHOWN.items():
         phase, mutant = name.split("/")
-        assert id.split("/")[1].split("[")[0] in named(rowtwin.bank(phase), mutant).killers
+        assert id.split("/")[1].split("[")[0] in rowtwin.bank(phase).mutant(mutant).killers
 
 
 def test_first_wrong_event_is_named(located: str) -> None:

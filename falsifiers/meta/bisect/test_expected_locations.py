@@ -79,7 +79,7 @@ def steps_of(letter: str) -> tuple[list[Step], int]:
 @cache
 def oracle(letter: str) -> Reference:
     """Return the oracle's rows of a plan, run once for all mutants."""
-    setup = rowtwin.bisected("nano", "p1", None, "oracle", "cpu")
+    setup = rowtwin.bisect_setup("nano", "p1", None, "oracle", "cpu")
     return Reference(setup, None, steps_of(letter)[0], greedy=True)
 
 
@@ -87,7 +87,7 @@ def setup_of(name: str, layers: tuple[int, ...] | None = None, device: str = "")
     phase, mutant = name.split("/")
     device = device or ("interpret" if name in KERNELS else
                         "emulate" if name in EMULATED else "cpu")
-    return rowtwin.bisected("nano", phase, None, "oracle", device, layers, mutant)
+    return rowtwin.bisect_setup("nano", phase, None, "oracle", device, layers, mutant)
 
 
 def held(name: str, place: Place | None, setup: Setup, letter: str) -> None:
@@ -168,7 +168,7 @@ def test_kernel_for_a_device_is_located_where_it_is_emulated(there: str) -> None
 @pytest.mark.emulated
 def test_path_for_a_device_agrees_with_the_oracle_where_it_is_emulated() -> None:
     steps, m = steps_of("g")
-    setup = rowtwin.bisected("nano", "p6", None, "oracle", "emulate")
+    setup = rowtwin.bisect_setup("nano", "p6", None, "oracle", "emulate")
     report = Bisection(setup, steps, m, oracle("g")).run()
     assert (report.place, report.not_compared, report.steps) == (None, [], 1)
 

@@ -25,7 +25,7 @@ STEPS = plan(M, 3, 3, VOCAB)
 
 
 def setup_of(phase: str, mutant: str | None = None, against: str = "oracle") -> Setup:
-    return rowtwin.bisected("nano", phase, None, against, "cpu", None, mutant)
+    return rowtwin.bisect_setup("nano", phase, None, against, "cpu", None, mutant)
 
 
 @cache

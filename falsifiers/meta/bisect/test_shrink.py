@@ -59,7 +59,7 @@ def test_least_keeps_what_is_needed_alone(needed: set[int], count: int) -> None:
 
 
 def setups(phase: str, name: str) -> Callable[[tuple[int, ...] | None], Setup]:
-    return lambda layers: rowtwin.bisected("nano", phase, None, "oracle", "cpu", layers, name)
+    return lambda layers: rowtwin.bisect_setup("nano", phase, None, "oracle", "cpu", layers, name)
 
 
 def shrunk(phase: str, name: str, m: int, steps: int, prompt: int) -> Shrunk:
@@ -101,7 +101,7 @@ def test_search_that_is_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_nothing_is_shrunk_that_does_not_part_or_repeat() -> None:
     setup = setups("p4", "row_pointer_not_advanced")
-    right = lambda layers: rowtwin.bisected("nano", "p4", None, "oracle", "cpu", layers)  # noqa: E731
+    right = lambda layers: rowtwin.bisect_setup("nano", "p4", None, "oracle", "cpu", layers)  # noqa: E731
     scene = Scene.of(plan(2, 1, 2, VOCAB), LAYERS, 2 + IDLE)
     report = Bisection(setup(None), scene.planned(), 2).run()
     with pytest.raises(SuiteError, match="did not repeat"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import typer
@@ -27,13 +26,13 @@ def main_of(entry: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
     return run
 
 
-def wired(app: typer.Typer, mistake: type[Exception], **meta: Any) -> Callable[[], None]:
-    """Return an entry to one package's commands, behind `app`, with what the wiring hands them."""
+def wired(app: typer.Typer, mistake: type[Exception]) -> Callable[[], None]:
+    """Return an entry to the commands of one package, under the name `app`."""
     outer = typer.Typer()
     outer.add_typer(app, name="app")
 
     @outer.callback()
-    def root(ctx: typer.Context) -> None:
-        ctx.meta.update(meta)
+    def root() -> None:
+        """Group the commands as `rowtwin` does."""
 
     return partial(run, outer, lambda: (mistake,))

@@ -12,12 +12,12 @@ from pydantic import ValidationError
 
 import rowtwin
 from contracts.load import load_all
-from falsifiers.gate import benchmark_records, cli
+from falsifiers.gate import benchmark_records
 from falsifiers.gate.benchmark_records import NotEqual
 from falsifiers.gate.receipts import FOLDER
 from falsifiers.judging.errors import SuiteError
 from falsifiers.meta.gate.fake_benchmarks import products, step, steps
-from falsifiers.mutation import device_receipts
+from falsifiers.mutation import cli, device_receipts
 
 Tell = Callable[[str], None]
 
@@ -107,8 +107,8 @@ def test_times_are_measured_after_every_phase_was_proved(
             return steps() if name == "step" else products()
         return run
 
-    monkeypatch.setattr(rowtwin, "measures", lambda: {name: ("p3", measure(name))
-                                                      for name in ("gemv", "step")})
+    monkeypatch.setattr(rowtwin, "benchmarks", lambda: {name: ("p3", measure(name))
+                                                        for name in ("gemv", "step")})
     monkeypatch.setattr(device_receipts, "receipts", lambda *given: ([Path("p3.json")], refused))
     monkeypatch.setattr(cli, "banks_here", lambda *given: [])
     monkeypatch.setattr(sys, "argv", ["rowtwin", "receipt", *argv])

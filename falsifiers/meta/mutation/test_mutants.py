@@ -16,11 +16,12 @@ from falsifiers.gate.pytest_plugin import THOROUGH
 from falsifiers.gate.tiers import choose
 from falsifiers.judging.errors import Declined, SuiteError
 from falsifiers.judging.judge import Judge
+from falsifiers.judging.matrix import Bank
 from falsifiers.judging.subject import Mutant, Subject
 from falsifiers.meta.gate.fake_checkout import contract, row
 from falsifiers.mutation.cli import matrix_exit_code
 from falsifiers.mutation.device_receipts import device_rows
-from falsifiers.mutation.mutants import Bank, kill, placed, row_of, run_matrix, sample, try_mutant
+from falsifiers.mutation.mutants import kill, row_of, run_matrix, sample, try_mutant
 
 CONTRACTS = load_all(rowtwin.ROOT / "contracts")
 
@@ -138,13 +139,13 @@ def test_mutants_of_a_device_that_is_emulated_are_tried_alone() -> None:
                            row("blind", "watch")])
     made = replace(bank(mutant(device="cuda"), mutant("right")), contract=Contract.model_validate(
         data | {"emulated": {"rows_hold": ["s*"]}}))
-    here = placed(made, ("emulate",))
+    here = made.on(("emulate",))
     assert [one.device for one in here.mutants] == ["cuda"]
     assert [case.id for case in here.cases("rows_hold", here.mutants[0])] == [
         "p1/rows_hold[emulate-seen]"]
     matrix = run_matrix([here])
     assert (matrix.survivors, matrix.idle_falsifiers, matrix.not_run) == ((), (), ())
-    assert placed(bank(mutant(device="cuda")), ("emulate",)).mutants == []
+    assert bank(mutant(device="cuda")).on(("emulate",)).mutants == []
 
 
 def test_mutant_that_names_a_stranger_is_refused() -> None:

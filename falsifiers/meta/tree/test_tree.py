@@ -20,6 +20,14 @@ PACKAGES = ("contracts", "engine", "falsifiers", "phases", "reports")
 MAY_IMPORT = {
     "contracts": set[str](), "engine": set[str](), "falsifiers": {"contracts"},
     "phases": {"engine", "contracts", "falsifiers"}, "reports": {"contracts", "falsifiers"}}
+ROOMS = {
+    "judging": set[str](), "instruments": {"judging"}, "console": {"judging"},
+    "tensor_files": {"judging"}, "gate": {"judging", "instruments", "console"},
+    "mutation": {"judging", "console", "gate"},
+    "bisect": {"judging", "console", "tensor_files", "gate", "mutation"},
+    "vectors": {"judging", "console", "tensor_files", "gate", "bisect"},
+    "witness": {"judging", "console"}}
+"""The folders of `falsifiers/`, and which of the others each may import."""
 SHAPE = {"__init__.py", "increment.py", "reference.py", "mutants.py", "test_falsifier.py"}
 
 
@@ -42,11 +50,24 @@ def within(path: Path) -> Iterator[str]:
     yield from (name for name in names if name.split(".")[0] in (*PACKAGES, "rowtwin", "conftest"))
 
 
+def is_command(path: Path) -> bool:
+    """Return whether a file defines commands: `cli.py`, `trace_cli.py`."""
+    return path.stem == "cli" or path.stem.endswith("_cli")
+
+
 def is_wiring(path: Path) -> bool:
-    """Return whether a file is a test outside the phases, or the engine's mutants."""
+    """Return whether a file is a command, a test outside the phases, or the engine's mutants."""
     folder = path.relative_to(ROOT).parts[0]
-    return (folder != "phases" and path.name.startswith("test_")) or \
+    return is_command(path) or (folder != "phases" and path.name.startswith("test_")) or \
         (folder == "engine" and path.name.startswith("mutants"))
+
+
+def may_enter(path: Path, name: str) -> bool:
+    """Return whether a file of `falsifiers/` may import a dotted name of another folder there."""
+    home, target = path.relative_to(ROOT).parts[1], name.split(".")[1]
+    if home not in ROOMS or is_command(path) or target == home:  # meta, or `falsifiers/__init__.py`
+        return True
+    return target in ROOMS[home]
 
 
 def chain_of(phase: str) -> tuple[str, ...]:
@@ -61,8 +82,11 @@ def allowed(path: Path, name: str) -> bool:
         return True
     if target != home:
         return False
-    if home != "phases" or len(parts) == 2 or len(wanted) == 1 or wanted[1] == parts[1]:
-        return True  # a file beside the phases holds their commands
+    if home == "falsifiers" and len(wanted) > 1:
+        return may_enter(path, name)
+    if home != "phases" or len(parts) == 2 or parts[1] == "bench" or \
+            len(wanted) == 1 or wanted[1] == parts[1]:
+        return True  # phases/*.py and phases/bench serve every phase
     mine, theirs = parts[1].split("_")[0], wanted[1].split("_")[0]
     before = chain_of(mine)[:chain_of(mine).index(mine)]
     return bool(before) and theirs == before[-1] and wanted[2:3] in ([], ["increment"])
@@ -75,29 +99,27 @@ def test_import_table_is_kept(package: str) -> None:
     assert strays == []
 
 
-@pytest.mark.parametrize(
-    ("file", "name", "may"),
-    [
-        ("engine/ops.py", "falsifiers.judging.judge", False),
-        ("engine/ops.py", "engine.blocks", True),
-        ("engine/test_ops.py", "falsifiers.judging.judge", True),
-        ("contracts/golden.py", "rowtwin", False),
-        ("reports/test_cli.py", "rowtwin", True),
-        ("phases/p3_row_twin/test_falsifier.py", "rowtwin", False),
-        ("contracts/schema.py", "engine", False),
-        ("falsifiers/judging/judge.py", "engine.state", False),
-        ("falsifiers/gate/cli.py", "rowtwin", False),
-        ("phases/p3_row_twin/increment.py", "phases.p1_looped_step.increment", True),
-        ("phases/bench/cli.py", "phases.bench.gemv", True),
-        ("phases/bench/cli.py", "rowtwin", False),
-        ("phases/p3_row_twin/increment.py", "phases.p1_looped_step.reference", False),
-        ("phases/p4_batched_matmul/increment.py", "phases.p1_looped_step.increment", False),
-        ("phases/p2_engine_serve/increment.py", "phases.p1_looped_step.increment", False),
-        ("phases/p2_engine_serve/increment.py", "phases.p0_scheduler.increment", True),
-        ("reports/cli.py", "engine.model", False),
-        ("reports/cli.py", "phases", False),
-    ],
-)
+@pytest.mark.parametrize(("file", "name", "may"), [
+    ("engine/ops.py", "falsifiers.judging.judge", False), ("engine/ops.py", "engine.blocks", True),
+    ("engine/test_ops.py", "falsifiers.judging.judge", True),
+    ("contracts/golden.py", "rowtwin", False), ("reports/test_cli.py", "rowtwin", True),
+    ("phases/p3_row_twin/test_falsifier.py", "rowtwin", False),
+    ("contracts/schema.py", "engine", False),
+    ("falsifiers/judging/judge.py", "engine.state", False),
+    ("falsifiers/gate/cli.py", "rowtwin", True), ("falsifiers/gate/runner.py", "rowtwin", False),
+    ("falsifiers/gate/runner.py", "falsifiers.judging.errors", True),
+    ("falsifiers/gate/runner.py", "falsifiers.mutation.mutants", False),
+    ("falsifiers/judging/judge.py", "falsifiers.gate.tiers", False),
+    ("falsifiers/witness/take.py", "falsifiers.gate.runner", False),
+    ("falsifiers/bisect/session.py", "falsifiers.vectors.calls", False),
+    ("phases/p3_row_twin/increment.py", "phases.p1_looped_step.increment", True),
+    ("phases/bench/step_timing.py", "phases.p4_batched_matmul.increment", True),
+    ("phases/bench/step_timing.py", "rowtwin", False), ("phases/bench/cli.py", "rowtwin", True),
+    ("phases/p3_row_twin/increment.py", "phases.p1_looped_step.reference", False),
+    ("phases/p4_batched_matmul/increment.py", "phases.p1_looped_step.increment", False),
+    ("phases/p2_engine_serve/increment.py", "phases.p1_looped_step.increment", False),
+    ("phases/p2_engine_serve/increment.py", "phases.p0_scheduler.increment", True),
+    ("reports/cli.py", "engine.model", True), ("reports/produce.py", "engine.model", False)])
 def test_import_table_is_the_design_s(file: str, name: str, may: bool) -> None:
     assert allowed(ROOT / file, name) is may
 

@@ -13,7 +13,6 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,7 +29,7 @@ from falsifiers.judging.subject import Subject
 from falsifiers.judging.verdict import Finding
 from falsifiers.meta.console.command import Main, main_of
 from falsifiers.tensor_files.safetensors_file import read
-from falsifiers.vectors import foreign, program
+from falsifiers.vectors import candidate_kinds, program
 from falsifiers.vectors.calls import Offer
 from falsifiers.vectors.program import Program
 
@@ -267,14 +266,13 @@ def test_directory_tells_which_phase_it_answers(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({
         "phase": "p3", "claim": "", "arithmetic": "own", "calls": [call],
         "rules": {"twin": "bitwise", "truth": "bitwise", "own": None}}))
-    assert foreign.phase_of(f"vectors:{tmp_path}") == "p3"
-    assert foreign.phase_of("cmd:sh") is None
-    context = SimpleNamespace(meta={"vectors": rowtwin.vectors_of})
+    assert candidate_kinds.phase_of(f"vectors:{tmp_path}") == "p3"
+    assert candidate_kinds.phase_of("cmd:sh") is None
     for phases in (("p4",), ("engine", "p3")):
         with pytest.raises(SuiteError, match=r"answers calls of p3 alone: give --phase 3 with it"):
-            cases_of_vectors(context, f"vectors:{tmp_path}", Wanted(phases))
-    cases = cases_of_vectors(context, f"vectors:{tmp_path}", Wanted(("p3",)))
+            cases_of_vectors(f"vectors:{tmp_path}", Wanted(phases))
+    cases = cases_of_vectors(f"vectors:{tmp_path}", Wanted(("p3",)))
     assert cases is not None
     assert [one.id for one in cases] == [one.id for one in rowtwin.vectors_of("3").cases]
     assert {one.repro for one in cases} == {"rowtwin gate --phase 3"}
-    assert cases_of_vectors(context, None, Wanted(("p3",))) is None
+    assert cases_of_vectors(None, Wanted(("p3",))) is None

@@ -31,7 +31,6 @@ from falsifiers.vectors.calls import Recorder
 from falsifiers.vectors.exchange import VectorSet, judged
 from falsifiers.vectors.program import Program
 from falsifiers.vectors.steps import StepOps, step_of
-from phases import vector_sets
 
 ROOT = Path(__file__).parents[3]
 NUMPY_STEP = ROOT / "docs" / "examples" / "numpy_step.py"
@@ -144,18 +143,15 @@ def test_program_that_writes_beside_its_answer_is_told(exported: Path,
 
 
 def test_program_is_asked_what_the_contract_lacks_beside_its_cases() -> None:
-    context = type("Context", (), {"meta": {"vectors": rowtwin.vectors_of,
-                                            "beside": vector_sets.beside, "must_take_programs":
-                                            vector_sets.must_take_programs}})
-    cases = cases_of_vectors(context, "cmd:sh mine", Wanted(("p4",)))
+    cases = cases_of_vectors("cmd:sh mine", Wanted(("p4",)))
     assert cases is not None
     own = list(rowtwin.contract_of("p4").expand())
     assert list(cases[:len(own)]) == own
     assert {one.given.get("op") for one in cases[len(own):]} == {
         None, "norm", "add_norm", "gated_norm", "silu_mul", "argmax", "embed", "project"}
     assert {one.repro for one in cases[len(own):]} == {"rowtwin gate --phase 4"}
-    assert cases_of_vectors(context, "cmd:sh mine", Wanted(("p3",))) is None
-    assert cases_of_vectors(context, "cmd:sh mine", Wanted(("p4",), case=own[0])) is None
+    assert cases_of_vectors("cmd:sh mine", Wanted(("p3",))) is None
+    assert cases_of_vectors("cmd:sh mine", Wanted(("p4",), case=own[0])) is None
 
 
 @pytest.mark.parametrize(("asked", "why"), [

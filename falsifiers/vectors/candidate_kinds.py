@@ -1,7 +1,8 @@
-"""Candidates that are no Python: `cmd:PROGRAM`, `vectors:DIR`, and why `server:URL` is neither.
+"""Kinds of candidate that are not Python: `cmd:PROGRAM` and `vectors:DIR`.
 
-Nothing here imports torch before a candidate is loaded: pytest looks at one before it may. Which
-functions stand before a program is for the phase to say, so it is handed in.
+Importing this module registers them with `falsifiers.gate.candidates`. It does not import torch,
+because pytest checks a candidate before Triton's mode is fixed. `server:URL` is refused with the
+command that judges a server.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from falsifiers.console.cli_app import readable
+from falsifiers.gate.candidates import register
 from falsifiers.judging.errors import SuiteError
 from falsifiers.vectors import manifest
 
@@ -67,8 +70,10 @@ def absolute(spec: str) -> str:
                                          for word in others)])
 
 
-def load(spec: str, offer: type[Offer]) -> Any:
-    """Return a phase's functions, `offer`, before a program or a directory, for a module."""
+def load(spec: str, offer: type[Offer] | None) -> Any:
+    """Return a phase's functions, `offer`, answered by a program or by a directory of vectors."""
+    from falsifiers.vectors.calls import Offer
+    offer = offer or Offer
     if spec.startswith("cmd:"):
         from falsifiers.vectors.program import Program
         if offer.no_program:
@@ -77,3 +82,6 @@ def load(spec: str, offer: type[Offer]) -> Any:
         return offer(Program(words(absolute(spec)), probe=offer.probe))  # it runs elsewhere
     from falsifiers.vectors.exchange import Directory
     return offer(Directory(Path(spec.partition(":")[2]).expanduser()))
+
+
+register(KINDS, sys.modules[__name__])
