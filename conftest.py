@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from contracts.schema import Case
     from falsifiers.judging.subject import Subject
 
-refused = pytest.StashKey[str]()
+refusal_key = pytest.StashKey[str]()
 """Why a worker's candidate cannot be judged in the phases chosen."""
 pytest_plugins = ["falsifiers.gate.pytest_plugin", "pytester"]
 
@@ -29,23 +29,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     from falsifiers.gate.candidates import must_have_part
     from falsifiers.gate.pytest_plugin import case_of
     from falsifiers.judging.errors import SuiteError
-    from phases.vector_sets import must_take_programs
+    from phases.vector_sets import require_programs
     phases = sorted({case.phase for item in session.items if (case := case_of(item)) is not None})
     try:
         if phases:
             must_have_part(named, phases)
         if named.startswith("cmd:"):
-            must_take_programs(named, phases)
+            require_programs(named, phases)
     except SuiteError as error:
         if not hasattr(session.config, "workerinput"):
             raise pytest.UsageError(str(error)) from None
-        session.config.stash[refused] = str(error)  # a worker that ended here would be a crash
+        session.config.stash[refusal_key] = str(error)  # a worker that ended here would be a crash
 
 
 @pytest.fixture
 def subject(case: Case, request: pytest.FixtureRequest) -> Iterator[Subject]:
     """Yield what the case judges: its own phase's part of the tree, or the candidate."""
-    if why := request.config.stash.get(refused, ""):
+    if why := request.config.stash.get(refusal_key, ""):
         from falsifiers.judging.errors import SuiteError
         raise SuiteError(why)
     subject = rowtwin.subject_for(case, request.config.getoption("--candidate"))
@@ -60,7 +60,7 @@ def path() -> Any:
 
 
 @pytest.fixture(scope="session")
-def looped() -> Any:
+def looped_path() -> Any:
     """Return P1's path, which runs the rows of a step one after another."""
     return rowtwin.assemble(path="p1", stack=None).path
 

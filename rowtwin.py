@@ -18,17 +18,17 @@ from falsifiers.console.cli_app import group_of, readable, run
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from contracts.golden import Makers
+    from contracts.golden import GoldenMakers
     from contracts.schema import Case, Contract
     from falsifiers.bisect.paired_runs import Setup
     from falsifiers.judging.matrix import Bank
     from falsifiers.judging.subject import Subject
     from falsifiers.vectors.exchange import VectorSet
-    from reports.user_model import Opened
+    from reports.user_model import UserModel
 
 ROOT = Path(__file__).parent
-DECODE = ("p1", "p3", "p4", "p5", "p6", "p8")
-SERVING = ("p0", "p2", "p7")
+DECODE_PHASES = ("p1", "p3", "p4", "p5", "p6", "p8")
+SERVING_PHASES = ("p0", "p2", "p7")
 COMMANDS = {
     "doctor": ("reports.doctor_cli", "Say what can be proven on this machine, and how."),
     "gate": ("falsifiers.gate.cli", "Judge phases: PASS, FAIL or UNMEASURABLE, with evidence."),
@@ -50,7 +50,7 @@ COMMANDS = {
 }
 
 
-def package_of(phase: str) -> str | None:
+def phase_package(phase: str) -> str | None:
     """Return the dotted package of a phase that has an increment, or None."""
     if phase == "engine":
         return "engine"
@@ -58,19 +58,19 @@ def package_of(phase: str) -> str | None:
     return f"phases.{found[0].parent.name}" if found else None
 
 
-def newest(chain: tuple[str, ...]) -> str | None:
+def newest_phase(chain: tuple[str, ...]) -> str | None:
     """Return the last phase of a chain that is built, or None."""
-    return next((phase for phase in reversed(chain) if package_of(phase)), None)
+    return next((phase for phase in reversed(chain) if phase_package(phase)), None)
 
 
-def _increment(phase: str | None, chain: tuple[str, ...]) -> Any:
+def _import_increment(phase: str | None, chain: tuple[str, ...]) -> Any:
     from falsifiers.judging.errors import SuiteError
-    name = newest(chain) if phase == "newest" else phase
+    name = newest_phase(chain) if phase == "newest" else phase
     if name is None:
         return None
-    package = package_of(name) if name in chain else None
+    package = phase_package(name) if name in chain else None
     if package is None:
-        built = ", ".join(p for p in chain if package_of(p)) or "none"
+        built = ", ".join(p for p in chain if phase_package(p)) or "none"
         raise SuiteError(f"phase {name!r} is not built; of its chain there are: {built}")
     return importlib.import_module(f"{package}.increment")
 
@@ -87,8 +87,11 @@ def assemble(path: str | None = "newest", stack: str | None = "newest",
     from falsifiers.gate.candidates import load
     from falsifiers.judging.subject import Subject
     register_candidate_kinds()
-    offered = load(candidate, partial(_offer_of, phase)) if candidate is not None else None
-    decode, serving = _increment(path, DECODE), _increment(stack, SERVING)
+    offered = load(candidate, partial(_phase_offer, phase)) if candidate is not None else None
+    decode, serving = (
+        _import_increment(path, DECODE_PHASES),
+        _import_increment(stack, SERVING_PHASES),
+    )
     ops = decode.path() if decode else None
     if offered is not None and ops is not None:
         ops = replace(ops, **{f.name: own for f in fields(ops) if (own := offered.op(f.name))})
@@ -102,9 +105,9 @@ def register_candidate_kinds() -> None:
     importlib.import_module("falsifiers.vectors.candidate_kinds")
 
 
-def _offer_of(phase: str | None) -> Any:
-    from phases.vector_sets import offer_of
-    return offer_of(phase)
+def _phase_offer(phase: str | None) -> Any:
+    from phases.vector_sets import program_offer
+    return program_offer(phase)
 
 
 @cache
@@ -119,14 +122,14 @@ def subject_for(case: Case, candidate: str | None = None) -> Subject:
     A case may choose another path with a given `path` (`p1`, `newest`). No candidate has a part
     outside the decode path.
     """
-    path = case.given.get("path", case.phase if case.phase in DECODE else None)
-    if path is None and case.phase in SERVING[1:]:
+    path = case.given.get("path", case.phase if case.phase in DECODE_PHASES else None)
+    if path is None and case.phase in SERVING_PHASES[1:]:
         path = "newest"
-    stack = case.phase if case.phase in SERVING else None
-    own = candidate if case.phase in DECODE else None
+    stack = case.phase if case.phase in SERVING_PHASES else None
+    own = candidate if case.phase in DECODE_PHASES else None
     subject = assemble(path, stack, own, case.phase)
     if subject.candidate is not None:
-        subject.candidate.must_offer(contract_of(case.phase).ops)
+        subject.candidate.must_offer(phase_contract(case.phase).ops)
     if case.tier == "emulate":
         emulator = importlib.import_module("engine.emulate.emulator")
         return replace(subject, around=emulator.emulated, faults=(emulator.KernelFault,))
@@ -134,16 +137,16 @@ def subject_for(case: Case, candidate: str | None = None) -> Subject:
 
 
 @cache
-def contract_of(phase: str) -> Contract:
+def phase_contract(phase: str) -> Contract:
     """Load a phase's contract."""
     from contracts.load import load_contract
     return load_contract(ROOT / "contracts" / f"{phase}.yaml")
 
 
-def bank(phase: str) -> Bank:
+def phase_bank(phase: str) -> Bank:
     """Return a phase's falsifiers and mutants, ready for the kill matrix."""
     from falsifiers.judging.matrix import Bank
-    contract = contract_of(phase)
+    contract = phase_contract(phase)
     tests = importlib.import_module(f"{contract.package}.test_falsifier")
     wrong = importlib.import_module(f"{contract.package}.mutants")
     named = {f.id: getattr(tests, f"test_{f.id}", None) for f in contract.falsifiers}
@@ -151,50 +154,50 @@ def bank(phase: str) -> Bank:
                 wrong.MUTANTS, subject_for)
 
 
-def _need_ops(candidate: Any, name: str) -> None:
+def _require_ops(candidate: Any, name: str) -> None:
     from falsifiers.judging.errors import SuiteError
     if any(candidate.op(own) for own in ("engine", "step")):
         raise SuiteError(f"{name} brings a step of its own; only ops of a path can be taken here")
 
 
-def _decode_phase(name: str) -> str:
+def _parse_decode_phase(name: str) -> str:
     from falsifiers.judging.errors import SuiteError
-    phase = newest(DECODE) if name == "newest" else f"p{name.removeprefix('p')}"
-    if phase not in DECODE:
+    phase = newest_phase(DECODE_PHASES) if name == "newest" else f"p{name.removeprefix('p')}"
+    if phase not in DECODE_PHASES:
         raise SuiteError(f"{name!r} is no phase of the decode path: choose one of "
-                         f"{', '.join(p.removeprefix('p') for p in DECODE)}")
+                         f"{', '.join(p.removeprefix('p') for p in DECODE_PHASES)}")
     return phase
 
 
-def path_of(name: str) -> Any:
+def decode_path(name: str) -> Any:
     """Return a decode path by its phase's name, or the newest with a candidate's ops in it."""
-    if name == "newest" or name in DECODE:
+    if name == "newest" or name in DECODE_PHASES:
         return assemble(name, None).path
     subject = assemble("newest", None, name)
-    _need_ops(subject.candidate, name)
+    _require_ops(subject.candidate, name)
     return replace(subject.path, name=name)
 
 
-def benchmarks() -> dict[str, tuple[str, Any]]:
+def receipt_benchmarks() -> dict[str, tuple[str, Any]]:
     """Return the benchmarks that `rowtwin receipt` runs: by name, the phase and a function."""
     def gemv(tell: Any) -> Any:
         from phases.bench.gemv import measure
         return measure((1, 2, 4, 8, 16), tell=tell)
 
     def step(tell: Any) -> Any:
-        from phases.bench.step_benchmark import kept
-        return kept(path_of("p1"), path_of("newest"), tell)
+        from phases.bench.step_benchmark import measure_for_receipt
+        return measure_for_receipt(decode_path("p1"), decode_path("newest"), tell)
 
-    decode = newest(DECODE)
+    decode = newest_phase(DECODE_PHASES)
     return {"gemv": ("p3", gemv), "step": (decode, step)} if decode else {}
 
 
-def open_model(file: str, candidate: str | None = None) -> Opened:
+def open_model(file: str, candidate: str | None = None) -> UserModel:
     """Open a user's own GGUF file for a report: the newest path, or a candidate, over it."""
     from engine.candidate import engine_of
     from engine.model import Model
     from engine.path import Rows
-    from reports.user_model import Opened
+    from reports.user_model import UserModel
     model, subject = Model.load(file), assemble("newest", None, candidate)
 
     def oracle(tokens: Sequence[int]) -> Iterator[Any]:
@@ -203,7 +206,7 @@ def open_model(file: str, candidate: str | None = None) -> Opened:
             yield model.forward_single(token, state, position)
 
     c = model.config
-    return Opened(
+    return UserModel(
         name=readable(file), size=Path(file).stat().st_size,
         shape=f"{c.layers} layers ({sum(c.recurrent)} recurrent), width {c.embd}, "
               f"feed-forward {c.ffn}, vocabulary {c.vocab:,}",
@@ -212,23 +215,23 @@ def open_model(file: str, candidate: str | None = None) -> Opened:
         matrices=list(model.weights.matrices()))
 
 
-def bisect_setup(model: str, phase: str, candidate: str | None, against: str, device: str,
+def build_bisect_setup(model: str, phase: str, candidate: str | None, against: str, device: str,
              layers: Sequence[int] | None = None, mutant: str | None = None) -> Setup:
     """Return what `rowtwin bisect` compares: a phase's path, or a candidate in it, and its peer.
 
     `layers` are those of the model that are kept; a mutant stands in for the path of its phase.
     """
-    from phases.bisect_setup import setup_of
-    name = _decode_phase(phase)
+    from phases.bisect_setup import make_setup
+    name = _parse_decode_phase(phase)
     subject = assemble(name, None, candidate)
     if candidate is not None:
-        _need_ops(subject.candidate, candidate)
-        from phases.candidate_path import into
-        subject = replace(subject, path=into(subject, contract_of(name).ops))
-    other = None if against in ("auto", "oracle", "alone") else _decode_phase(against)
-    return setup_of(
-        subject, name, bank(name).mutant(mutant) if mutant else None, model, layers, device,
-        against, lambda: path_of(other or name), contract_of(name).ops)
+        _require_ops(subject.candidate, candidate)
+        from phases.candidate_path import path_with_candidate
+        subject = replace(subject, path=path_with_candidate(subject, phase_contract(name).ops))
+    other = None if against in ("auto", "oracle", "alone") else _parse_decode_phase(against)
+    return make_setup(
+        subject, name, phase_bank(name).mutant(mutant) if mutant else None, model, layers, device,
+        against, lambda: decode_path(other or name), phase_contract(name).ops)
 
 
 def find_case(name: str, candidate: str | None) -> tuple[Case, Bank, Subject]:
@@ -239,20 +242,20 @@ def find_case(name: str, candidate: str | None) -> tuple[Case, Bank, Subject]:
     case = case_of(name, contracts_of())
     if candidate is not None:
         must_have_part(candidate, [case.phase])
-    return case, bank(case.phase), subject_for(case, candidate)
+    return case, phase_bank(case.phase), subject_for(case, candidate)
 
 
-def vectors_of(phase: str) -> VectorSet:
+def phase_vectors(phase: str) -> VectorSet:
     """Return what a phase asks of programs in other languages."""
-    from phases.vector_sets import of
-    return of(phase, bank)
+    from phases.vector_sets import load_vector_set
+    return load_vector_set(phase, phase_bank)
 
 
-def golden_makers() -> Makers:
+def golden_makers() -> GoldenMakers:
     """Return what makes the goldens: test models, transformers on their weights, and the engine."""
-    from contracts.golden import Makers
+    from contracts.golden import GoldenMakers
     from engine import testmodels
-    from engine.transformers_logits import logits_of
+    from engine.transformers_logits import compute_logits
 
     def own(name: str, prompt: Sequence[int]) -> list[Any]:
         model = load_model(name)
@@ -263,8 +266,8 @@ def golden_makers() -> Makers:
         return {name: importlib.import_module(name).__version__
                 for name in ("transformers", "torch")}
 
-    return Makers(testmodels.path_of, lambda name: load_model(name).config.vocab,
-                  logits_of, own, provenance)
+    return GoldenMakers(testmodels.model_path, lambda name: load_model(name).config.vocab,
+                  compute_logits, own, provenance)
 
 
 app = typer.Typer(cls=group_of(COMMANDS), add_completion=False, no_args_is_help=True,
@@ -276,7 +279,7 @@ def root() -> None:
     """Compare each row of a batch with the same row run by itself."""
 
 
-def _mistakes() -> tuple[type[Exception], ...]:
+def _user_errors() -> tuple[type[Exception], ...]:
     from contracts.load import ContractError
     from engine.errors import InputError
     from falsifiers.judging.errors import SuiteError
@@ -285,7 +288,7 @@ def _mistakes() -> tuple[type[Exception], ...]:
 
 def main() -> None:
     """Run the command line; a user's mistake ends in one sentence and exit code 2."""
-    run(app, _mistakes)
+    run(app, _user_errors)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from contracts.golden import Makers
+    from contracts.golden import GoldenMakers
 
 app = typer.Typer(no_args_is_help=True)
 golden_app = typer.Typer(no_args_is_help=True, help="Make or check the golden logits.")
 app.add_typer(golden_app, name="golden")
 
-Models = Annotated[list[str] | None, typer.Argument(
+ModelNames = Annotated[list[str] | None, typer.Argument(
     help="Test models (default: all that have goldens).")]
 
 
@@ -23,28 +23,28 @@ def _root() -> None:
 
 
 @golden_app.command(epilog="Example: rowtwin golden make nano")
-def make(models: Models = None) -> None:
+def make(models: ModelNames = None) -> None:
     """Remake goldens from transformers (extra `golden`) and from the engine; overwrites them."""
     from contracts.golden import MODELS, make_golden
 
-    makers = _makers()
+    makers = _golden_makers()
     for name in models or MODELS:
         typer.echo(f"{name}: {make_golden(name, makers)}")
 
 
 @golden_app.command(epilog="Example: rowtwin golden check nano")
-def check(models: Models = None) -> None:
+def check(models: ModelNames = None) -> None:
     """Remake the goldens' logits and compare: exit 1 when stored and remade ones differ."""
-    from contracts.golden import MODELS, compare
+    from contracts.golden import MODELS, compare_golden
 
-    makers, bad = _makers(), False
+    makers, bad = _golden_makers(), False
     for name in models or MODELS:
-        faults = compare(name, makers)
+        faults = compare_golden(name, makers)
         bad = bad or bool(faults)
         typer.echo(f"{name}: {'; '.join(faults) or 'as stored'}")
     raise typer.Exit(int(bad))
 
 
-def _makers() -> Makers:
+def _golden_makers() -> GoldenMakers:
     import rowtwin
     return rowtwin.golden_makers()

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from contracts.load import ContractError
 
-FOLDER = Path(__file__).parent / "golden"
+GOLDEN_FOLDER = Path(__file__).parent / "golden"
 MODELS = ("nano", "nano-tied", "tiny", "tiny-f32")
 PROMPTS, TOKENS = 3, 70
-REMADE = 1e-6
+LOGITS_TOLERANCE = 1e-6
 """How far remade independent logits may be from stored ones: another library version's order."""
 
 
@@ -39,12 +39,12 @@ class Golden:
     tokens: list[list[int]]
     logits: Tensor
     """f32[prompts, tokens, vocab] of the independent implementation."""
-    known: list[list[str]]
+    step_digests: list[list[str]]
     """sha256 of our own logits' bits after each token."""
     provenance: dict[str, str]
 
 
-def digest(logits: Tensor) -> str:
+def logits_digest(logits: Tensor) -> str:
     """Return the sha256 of logits f32[vocab] as little-endian bits, every NaN as 0x7fc00000."""
     plain = torch.where(torch.isnan(logits), torch.nan, logits).cpu().contiguous()
     return hashlib.sha256(plain.numpy().astype("<f4").tobytes()).hexdigest()
@@ -57,7 +57,7 @@ def data_digest(tokens: Tensor, logits: Tensor) -> str:
     return total.hexdigest()
 
 
-def load_golden(model: str, folder: Path = FOLDER) -> Golden:
+def load_golden(model: str, folder: Path = GOLDEN_FOLDER) -> Golden:
     """Read one model's goldens; raise `ContractError` when they are missing or do not fit."""
     path = folder / f"{model}.safetensors"
     try:
@@ -80,23 +80,26 @@ def load_golden(model: str, folder: Path = FOLDER) -> Golden:
 
 
 @dataclass(frozen=True)
-class Makers:
+class GoldenMakers:
     """What makes goldens: the engine's parts, handed in."""
 
-    path: Callable[[str], Path]
+    model_path: Callable[[str], Path]
     """The GGUF file of a test model."""
-    vocab: Callable[[str], int]
-    independent: Callable[[Path, Sequence[Sequence[int]]], Tensor]
+    vocab_size: Callable[[str], int]
+    independent_logits: Callable[[Path, Sequence[Sequence[int]]], Tensor]
     """Logits f32[prompts, tokens, vocab] of the independent implementation."""
-    own: Callable[[str, Sequence[int]], list[Tensor]]
+    engine_logits: Callable[[str, Sequence[int]], list[Tensor]]
     """Our own logits f32[vocab] after each token."""
     provenance: Callable[[], dict[str, str]]
 
 
-def make_golden(model: str, makers: Makers, folder: Path = FOLDER) -> Path:
+def make_golden(model: str, makers: GoldenMakers, folder: Path = GOLDEN_FOLDER) -> Path:
     """Write one model's goldens and return where they are."""
-    prompts, path = prompts_of(makers.vocab(model)), makers.path(model)
-    tokens, logits = torch.tensor(prompts, dtype=torch.int32), makers.independent(path, prompts)
+    prompts, path = golden_prompts(makers.vocab_size(model)), makers.model_path(model)
+    tokens, logits = (
+        torch.tensor(prompts, dtype=torch.int32),
+        makers.independent_logits(path, prompts),
+    )
     out = folder / f"{model}.safetensors"
     save_file({"tokens": tokens, "logits": logits.contiguous()}, out,
               metadata={**makers.provenance(), "command": f"rowtwin golden make {model}"})
@@ -105,34 +108,37 @@ def make_golden(model: str, makers: Makers, folder: Path = FOLDER) -> Path:
     known: dict[str, Any] = json.loads(known_file.read_text()) if known_file.exists() else {}
     known[model] = {"file_sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
                     "data_sha256": data_digest(tokens, logits),
-                    "steps": [[digest(step) for step in makers.own(model, prompt)]
+                    "steps": [[logits_digest(step) for step in makers.engine_logits(model, prompt)]
                               for prompt in prompts]}
     known_file.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
     return out
 
 
-def compare(model: str, makers: Makers, prompts: int = PROMPTS) -> list[str]:
+def compare_golden(model: str, makers: GoldenMakers, prompts: int = PROMPTS) -> list[str]:
     """Return how remade goldens of the first prompts differ from the stored ones, if they do."""
-    golden, path, faults = load_golden(model), makers.path(model), []
+    golden, path, faults = load_golden(model), makers.model_path(model), []
     if hashlib.sha256(path.read_bytes()).hexdigest() != golden.file_sha256:
         faults.append("the model file is not the one that the goldens were made from")
-    if golden.tokens != prompts_of(makers.vocab(model)):
+    if golden.tokens != golden_prompts(makers.vocab_size(model)):
         faults.append("the prompts are not those that are made now")
-    remade = makers.independent(path, golden.tokens[:prompts]).double()
+    remade = makers.independent_logits(path, golden.tokens[:prompts]).double()
     stored = golden.logits[:prompts].double()
     apart = float((remade - stored).norm() / stored.norm())
-    if not apart < REMADE:
+    if not apart < LOGITS_TOLERANCE:
         faults.append(f"the independent logits differ by {apart:.2g} of their norm")
     for number, prompt in enumerate(golden.tokens[:prompts]):
-        now = [digest(step) for step in makers.own(model, prompt)]
-        if now != golden.known[number]:
-            first = next(i for i, pair in enumerate(zip(now, golden.known[number], strict=True))
-                         if pair[0] != pair[1])
+        now = [logits_digest(step) for step in makers.engine_logits(model, prompt)]
+        if now != golden.step_digests[number]:
+            first = next(
+                i
+                for i, pair in enumerate(zip(now, golden.step_digests[number], strict=True))
+                if pair[0] != pair[1]
+            )
             faults.append(f"our own bits of prompt {number} differ from step {first} on")
     return faults
 
 
-def prompts_of(vocab: int) -> list[list[int]]:
+def golden_prompts(vocab: int) -> list[list[int]]:
     """Return the prompts of a vocabulary's goldens."""
     return [prompt_tokens(number, vocab) for number in range(PROMPTS)]
 

@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 else:  # by libyaml where it was built in: every process of a run loads every contract
     SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-HERE = Path(__file__).parent
+CONTRACTS_FOLDER = Path(__file__).parent
 
 
 class ContractError(Exception):
     """A contract file is broken; the message names the file and the line."""
 
 
-class OnceLoader(SafeLoader):
+class UniqueKeyLoader(SafeLoader):
     """A safe YAML loader that refuses a key that stands twice."""
 
 
-def _mapping(loader: OnceLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+def _construct_mapping(loader: UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
         key = loader.construct_object(key_node)
@@ -39,10 +39,10 @@ def _mapping(loader: OnceLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     return loader.construct_mapping(node, deep=True)
 
 
-OnceLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct_mapping)
 
 
-def _line_of(node: yaml.Node | None, path: tuple[int | str, ...]) -> int:
+def _find_line(node: yaml.Node | None, path: tuple[int | str, ...]) -> int:
     """Return the line of the deepest node on `path`, for an error message."""
     line = node.start_mark.line + 1 if node is not None else 1
     for step in path:
@@ -64,7 +64,7 @@ def _line_of(node: yaml.Node | None, path: tuple[int | str, ...]) -> int:
 def load_contract(path: Path) -> Contract:
     """Load one contract file; raise `ContractError` naming file and line when it is broken."""
     try:
-        return _parsed(path, path.read_text(encoding="utf-8"))
+        return _parse_contract(path, path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ContractError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -72,10 +72,10 @@ def load_contract(path: Path) -> Contract:
 
 
 @lru_cache(maxsize=64)
-def _parsed(path: Path, text: str) -> Contract:
+def _parse_contract(path: Path, text: str) -> Contract:
     """Return the contract that a file's text is; a process reads the same text once."""
     try:
-        data = yaml.load(text, Loader=OnceLoader)
+        data = yaml.load(text, Loader=UniqueKeyLoader)
     except (TypeError, ValueError, RecursionError) as error:  # a value that YAML cannot build
         raise ContractError(f"{path}:1: is not a contract: {str(error).splitlines()[0]}") from None
     except yaml.YAMLError as error:
@@ -86,16 +86,16 @@ def _parsed(path: Path, text: str) -> Contract:
     try:
         contract = Contract.model_validate(data)
     except ValidationError as error:
-        node = yaml.compose(text, Loader=OnceLoader)
-        raise ContractError(_sentence(path, node, error)) from None
+        node = yaml.compose(text, Loader=UniqueKeyLoader)
+        raise ContractError(_format_error(path, node, error)) from None
     if contract.phase != path.stem:
-        line = _line_of(yaml.compose(text, Loader=OnceLoader), ("phase",))
+        line = _find_line(yaml.compose(text, Loader=UniqueKeyLoader), ("phase",))
         raise ContractError(f"{path}:{line}: phase: {contract.phase!r} stands in a file for "
                             f"{path.stem!r}")
     return contract
 
 
-def _sentence(path: Path, node: yaml.Node | None, error: ValidationError) -> str:
+def _format_error(path: Path, node: yaml.Node | None, error: ValidationError) -> str:
     """Say in one line what is wrong, and in which file and line it stands."""
     first = max(error.errors(), key=lambda one: len(one["loc"]))  # the deepest says most
     cause = first.get("ctx", {}).get("error")
@@ -104,10 +104,10 @@ def _sentence(path: Path, node: yaml.Node | None, error: ValidationError) -> str
     message = re.sub(r"^Value error, ", "", first["msg"])
     if first["type"] == "extra_forbidden":
         message = "unknown key"
-    return f"{path}:{_line_of(node, loc)}: {where}: {message}"
+    return f"{path}:{_find_line(node, loc)}: {where}: {message}"
 
 
-def load_all(folder: Path = HERE) -> dict[str, Contract]:
+def load_contracts(folder: Path = CONTRACTS_FOLDER) -> dict[str, Contract]:
     """Load every contract of a folder, by phase, `engine` first."""
     files = sorted(folder.glob("*.yaml"))
     return {contract.phase: contract for contract in map(load_contract, files)}

@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-FIELD = re.compile(r"\{(\w+)\}")
+AXIS_FIELD = re.compile(r"\{(\w+)\}")
 """An axis in a case's id; nothing else of a format string counts."""
 Tier = Literal["cpu", "interpret", "cuda", "emulate"]
 """Where a case is judged: PyTorch, Triton's interpreter, a device, or a device emulated."""
-DEVICE: tuple[Tier, ...] = ("cuda", "emulate")
+DEVICE_TIERS: tuple[Tier, ...] = ("cuda", "emulate")
 """Those whose cases run kernels for a device."""
 StatedTier = Literal["cpu", "interpret", "cuda"]
 """What a row of a contract may state; cases of `emulate` are made of those of `cuda`."""
@@ -34,13 +34,13 @@ class InconsistentError(ValueError):
         self.loc = loc
 
 
-class Record(BaseModel):
+class FrozenModel(BaseModel):
     """A frozen record that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Budget(Record):
+class Budget(FrozenModel):
     """How far from bitwise a truth comparison may be, why, and the floor that was measured."""
 
     cosine: float = Field(gt=0, le=1)
@@ -55,7 +55,7 @@ class Budget(Record):
     """The floor measured, with its conditions."""
 
 
-class Parity(Record):
+class Parity(FrozenModel):
     """The two rules: twin is always bitwise; truth is bitwise or a budget."""
 
     twin: Literal["bitwise"]
@@ -66,7 +66,7 @@ class Parity(Record):
     """How far from f32 caches of a narrower type may lead; empty where there are none."""
 
 
-class Falsifier(Record):
+class Falsifier(FrozenModel):
     """One attack on the claim; its test is the function `test_<id>`."""
 
     id: str = Field(pattern=r"^[a-z][a-z0-9_]+$")
@@ -76,7 +76,7 @@ class Falsifier(Record):
     """The diagnosis printed on failure."""
 
 
-class Row(Record):
+class CaseTableRow(FrozenModel):
     """One row of the case table, before its axes are multiplied out."""
 
     falsifier: str
@@ -91,13 +91,13 @@ class Row(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_tier(cls, data: Any) -> Any:
+    def _wrap_single_tier(cls, data: Any) -> Any:
         if isinstance(data, dict) and isinstance(data.get("tier"), str):
             return {**data, "tier": (data["tier"],)}
         return data
 
 
-class Case(Record):
+class Case(FrozenModel):
     """One concrete configuration."""
 
     phase: str
@@ -125,7 +125,7 @@ class Case(Record):
         return self.given[key]
 
 
-class Contract(Record):
+class Contract(FrozenModel):
     """What one phase claims and how the claim is attacked."""
 
     phase: str = Field(pattern=r"^(engine|p[0-8])$")
@@ -138,7 +138,7 @@ class Contract(Record):
     ops: tuple[str, ...]
     parity: Parity
     falsifiers: tuple[Falsifier, ...] = Field(min_length=1)
-    cases: tuple[Row, ...] = Field(min_length=1)
+    cases: tuple[CaseTableRow, ...] = Field(min_length=1)
     sanitized: tuple[str, ...] = ()
     """Falsifiers whose device cases a receipt also runs under compute-sanitizer."""
     emulated: dict[str, tuple[str, ...]] = {}
@@ -147,17 +147,17 @@ class Contract(Record):
     mutants: tuple[str, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Contract:
+    def _check_consistency(self) -> Contract:
         known = [falsifier.id for falsifier in self.falsifiers]
-        _once("falsifier", known, "falsifiers")
-        _once("mutant", list(self.mutants), "mutants")
+        _refuse_repeats("falsifier", known, "falsifiers")
+        _refuse_repeats("mutant", list(self.mutants), "mutants")
         seen, there = set[str](), list[tuple[str, str]]()
         for number, row in enumerate(self.cases):
             if row.falsifier not in known:
                 raise InconsistentError(
                     f"case {row.id!r} names unknown falsifier {row.falsifier!r}",
                     "cases", number, "falsifier")
-            for case in self._cases_of(number):
+            for case in self._expand_row(number):
                 if case.id in seen:
                     raise InconsistentError(f"case {case.id!r} stands twice", "cases", number)
                 seen.add(case.id)
@@ -181,16 +181,16 @@ class Contract(Record):
     def expand(self) -> Iterator[Case]:
         """Yield every concrete case of the table."""
         for number in range(len(self.cases)):
-            yield from self._cases_of(number)
+            yield from self._expand_row(number)
 
-    def _cases_of(self, number: int) -> Iterator[Case]:
+    def _expand_row(self, number: int) -> Iterator[Case]:
         row = self.cases[number]
         axes = {k: v if isinstance(v, list) else [v] for k, v in row.given.items()}
         for tier, *values in itertools.product(row.tier, *axes.values()):
             given = dict(zip(axes, values, strict=True))
             try:
                 name = "".join(str(given[part]) if place % 2 else part
-                               for place, part in enumerate(FIELD.split(row.id)))
+                               for place, part in enumerate(AXIS_FIELD.split(row.id)))
             except KeyError as error:
                 raise InconsistentError(
                     f"case id {row.id!r} cannot be filled in from given: {error} is missing",
@@ -207,7 +207,7 @@ class Contract(Record):
                 yield case.model_copy(update={"tier": "emulate"})
 
 
-def _once(what: str, ids: list[str], key: str) -> None:
+def _refuse_repeats(what: str, ids: list[str], key: str) -> None:
     for number, one in enumerate(ids):
         if one in ids[:number]:
             raise InconsistentError(f"{what} {one!r} stands twice", key, number)

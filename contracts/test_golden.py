@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import rowtwin
-from contracts.golden import FOLDER, MODELS, PROMPTS, TOKENS, compare, load_golden
+from contracts.golden import GOLDEN_FOLDER, MODELS, PROMPTS, TOKENS, compare_golden, load_golden
 from contracts.load import ContractError
 
 
@@ -21,26 +21,26 @@ def test_stored_goldens_are_whole(model: str) -> None:
     golden = load_golden(model)
     assert golden.logits.shape[:2] == (PROMPTS, TOKENS)
     assert bool(torch.isfinite(golden.logits).all())
-    assert [len(steps) for steps in golden.known] == [TOKENS] * PROMPTS
+    assert [len(steps) for steps in golden.step_digests] == [TOKENS] * PROMPTS
     assert golden.provenance["transformers"]
 
 
 def test_goldens_remade_by_transformers_are_those_stored() -> None:
-    assert compare("nano", rowtwin.golden_makers(), prompts=1) == []
+    assert compare_golden("nano", rowtwin.golden_makers(), prompts=1) == []
 
 
 def test_other_weights_bits_and_logits_are_noticed() -> None:
     makers = rowtwin.golden_makers()
-    other = replace(makers, path=lambda name: makers.path("nano-tied"),
-                    independent=lambda path, prompts: load_golden("nano").logits[:1] + 1e-3,
-                    own=lambda name, prompt: [torch.zeros(4)] * len(prompt))
-    faults = " ".join(compare("nano", other, prompts=1))
+    other = replace(makers, model_path=lambda name: makers.model_path("nano-tied"),
+                    independent_logits=lambda path, prompts: load_golden("nano").logits[:1] + 1e-3,
+                    engine_logits=lambda name, prompt: [torch.zeros(4)] * len(prompt))
+    faults = " ".join(compare_golden("nano", other, prompts=1))
     assert "model file" in faults
     assert "independent logits" in faults
     assert "from step 0 on" in faults
 
 
-def flipped(x: torch.Tensor) -> torch.Tensor:
+def flip_low_bit(x: torch.Tensor) -> torch.Tensor:
     """Return a copy with the lowest bit of one value turned over."""
     bits = x.clone().contiguous().view(torch.int32)
     bits.view(-1)[bits.numel() // 2] ^= 1
@@ -49,34 +49,34 @@ def flipped(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("what", ["tokens", "logits"])
 def test_one_flipped_bit_of_a_stored_golden_is_noticed(what: str, tmp_path: Path) -> None:
-    held = load_file(FOLDER / "nano.safetensors")
-    shutil.copy(FOLDER / "known.json", tmp_path)
+    held = load_file(GOLDEN_FOLDER / "nano.safetensors")
+    shutil.copy(GOLDEN_FOLDER / "known.json", tmp_path)
     save_file(held, tmp_path / "nano.safetensors")
     assert load_golden("nano", tmp_path).logits.equal(held["logits"])
-    save_file({**held, what: flipped(held[what])}, tmp_path / "nano.safetensors")
+    save_file({**held, what: flip_low_bit(held[what])}, tmp_path / "nano.safetensors")
     with pytest.raises(ContractError, match="digest is not the one in known"):
         load_golden("nano", tmp_path)
 
 
 def test_one_flipped_bit_of_our_own_logits_is_noticed() -> None:
     makers = rowtwin.golden_makers()
-    right = makers.own("nano", load_golden("nano").tokens[0])
-    wrong = [flipped(step) if number == 60 else step for number, step in enumerate(right)]
-    made = replace(makers, independent=lambda path, prompts: load_golden("nano").logits[:1],
-                   own=lambda name, prompt: right)
-    assert compare("nano", made, prompts=1) == []
-    made = replace(made, own=lambda name, prompt: wrong)
-    assert compare("nano", made, prompts=1) == [
+    right = makers.engine_logits("nano", load_golden("nano").tokens[0])
+    wrong = [flip_low_bit(step) if number == 60 else step for number, step in enumerate(right)]
+    made = replace(makers, independent_logits=lambda path, prompts: load_golden("nano").logits[:1],
+                   engine_logits=lambda name, prompt: right)
+    assert compare_golden("nano", made, prompts=1) == []
+    made = replace(made, engine_logits=lambda name, prompt: wrong)
+    assert compare_golden("nano", made, prompts=1) == [
         "our own bits of prompt 0 differ from step 60 on"]
 
 
 def test_goldens_that_are_missing_or_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="golden make"):
         load_golden("nano", tmp_path)
-    held = load_file(FOLDER / "nano.safetensors")
+    held = load_file(GOLDEN_FOLDER / "nano.safetensors")
     save_file({"tokens": held["tokens"][:1], "logits": held["logits"]},
               tmp_path / "nano.safetensors")
-    shutil.copy(FOLDER / "known.json", tmp_path)
+    shutil.copy(GOLDEN_FOLDER / "known.json", tmp_path)
     with pytest.raises(ContractError, match="do not fit"):
         load_golden("nano", tmp_path)
     (tmp_path / "known.json").write_text(json.dumps({}))

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from contracts.load import ContractError, load_all, load_contract
+from contracts.load import ContractError, load_contract, load_contracts
 from contracts.schema import Contract
 
-GOOD = """\
+VALID_CONTRACT = """\
 phase: p1
 package: phases.p1_made_up
 title: a made-up phase
@@ -31,18 +31,18 @@ mutants: [one_row_for_all, no_slot]
 """
 
 
-def write(folder: Path, text: str, name: str = "p1.yaml") -> Path:
+def write_contract(folder: Path, text: str, name: str = "p1.yaml") -> Path:
     path = folder / name
     path.write_text(text)
     return path
 
 
-def loaded(folder: Path, text: str = GOOD) -> Contract:
-    return load_contract(write(folder, text))
+def load_text(folder: Path, text: str = VALID_CONTRACT) -> Contract:
+    return load_contract(write_contract(folder, text))
 
 
 def test_axes_are_multiplied_out_over_tiers(tmp_path: Path) -> None:
-    cases = list(loaded(tmp_path).expand())
+    cases = list(load_text(tmp_path).expand())
     assert [case.id for case in cases] == [
         "p1/rows_hold[cpu-nano-m1]", "p1/rows_hold[cpu-nano-m2]",
         "p1/slots_hold[cpu-one]", "p1/slots_hold[cuda-one]"]
@@ -52,7 +52,7 @@ def test_axes_are_multiplied_out_over_tiers(tmp_path: Path) -> None:
 
 
 def test_device_cases_that_are_named_are_emulated_too(tmp_path: Path) -> None:
-    cases = list(loaded(tmp_path, GOOD + 'emulated: {slots_hold: ["o*"]}\n').expand())
+    cases = list(load_text(tmp_path, VALID_CONTRACT + 'emulated: {slots_hold: ["o*"]}\n').expand())
     assert [case.id for case in cases[3:]] == ["p1/slots_hold[cuda-one]",
                                                "p1/slots_hold[emulate-one]"]
     assert cases[4].model_dump(exclude={"tier"}) == cases[3].model_dump(exclude={"tier"})
@@ -61,19 +61,21 @@ def test_device_cases_that_are_named_are_emulated_too(tmp_path: Path) -> None:
 def test_own_arithmetic_has_a_budget_only_where_one_is_given(tmp_path: Path) -> None:
     budget = ("own: {cosine: 0.999, norm: 0.01, near_tie: 0, reason: sums in another order, "
               "measured: 1e-7 on one machine}")
-    mine = loaded(tmp_path, GOOD.replace("truth: bitwise", f"truth: bitwise, {budget}"))
+    mine = load_text(
+        tmp_path, VALID_CONTRACT.replace("truth: bitwise", f"truth: bitwise, {budget}")
+    )
     assert mine.parity.own is not None
     assert (mine.parity.truth, mine.parity.own.cosine) == ("bitwise", 0.999)
-    assert loaded(tmp_path).parity.own is None
+    assert load_text(tmp_path).parity.own is None
 
 
 def test_folder_is_loaded_by_phase(tmp_path: Path) -> None:
-    write(tmp_path, GOOD.replace("phase: p1", "phase: p4"), "p4.yaml")
-    write(tmp_path, GOOD.replace("phase: p1", "phase: engine"), "engine.yaml")
-    assert list(load_all(tmp_path)) == ["engine", "p4"]
+    write_contract(tmp_path, VALID_CONTRACT.replace("phase: p1", "phase: p4"), "p4.yaml")
+    write_contract(tmp_path, VALID_CONTRACT.replace("phase: p1", "phase: engine"), "engine.yaml")
+    assert list(load_contracts(tmp_path)) == ["engine", "p4"]
 
 
-BROKEN = {
+BROKEN_CONTRACTS = {
     "unknown key": (8, "falsifiers:", "fallsifiers: []\nfalsifiers:", "unknown key"),
     "unknown key in a case": (16, "{falsifier: rows_hold,", "{falsifier: rows_hold, fast: yes,",
                               "unknown key"),
@@ -102,18 +104,18 @@ BROKEN = {
     "twin that is not bitwise": (7, "twin: bitwise", "twin: close", "twin"),
     "key twice": (4, "claim:", "title: again\nclaim:", "'title' stands twice"),
     "not YAML": (7, "ops: [step]", "ops: [step", "expected ','"),
-    "a list": (1, GOOD, "[1, 2]", "dictionary"),
-    "empty": (1, GOOD, "", "dictionary"),
+    "a list": (1, VALID_CONTRACT, "[1, 2]", "dictionary"),
+    "empty": (1, VALID_CONTRACT, "", "dictionary"),
 }
 
 
-@pytest.mark.parametrize("fault", BROKEN)
+@pytest.mark.parametrize("fault", BROKEN_CONTRACTS)
 def test_broken_contract_names_file_and_line(tmp_path: Path, fault: str) -> None:
-    line, old, new, message = BROKEN[fault]
-    text = GOOD.replace(old, new, 1)
-    assert text != GOOD
+    line, old, new, message = BROKEN_CONTRACTS[fault]
+    text = VALID_CONTRACT.replace(old, new, 1)
+    assert text != VALID_CONTRACT
     with pytest.raises(ContractError) as caught:
-        loaded(tmp_path, text)
+        load_text(tmp_path, text)
     sentence = str(caught.value)
     assert "\n" not in sentence
     assert message in sentence
@@ -131,4 +133,4 @@ def test_file_that_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path) -> No
 
 def test_records_cannot_be_changed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="frozen"):
-        loaded(tmp_path).title = "other"
+        load_text(tmp_path).title = "other"

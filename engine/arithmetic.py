@@ -22,15 +22,18 @@ SEGMENT = 4
 """Groups added in order before segments are [6]."""
 
 
-def f32(bits: int) -> float:
+def f32_from_bits(bits: int) -> float:
     """Return the value of an f32 bit pattern."""
     return torch.tensor(bits, dtype=torch.int64).to(torch.int32).view(torch.float32).item()
 
 
-_LOG2E, _ROUND = f32(0x3FB8AA3B), 12582912.0
-_LN2_HIGH, _LN2_LOW = f32(0x3F318000), f32(0xB95E8083)
-_EXP = [f32(b) for b in (0x394F83AF, 0x3AB6C737, 0x3C08893A, 0x3D2AAA46, 0x3E2AAAAA, 0x3F000000)]
-_LOG1P = [f32(b) for b in (0x3DF8E5E4, 0x3DDB67D5, 0x3E1284DE, 0x3E4CCB53, 0x3EAAAAAC)]
+_LOG2E, _ROUND = f32_from_bits(0x3FB8AA3B), 12582912.0
+_LN2_HIGH, _LN2_LOW = f32_from_bits(0x3F318000), f32_from_bits(0xB95E8083)
+_EXP = [
+    f32_from_bits(b)
+    for b in (0x394F83AF, 0x3AB6C737, 0x3C08893A, 0x3D2AAA46, 0x3E2AAAAA, 0x3F000000)
+]
+_LOG1P = [f32_from_bits(b) for b in (0x3DF8E5E4, 0x3DDB67D5, 0x3E1284DE, 0x3E4CCB53, 0x3EAAAAAC)]
 
 
 def divide(x: Tensor, by: float) -> Tensor:
@@ -38,14 +41,14 @@ def divide(x: Tensor, by: float) -> Tensor:
     return x / torch.full_like(x, by)
 
 
-def pairwise(x: Tensor) -> Tensor:
+def pairwise_sum(x: Tensor) -> Tensor:
     """Add adjacent pairs of the last axis (a power of two wide) until one is left."""
     while x.shape[-1] > 1:
         x = x[..., 0::2] + x[..., 1::2]
     return x[..., 0]
 
 
-def lanes(x: Tensor, width: int) -> Tensor:
+def lane_sums(x: Tensor, width: int) -> Tensor:
     """Add the last axis into `width` lanes, element k to lane k mod width, in order from +0."""
     short = -x.shape[-1] % width
     if short:
@@ -57,9 +60,9 @@ def lanes(x: Tensor, width: int) -> Tensor:
     return total
 
 
-def total(x: Tensor) -> Tensor:
+def ordered_sum(x: Tensor) -> Tensor:
     """Return SUM of the last axis [11]: 128 lanes in order, then adjacent pairs."""
-    return pairwise(lanes(x, NORM_LANES))
+    return pairwise_sum(lane_sums(x, NORM_LANES))
 
 
 def sqrt(x: Tensor) -> Tensor:
@@ -74,13 +77,13 @@ def rsqrt(x: Tensor) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return (x * RSQRT(mean square + eps)) * weight over the last axis [12]."""
-    mean = divide(total(x * x), x.shape[-1])
+    mean = divide(ordered_sum(x * x), x.shape[-1])
     return (x * rsqrt(mean + eps).unsqueeze(-1)) * weight
 
 
 def l2_norm(x: Tensor, eps: float) -> Tensor:
     """Return x * RSQRT(sum of squares + eps) over the last axis [12]; eps is added to the sum."""
-    return x * rsqrt(total(x * x) + eps).unsqueeze(-1)
+    return x * rsqrt(ordered_sum(x * x) + eps).unsqueeze(-1)
 
 
 def _horner(coefficients: list[float], t: Tensor) -> Tensor:
@@ -156,7 +159,7 @@ def fixed_point(x: Tensor) -> tuple[Tensor, Tensor]:
     return a.double(), torch.where(broken, torch.nan, s)
 
 
-def segments(v: Tensor) -> Tensor:
+def segment_sum(v: Tensor) -> Tensor:
     """Add values over the group axis 0: four in order from +0, then those in order [6]."""
     short = -v.shape[0] % SEGMENT
     if short:
@@ -173,7 +176,7 @@ def segments(v: Tensor) -> Tensor:
 
 def ordered_dot(x: Tensor, w: Tensor) -> Tensor:
     """Return the ordered product [10] of x f32[K] with each row of w f32[N, K]: f32[N]."""
-    return pairwise(lanes(x * w, DOT_LANES))
+    return pairwise_sum(lane_sums(x * w, DOT_LANES))
 
 
 def log_softmax_at(logits: Tensor, token: int) -> float:
@@ -183,5 +186,5 @@ def log_softmax_at(logits: Tensor, token: int) -> float:
     rounded to f32.
     """
     top = logits.max()
-    whole = math.log(float(total(exp(logits - top))))
+    whole = math.log(float(ordered_sum(exp(logits - top))))
     return float(torch.tensor(float(logits[token] - top) - whole, dtype=torch.float32))

@@ -30,5 +30,5 @@ def test_decode_of_one_sequence(name: str, benchmark: Any) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_load(name: str, benchmark: Any) -> None:
-    path = testmodels.path_of(name)
+    path = testmodels.model_path(name)
     benchmark.pedantic(lambda: Model.load(path), rounds=5, warmup_rounds=1)

@@ -43,7 +43,7 @@ TYPES: dict[str, BlockType] = {t.name: t for t in (
 
 
 @dataclass(frozen=True)
-class Parts:
+class BlockFields:
     """The integers and scales of quantised rows; w = d*scale*q - dmin*minimum."""
 
     q: Shorts
@@ -58,18 +58,18 @@ class Parts:
     """[rows, K/256] for Q4_K and Q5_K."""
 
 
-def split(kind: str, raw: Bytes) -> Parts:
+def unpack_blocks(kind: str, raw: Bytes) -> BlockFields:
     """Take rows of quantised bytes [rows, bytes_per_row] apart; F32, F16 and BF16 have no parts."""
-    if kind not in _SPLIT:
+    if kind not in _UNPACKERS:
         raise InputError(f"a {kind} tensor has no quantised blocks to take apart")
-    return _SPLIT[kind](_blocks(kind, raw))
+    return _UNPACKERS[kind](_reshape_blocks(kind, raw))
 
 
 def dequantize(kind: str, raw: Bytes) -> Floats:
     """Decode rows of bytes [rows, bytes_per_row] into f32 weights [rows, K]."""
-    if kind in _SPLIT:
-        return _weights(split(kind, raw))
-    blocks = np.ascontiguousarray(_blocks(kind, raw))
+    if kind in _UNPACKERS:
+        return _combine_fields(unpack_blocks(kind, raw))
+    blocks = np.ascontiguousarray(_reshape_blocks(kind, raw))
     rows = blocks.shape[0]
     if kind == "BF16":
         wide = blocks.view("<u2").astype(np.uint32) << np.uint32(16)
@@ -77,19 +77,19 @@ def dequantize(kind: str, raw: Bytes) -> Floats:
     return blocks.view("<f2" if kind == "F16" else "<f4").astype(np.float32).reshape(rows, -1)
 
 
-def finite_scales(kind: str, raw: Bytes) -> bool:
+def has_finite_scales(kind: str, raw: Bytes) -> bool:
     """Tell whether every `d` and `dmin` of rows [rows, bytes_per_row] is finite.
 
     F32, F16 and BF16 have no scales: there every weight must be finite.
     """
     size = TYPES[kind].bytes if kind in TYPES else 1
     span = max(1, _CHUNK // max(1, raw.shape[1] // size))
-    return all(_finite(kind, raw[at:at + span]) for at in range(0, raw.shape[0], span))
+    return all(_all_finite(kind, raw[at:at + span]) for at in range(0, raw.shape[0], span))
 
 
-def _finite(kind: str, raw: Bytes) -> bool:
-    blocks = _blocks(kind, raw)
-    if kind in _SPLIT:
+def _all_finite(kind: str, raw: Bytes) -> bool:
+    blocks = _reshape_blocks(kind, raw)
+    if kind in _UNPACKERS:
         start, count = _SCALES[kind]
         blocks = blocks[..., start:start + 2 * count]
     wide = "<u4" if kind == "F32" else "<u2"
@@ -98,7 +98,7 @@ def _finite(kind: str, raw: Bytes) -> bool:
     return not bool(np.any((bits & np.asarray(exponent, bits.dtype)) == exponent))
 
 
-def _blocks(kind: str, raw: Bytes) -> Bytes:
+def _reshape_blocks(kind: str, raw: Bytes) -> Bytes:
     """Return raw rows as [rows, blocks, bytes of a block]."""
     if kind not in TYPES:
         raise InputError(f"weight type {kind} is not supported; known are {', '.join(TYPES)}")
@@ -109,47 +109,47 @@ def _blocks(kind: str, raw: Bytes) -> Bytes:
     return raw.reshape(raw.shape[0], raw.shape[1] // size, size)
 
 
-def _half(blocks: Bytes, at: int) -> Floats:
+def _read_f16(blocks: Bytes, at: int) -> Floats:
     """Return the f16 at byte `at` of each block, widened: [rows, blocks]."""
     pair = np.ascontiguousarray(blocks[..., at:at + 2])
     return pair.view("<f2")[..., 0].astype(np.float32)
 
 
-def _rows(x: NDArray[np.generic]) -> Shorts:
+def _flatten_rows(x: NDArray[np.generic]) -> Shorts:
     """Return [rows, blocks, ...] as int16 [rows, the rest]."""
     return x.astype(np.int16).reshape(x.shape[0], -1)
 
 
-def _six_bits(b: Bytes) -> tuple[Shorts, Shorts]:
+def _unpack_6bit(b: Bytes) -> tuple[Shorts, Shorts]:
     """Unpack 12 bytes [rows, blocks, 12] into eight scales and eight minima, each 0..63."""
     low, middle, high = b[..., :4], b[..., 4:8], b[..., 8:]
     scale = np.concatenate([low & 63, (high & 15) | (low >> 6) << 4], axis=-1)
     minimum = np.concatenate([middle & 63, (high >> 4) | (middle >> 6) << 4], axis=-1)
-    return _rows(scale), _rows(minimum)
+    return _flatten_rows(scale), _flatten_rows(minimum)
 
 
-def _nibbles(b: Bytes) -> Bytes:
+def _unpack_nibbles(b: Bytes) -> Bytes:
     """Unpack [..., 32c] into [..., 2c, 32]: each 32 low nibbles, then the 32 high ones."""
     chunks = b.reshape(*b.shape[:-1], -1, 1, 32)
     both = chunks >> np.array([0, 4], np.uint8).reshape(2, 1) & np.uint8(15)
     return both.reshape(*b.shape[:-1], -1, 32)
 
 
-def _split_q4(blocks: Bytes) -> Parts:
-    scale, minimum = _six_bits(blocks[..., 4:16])
-    return Parts(_rows(_nibbles(blocks[..., 16:])), scale, minimum,
-                 _half(blocks, 0), _half(blocks, 2))
+def _unpack_q4(blocks: Bytes) -> BlockFields:
+    scale, minimum = _unpack_6bit(blocks[..., 4:16])
+    return BlockFields(_flatten_rows(_unpack_nibbles(blocks[..., 16:])), scale, minimum,
+                 _read_f16(blocks, 0), _read_f16(blocks, 2))
 
 
-def _split_q5(blocks: Bytes) -> Parts:
-    scale, minimum = _six_bits(blocks[..., 4:16])
+def _unpack_q5(blocks: Bytes) -> BlockFields:
+    scale, minimum = _unpack_6bit(blocks[..., 4:16])
     bit = np.arange(8, dtype=np.uint8).reshape(8, 1)
     fifth = blocks[..., None, 16:48] >> bit & np.uint8(1)
-    q = _nibbles(blocks[..., 48:]) | fifth << np.uint8(4)
-    return Parts(_rows(q), scale, minimum, _half(blocks, 0), _half(blocks, 2))
+    q = _unpack_nibbles(blocks[..., 48:]) | fifth << np.uint8(4)
+    return BlockFields(_flatten_rows(q), scale, minimum, _read_f16(blocks, 0), _read_f16(blocks, 2))
 
 
-def _split_q6(blocks: Bytes) -> Parts:
+def _unpack_q6(blocks: Bytes) -> BlockFields:
     lead = blocks.shape[:2]
     low = blocks[..., :128].reshape(*lead, 2, 1, 2, 32)
     low = low >> np.array([0, 4], np.uint8).reshape(2, 1, 1) & np.uint8(15)
@@ -157,15 +157,17 @@ def _split_q6(blocks: Bytes) -> Parts:
     high = high >> np.array([0, 2, 4, 6], np.uint8).reshape(4, 1) & np.uint8(3)
     q = low.reshape(*lead, 256) | high.reshape(*lead, 256) << np.uint8(4)
     scale = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
-    return Parts(_rows(q) - np.int16(32), _rows(scale), None, _half(blocks, 208), None)
+    return BlockFields(
+        _flatten_rows(q) - np.int16(32), _flatten_rows(scale), None, _read_f16(blocks, 208), None
+    )
 
 
-def _split_q8(blocks: Bytes) -> Parts:
+def _unpack_q8(blocks: Bytes) -> BlockFields:
     q = np.ascontiguousarray(blocks[..., 2:]).view(np.int8)
-    return Parts(_rows(q), None, None, _half(blocks, 0), None)
+    return BlockFields(_flatten_rows(q), None, None, _read_f16(blocks, 0), None)
 
 
-def _weights(parts: Parts) -> Floats:
+def _combine_fields(parts: BlockFields) -> Floats:
     """Put the parts together: ((d*scale)*q) - (dmin*minimum), [rows, K]."""
     rows, columns = parts.q.shape
     if parts.scale is None:
@@ -179,8 +181,8 @@ def _weights(parts: Parts) -> Floats:
     return w.reshape(rows, columns)
 
 
-_SPLIT: dict[str, Callable[[Bytes], Parts]] = {
-    "Q4_K": _split_q4, "Q5_K": _split_q5, "Q6_K": _split_q6, "Q8_0": _split_q8}
+_UNPACKERS: dict[str, Callable[[Bytes], BlockFields]] = {
+    "Q4_K": _unpack_q4, "Q5_K": _unpack_q5, "Q6_K": _unpack_q6, "Q8_0": _unpack_q8}
 _CHUNK = 1 << 20
 """Blocks looked at together, so that a large tensor needs little memory."""
 _SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208, 1), "Q8_0": (0, 1)}

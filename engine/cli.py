@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 model_app = typer.Typer(no_args_is_help=True, help="Make or inspect a GGUF file.")
 app.add_typer(model_app, name="model")
-KV = typer.Option(metavar="f32|f16|bf16", help="What keys and values are kept in.")
+KV_OPTION = typer.Option(metavar="f32|f16|bf16", help="What keys and values are kept in.")
 
 
 @app.callback()
@@ -70,16 +70,18 @@ def inspect(
     """Print a file's config, tensors, weight types and bytes."""
     from engine.gguf_file import open_gguf
 
-    found = summary(open_gguf(file))
+    found = describe_model(open_gguf(file))
     if as_json:
         typer.echo(json.dumps(found, indent=1))
         return
     typer.echo(f"{file}: {found['bytes']:,} bytes, {found['parameters']:,} parameters, "
                f"{len(found['tensors'])} tensors")
-    _show("config", ("field", "value"), [(k, _plain(v)) for k, v in found["config"].items()])
-    _show("weight types", ("type", "tensors", "weights", "bytes"),
+    _print_table(
+        "config", ("field", "value"), [(k, _format_value(v)) for k, v in found["config"].items()]
+    )
+    _print_table("weight types", ("type", "tensors", "weights", "bytes"),
           [(kind, *(f"{n:,}" for n in counts.values())) for kind, counts in found["types"].items()])
-    _show("tensors", ("name", "type", "shape", "bytes"),
+    _print_table("tensors", ("name", "type", "shape", "bytes"),
           [(t["name"], t["type"], "x".join(map(str, t["shape"])), f"{t['bytes']:,}")
            for t in found["tensors"]])
 
@@ -91,24 +93,24 @@ def generate(
         limit: Annotated[int, typer.Option(help="The most new tokens.")] = 64,
         ignore_end: Annotated[bool, typer.Option(
             "--ignore-end", help="Go on past an end token.")] = False,
-        kv: Annotated[str, KV] = "f32",
+        kv: Annotated[str, KV_OPTION] = "f32",
 ) -> None:
     """Continue a text greedily, printing it as it grows and the rate at the end."""
     import time
 
-    from engine.generate import check_prompt, greedy
+    from engine.generate import check_prompt, generate_greedy
     from engine.gguf_file import open_gguf
     from engine.model import Model
     from engine.tokenizer import Detokenizer, Tokenizer
 
-    one_thread_for(file)
+    limit_threads(file)
     model = Model.load(file).with_kv(kv)
     tokenizer = Tokenizer.from_metadata(open_gguf(file).metadata, model.config.vocab)
     tokens = tokenizer.encode(text)
     check_prompt(model, tokens, limit)
     words, count, started = Detokenizer(tokenizer), 0, time.perf_counter()
-    for token in greedy(model, tokens, limit, () if ignore_end else tokenizer.ends):
-        if token.id not in tokenizer.ends:
+    for token in generate_greedy(model, tokens, limit, () if ignore_end else tokenizer.end_ids):
+        if token.id not in tokenizer.end_ids:
             typer.echo(words.push(token.id), nl=False)
         count += 1
     typer.echo(words.finish())
@@ -127,13 +129,13 @@ def logits(
     from engine.generate import write_logits
     from engine.model import Model
 
-    ids = token_ids(tokens)
-    one_thread_for(file)
+    ids = parse_token_ids(tokens)
+    limit_threads(file)
     write_logits(Model.load(file), ids, out)
     typer.echo(f"{out}: logits of {len(ids)} tokens")
 
 
-def token_ids(text: str) -> list[int]:
+def parse_token_ids(text: str) -> list[int]:
     """Read token ids separated by commas; each is plain digits, as many as an id can have."""
     import re
 
@@ -146,7 +148,7 @@ def token_ids(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def one_thread_for(file: Path) -> None:
+def limit_threads(file: Path) -> None:
     """Run a small model on one thread, which is faster than two that wait for each other."""
     import torch
 
@@ -154,7 +156,7 @@ def one_thread_for(file: Path) -> None:
         torch.set_num_threads(1)
 
 
-def summary(file: GgufFile) -> dict[str, Any]:
+def describe_model(file: GgufFile) -> dict[str, Any]:
     """Return what `model inspect` shows, ready for JSON; refuse a file that is no qwen35 model."""
     import dataclasses
     import math
@@ -185,7 +187,7 @@ def _console(*, stderr: bool = False) -> Any:
     return Console(stderr=stderr)
 
 
-def _plain(value: object) -> str:
+def _format_value(value: object) -> str:
     """Return a config value in short: layer kinds as one letter each."""
     if isinstance(value, tuple | list) and value and all(isinstance(v, bool) for v in value):
         return "".join("G" if v else "A" for v in value) + " (G = GDN, A = attention)"
@@ -194,7 +196,7 @@ def _plain(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _show(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _print_table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     """Print a table: drawn on a terminal, tab-separated when piped."""
     console = _console()
     if not console.is_terminal:

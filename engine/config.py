@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.errors import InputError
-from engine.metadata import Keys, recurrent_layers, whole
+from engine.metadata import MetadataReader, check_int, recurrent_layers
 
-HEAD = 256
+HEAD_DIM = 256
 """Width of an attention head, the one width that is supported."""
-STATE = 128
+STATE_SIZE = 128
 """Width of a GDN key or value head, the one width that is supported."""
-TAPS = 4
+CONV_TAPS = 4
 """Taps of the causal convolution, the one length that is supported."""
-LARGEST = {"layers": 4096, "embd": 1 << 20, "ffn": 1 << 22, "vocab": 1 << 24, "context": 1 << 31,
+MAX_SIZES = {"layers": 4096, "embd": 1 << 20, "ffn": 1 << 22, "vocab": 1 << 24, "context": 1 << 31,
            "heads": 4096, "kv_heads": 4096, "key_heads": 4096, "value_heads": 4096}
 """A size beyond these is a broken file, refused before anything is allocated."""
 
@@ -62,8 +62,8 @@ class Config:
     """True when the output head is the embedding."""
 
     def __post_init__(self) -> None:
-        for name, most in LARGEST.items():
-            whole(name.replace("_", " "), getattr(self, name), most)
+        for name, most in MAX_SIZES.items():
+            check_int(name.replace("_", " "), getattr(self, name), most)
         if len(self.recurrent) != self.layers:
             raise InputError(f"the model has {self.layers} layers, but its list of layer kinds "
                              f"has {len(self.recurrent)} entries")
@@ -74,9 +74,9 @@ class Config:
             raise InputError(f"the norms' epsilon must lie between 0 and 1, but is {self.eps}")
 
     def _check_attention(self) -> None:
-        if self.head_dim != HEAD:
+        if self.head_dim != HEAD_DIM:
             raise InputError(f"attention heads of width {self.head_dim} are not supported, "
-                             f"only {HEAD}")
+                             f"only {HEAD_DIM}")
         if self.heads % self.kv_heads:
             raise InputError(f"{self.heads} query heads cannot share {self.kv_heads} key-value "
                              f"heads evenly")
@@ -90,18 +90,18 @@ class Config:
         sections = list(self.rope_sections)
         if len(sections) not in (3, 4) or any(s < 0 for s in sections):
             raise InputError(f"rope sections must be three or four counts, but are {sections}")
-        if not _plain(sections, self.rope_dim // 2):
+        if not _covers_text_pairs(sections, self.rope_dim // 2):
             raise InputError(f"rope sections {sections} do not put all {self.rope_dim // 2} pairs "
                              f"of a text position into the first three sections, which is not "
                              f"supported")
 
     def _check_gdn(self) -> None:
-        if self.conv_kernel != TAPS:
+        if self.conv_kernel != CONV_TAPS:
             raise InputError(f"a convolution of {self.conv_kernel} taps is not supported, "
-                             f"only {TAPS}")
-        if self.state_size != STATE:
+                             f"only {CONV_TAPS}")
+        if self.state_size != STATE_SIZE:
             raise InputError(f"GDN heads of width {self.state_size} are not supported, "
-                             f"only {STATE}")
+                             f"only {STATE_SIZE}")
         if self.value_heads % self.key_heads:
             raise InputError(f"{self.value_heads} value heads cannot share {self.key_heads} key "
                              f"heads evenly")
@@ -147,34 +147,42 @@ class Config:
 
         `vocab` is the number of embedding rows, `tied` whether the file has no output head.
         """
-        keys = Keys(metadata)
-        blocks = keys.whole("block_count", LARGEST["layers"])
-        extra = keys.whole("nextn_predict_layers", LARGEST["layers"], default=0)
+        keys = MetadataReader(metadata)
+        blocks = keys.read_int("block_count", MAX_SIZES["layers"])
+        extra = keys.read_int("nextn_predict_layers", MAX_SIZES["layers"], default=0)
         if extra >= blocks:
             raise InputError(f"block_count is {blocks}, but {extra} of them are prediction blocks, "
                              f"which leaves no layer")
         recurrent = recurrent_layers(keys, blocks, extra)
-        state, value_heads = keys.whole("ssm.state_size"), keys.whole("ssm.time_step_rank")
-        keys.agree("ssm.inner_size", value_heads * state,
+        state, value_heads = keys.read_int("ssm.state_size"), keys.read_int("ssm.time_step_rank")
+        keys.check_equal("ssm.inner_size", value_heads * state,
                    f"ssm.time_step_rank x ssm.state_size = {value_heads} x {state}")
-        width = keys.whole("attention.key_length")
-        keys.agree("attention.value_length", width, "attention.key_length")
+        width = keys.read_int("attention.key_length")
+        keys.check_equal("attention.value_length", width, "attention.key_length")
         attention = [i for i, r in enumerate(recurrent) if not r]
         return cls(
-            layers=blocks - extra, recurrent=recurrent, vocab=vocab, tied=tied,
-            embd=keys.whole("embedding_length"), context=keys.whole("context_length"),
-            ffn=keys.per_layer("feed_forward_length", range(blocks - extra)),
-            heads=keys.per_layer("attention.head_count", attention),
-            kv_heads=keys.per_layer("attention.head_count_kv", attention),
-            head_dim=width, rope_dim=keys.whole("rope.dimension_count"),
-            rope_base=keys.real("rope.freq_base"),
-            eps=keys.real("attention.layer_norm_rms_epsilon"),
-            rope_sections=keys.wholes("rope.dimension_sections"),
-            conv_kernel=keys.whole("ssm.conv_kernel"), key_heads=keys.whole("ssm.group_count"),
-            value_heads=value_heads, state_size=state)
+            layers=blocks - extra,
+            recurrent=recurrent,
+            vocab=vocab,
+            tied=tied,
+            embd=keys.read_int("embedding_length"),
+            context=keys.read_int("context_length"),
+            ffn=keys.read_per_layer("feed_forward_length", range(blocks - extra)),
+            heads=keys.read_per_layer("attention.head_count", attention),
+            kv_heads=keys.read_per_layer("attention.head_count_kv", attention),
+            head_dim=width,
+            rope_dim=keys.read_int("rope.dimension_count"),
+            rope_base=keys.read_float("rope.freq_base"),
+            eps=keys.read_float("attention.layer_norm_rms_epsilon"),
+            rope_sections=keys.read_ints("rope.dimension_sections"),
+            conv_kernel=keys.read_int("ssm.conv_kernel"),
+            key_heads=keys.read_int("ssm.group_count"),
+            value_heads=value_heads,
+            state_size=state,
+        )
 
 
-def _plain(sections: list[int], pairs: int) -> bool:
+def _covers_text_pairs(sections: list[int], pairs: int) -> bool:
     """Tell whether interleaved sections give every pair one of the three positions of a text.
 
     Pair i belongs to section i % 3 while i < 3 * that section's count, as in the released

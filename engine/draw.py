@@ -17,7 +17,7 @@ CHUNK = 1 << 20
 """Weights drawn from one stream; a larger tensor takes several."""
 
 
-def raw_bytes(key: str, count: int) -> Bytes:
+def random_bytes(key: str, count: int) -> Bytes:
     """Return `count` random bytes of the stream `key`."""
     number = int.from_bytes(hashlib.sha256(key.encode()).digest()[:16], "little")
     words = np.random.Philox(key=number).random_raw(count // 8 + 1)
@@ -26,7 +26,7 @@ def raw_bytes(key: str, count: int) -> Bytes:
 
 def gaussian(key: str, rows: int, columns: int) -> Floats:
     """Draw [rows, columns] of mean 0 and deviation 1: sums of four uniform 16-bit integers."""
-    quarters = raw_bytes(key, 8 * rows * columns).view("<u2").reshape(rows, columns, 4)
+    quarters = random_bytes(key, 8 * rows * columns).view("<u2").reshape(rows, columns, 4)
     total = quarters[..., 0].astype(np.int32)
     for i in range(1, 4):
         total += quarters[..., i]
@@ -35,31 +35,31 @@ def gaussian(key: str, rows: int, columns: int) -> Floats:
 
 def uniform(key: str, rows: int, columns: int, low: float, high: float) -> Floats:
     """Draw [rows, columns] evenly from [low, high)."""
-    bits = raw_bytes(key, 4 * rows * columns).view("<u4").reshape(rows, columns) >> np.uint32(8)
+    bits = random_bytes(key, 4 * rows * columns).view("<u4").reshape(rows, columns) >> np.uint32(8)
     part = bits.astype(np.float32) * np.float32(2.0**-24)
     return part * np.float32(high - low) + np.float32(low)
 
 
-def encoded(kind: str, key: str, rows: int, columns: int, std: float) -> Bytes:
+def encoded_gaussian(kind: str, key: str, rows: int, columns: int, std: float) -> Bytes:
     """Draw gaussian weights and encode them: bytes [rows, bytes of a row]."""
     return encode(kind, gaussian(key, rows, columns) * np.float32(std))
 
 
-def direct(kind: str, key: str, rows: int, columns: int, std: float) -> Bytes:
+def random_blocks(kind: str, key: str, rows: int, columns: int, std: float) -> Bytes:
     """Draw the bytes of blocks themselves, about thirty times as fast as encoding.
 
     Quants are even over their range, the scale bytes even over the upper part of theirs, and
     each type's own fields are set so that weights have mean 0 and deviation `std`.
     """
-    if kind not in _FILL:
-        return encoded(kind, key, rows, columns, std)
+    if kind not in _FILLERS:
+        return encoded_gaussian(kind, key, rows, columns, std)
     size = TYPES[kind].bytes
-    raw = raw_bytes(key, rows * TYPES[kind].row_bytes(columns)).reshape(-1, size)
-    _FILL[kind](raw, std)
+    raw = random_bytes(key, rows * TYPES[kind].row_bytes(columns)).reshape(-1, size)
+    _FILLERS[kind](raw, std)
     return raw.reshape(rows, -1)
 
 
-def _half(value: float, bits: int = 11) -> Bytes:
+def _f16_bytes(value: float, bits: int = 11) -> Bytes:
     """Return an f16 with at most `bits` leading bits as its two bytes."""
     mantissa, exponent = np.frexp(value)
     short = np.ldexp(np.rint(np.ldexp(mantissa, bits)), int(exponent) - bits)
@@ -72,9 +72,9 @@ def _fill_minima(raw: Bytes, std: float, top: int) -> None:
     A weight is d*(scale*q - (top/2)*minimum) with minimum = scale.
     """
     spread = np.sqrt(((top + 1) ** 2 - 1) / 12)
-    d = _half(std / (spread * 48.4), 6)  # six bits, so that top/2 times d is an f16 too
+    d = _f16_bytes(std / (spread * 48.4), 6)  # six bits, so that top/2 times d is an f16 too
     raw[:, 0:2] = d
-    raw[:, 2:4] = _half(float(d.view("<f2")[0]) * top / 2)
+    raw[:, 2:4] = _f16_bytes(float(d.view("<f2")[0]) * top / 2)
     raw[:, 4:8] |= np.uint8(0xA0)
     raw[:, 8:12] = raw[:, 4:8]
     low = raw[:, 12:16] & np.uint8(15)
@@ -94,11 +94,11 @@ def _fill_q6(raw: Bytes, std: float) -> None:
     sign = raw[:, 192:208] & np.uint8(0x80)
     size = raw[:, 192:208] & np.uint8(0x3F) | np.uint8(0x40)
     raw[:, 192:208] = np.where(sign != 0, np.uint8(0) - size, size)
-    raw[:, 208:210] = _half(std / (18.48 * 97.3))
+    raw[:, 208:210] = _f16_bytes(std / (18.48 * 97.3))
 
 
 def _fill_q8(raw: Bytes, std: float) -> None:
-    raw[:, 0:2] = _half(std / 73.9)
+    raw[:, 0:2] = _f16_bytes(std / 73.9)
 
 
-_FILL = {"Q4_K": _fill_q4, "Q5_K": _fill_q5, "Q6_K": _fill_q6, "Q8_0": _fill_q8}
+_FILLERS = {"Q4_K": _fill_q4, "Q5_K": _fill_q5, "Q6_K": _fill_q6, "Q8_0": _fill_q8}

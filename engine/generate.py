@@ -39,7 +39,7 @@ def check_prompt(model: Model, tokens: Sequence[int], limit: int) -> None:
             raise InputError(f"token {token} is outside the vocabulary of {model.config.vocab}")
 
 
-def greedy(model: Model, tokens: Sequence[int], limit: int,
+def generate_greedy(model: Model, tokens: Sequence[int], limit: int,
            ends: Collection[int] = ()) -> Iterator[Token]:
     """Yield up to `limit` greedy tokens after the prompt; an end token is yielded last."""
     check_prompt(model, tokens, limit)

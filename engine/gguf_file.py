@@ -25,17 +25,17 @@ from engine.errors import InputError
 from engine.gguf_header import (
     Cursor,
     HeaderError,
-    Info,
-    read_infos,
+    TensorInfo,
+    abbreviate,
     read_metadata,
-    read_opening,
-    short,
+    read_preamble,
+    read_tensor_infos,
 )
 
 ALIGNMENT = 32
-WHOLE = 1 << 25
+MAX_UNMAPPED_BYTES = 1 << 25
 """A file of at most this many bytes is read whole, not mapped."""
-_KINDS = {t.ggml: t for t in TYPES.values()}
+_TYPES_BY_NUMBER = {t.ggml: t for t in TYPES.values()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +60,11 @@ class GgufFile:
     """Bytes of the whole file."""
     metadata: dict[str, object]
     tensors: dict[str, TensorEntry]
-    left_out: dict[str, str] = field(default_factory=dict)
+    unsupported_tensors: dict[str, str] = field(default_factory=dict)
     """Tensors of types that are not supported, by name: the type's own name."""
     _digest: list[str] = field(default_factory=list, repr=False)
 
-    def hold(self) -> None:
+    def check_size(self) -> None:
         """Refuse a file that has become shorter since it was opened, before it is read further."""
         try:
             size = self.path.stat().st_size
@@ -88,22 +88,22 @@ def open_gguf(path: str | os.PathLike[str], *, partly: bool = False) -> GgufFile
     With `partly`, tensors of types that are not supported are left out and named, not refused.
     """
     path = Path(path)
-    data = _bytes(path)
+    data = _read_or_map(path)
     try:
         cursor = Cursor(data)
-        tensor_count, key_count = read_opening(cursor)
+        tensor_count, key_count = read_preamble(cursor)
         metadata = read_metadata(cursor, key_count)
-        infos = read_infos(cursor, tensor_count)
+        infos = read_tensor_infos(cursor, tensor_count)
         left_out = {info.name: _type_name(info.kind) for info in infos.values()
-                    if partly and info.kind not in _KINDS}
-        start = _padded(cursor.at, _alignment(metadata))
-        tensors = _tensors(data, infos, left_out, start, metadata)
+                    if partly and info.kind not in _TYPES_BY_NUMBER}
+        start = _align_up(cursor.offset, _read_alignment(metadata))
+        tensors = _locate_tensors(data, infos, left_out, start, metadata)
     except HeaderError as broken:
         raise InputError(f"{path} is not a usable GGUF file: {broken}") from None
     return GgufFile(path, len(data), metadata, tensors, left_out)
 
 
-def _bytes(path: Path) -> mmap.mmap | bytes:
+def _read_or_map(path: Path) -> mmap.mmap | bytes:
     """Return the bytes of a regular, non-empty file, mapped when there are many."""
     try:
         # Opening a pipe would wait for a writer, so the kind of file is asked for first.
@@ -113,7 +113,7 @@ def _bytes(path: Path) -> mmap.mmap | bytes:
         if status.st_size == 0:
             raise InputError(f"{path} is empty")
         with path.open("rb") as handle:
-            if status.st_size <= WHOLE:
+            if status.st_size <= MAX_UNMAPPED_BYTES:
                 return handle.read(status.st_size)
             return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
@@ -123,53 +123,61 @@ def _bytes(path: Path) -> mmap.mmap | bytes:
         raise InputError(f"cannot read {path}: {reason}") from None
 
 
-def _alignment(metadata: dict[str, object]) -> int:
+def _read_alignment(metadata: dict[str, object]) -> int:
     value = metadata.get("general.alignment", ALIGNMENT)
     if type(value) is not int or not 0 < value <= 1 << 20 or value & (value - 1):
         raise HeaderError(f"general.alignment must be a power of two up to {1 << 20}, but is "
-                          f"{short(value)}")
+                          f"{abbreviate(value)}")
     return value
 
 
-def _tensors(data: mmap.mmap | bytes, infos: dict[str, Info], left_out: Container[str], start: int,
-             metadata: dict[str, object]) -> dict[str, TensorEntry]:
+def _locate_tensors(
+    data: mmap.mmap | bytes,
+    infos: dict[str, TensorInfo],
+    left_out: Container[str],
+    start: int,
+    metadata: dict[str, object],
+) -> dict[str, TensorEntry]:
     """Place every tensor that is not left out in the mapped file, in the header's order."""
     if not infos:
         raise HeaderError("it has no tensors")
-    alignment = _alignment(metadata)
+    alignment = _read_alignment(metadata)
     whole = np.frombuffer(data, np.uint8)
     tensors, spans = {}, []
     for info in (info for info in infos.values() if info.name not in left_out):
         rows, row_bytes = _extent(info, len(data))
         if info.offset % alignment:
-            raise HeaderError(f"tensor {short(info.name)} starts at {info.offset}, which is not a "
-                              f"multiple of {alignment}")
+            raise HeaderError(
+                f"tensor {abbreviate(info.name)} starts at {info.offset}, which is not a "
+                f"multiple of {alignment}"
+            )
         first = start + info.offset
         last = first + rows * row_bytes
         if last > len(data):
-            raise HeaderError(f"tensor {short(info.name)} ends at byte {last}, but the file has "
-                              f"{len(data)}")
+            raise HeaderError(
+                f"tensor {abbreviate(info.name)} ends at byte {last}, but the file has {len(data)}"
+            )
         spans.append((first, last, info.name))
-        tensors[info.name] = TensorEntry(info.name, _KINDS[info.kind].name, info.shape,
+        tensors[info.name] = TensorEntry(info.name, _TYPES_BY_NUMBER[info.kind].name, info.shape,
                                          whole[first:last].reshape(rows, row_bytes))
     spans.sort()
     for (_, end, before), (begin, _, after) in pairwise(spans):
         if begin < end:
-            raise HeaderError(f"tensors {short(before)} and {short(after)} overlap")
+            raise HeaderError(f"tensors {abbreviate(before)} and {abbreviate(after)} overlap")
     return tensors
 
 
-def _extent(info: Info, size: int) -> tuple[int, int]:
+def _extent(info: TensorInfo, size: int) -> tuple[int, int]:
     """Return the rows of a tensor and the bytes of a row, or refuse its type or shape."""
-    what = f"tensor {short(info.name)}"
-    if info.kind not in _KINDS:
+    what = f"tensor {abbreviate(info.name)}"
+    if info.kind not in _TYPES_BY_NUMBER:
         raise HeaderError(f"{what} has type {_type_name(info.kind)}, which is not supported "
                           f"(supported are {', '.join(sorted(TYPES))})")
     # A weight takes at least half a byte, which bounds the product before anything uses it.
     if min(info.shape) < 1 or math.prod(info.shape) > 2 * size:
         raise HeaderError(f"{what} has the shape {list(info.shape)}, which cannot be in a file of "
                           f"{size} bytes")
-    kind = _KINDS[info.kind]
+    kind = _TYPES_BY_NUMBER[info.kind]
     if info.shape[-1] % kind.weights:
         raise HeaderError(f"{what} has rows of {info.shape[-1]} weights, not whole {kind.name} "
                           f"blocks of {kind.weights}")
@@ -186,5 +194,5 @@ def _type_name(number: int) -> str:
         return f"number {number}"
 
 
-def _padded(at: int, alignment: int) -> int:
+def _align_up(at: int, alignment: int) -> int:
     return (at + alignment - 1) // alignment * alignment

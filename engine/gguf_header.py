@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-HEADER = 1 << 28
+MAX_HEADER_BYTES = 1 << 28
 """A header of more bytes is refused; a vocabulary of 248,320 tokens takes 10 million."""
-ENTRIES = 1 << 23
+MAX_LIST_ENTRIES = 1 << 23
 """The most list entries all metadata may have together."""
-COUNT = 1 << 16
+MAX_COUNT = 1 << 16
 """The most metadata keys, and the most tensors."""
-DIMENSIONS = 4
+MAX_DIMENSIONS = 4
 
 _SCALARS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "|b1",
             10: "<u8", 11: "<i8", 12: "<f8"}
@@ -30,63 +30,69 @@ class Cursor:
 
     def __init__(self, data: mmap.mmap | bytes) -> None:
         self.data = data
-        self.end = min(len(data), HEADER)
-        self.at = 0
+        self.end = min(len(data), MAX_HEADER_BYTES)
+        self.offset = 0
         self.entries = 0
 
     def take(self, size: int, what: str) -> int:
         """Step over `size` bytes and return where they start."""
-        start = self.at
+        start = self.offset
         if size > self.end - start:
-            limit = "the file ends" if self.end == len(self.data) else f"{HEADER} bytes are over"
+            limit = (
+                "the file ends"
+                if self.end == len(self.data)
+                else f"{MAX_HEADER_BYTES} bytes are over"
+            )
             raise HeaderError(f"{what} needs {size} bytes at offset {start}, but {limit} "
                               f"after {self.end - start}")
-        self.at = start + size
+        self.offset = start + size
         return start
 
-    def number(self, form: str, what: str) -> int:
+    def read_uint(self, form: str, what: str) -> int:
         """Return an unsigned integer of a `struct` form."""
         start = self.take(struct.calcsize(form), what)
         return int(struct.unpack_from(form, self.data, start)[0])
 
-    def text(self, what: str) -> str:
+    def read_string(self, what: str) -> str:
         """Return a string: its length, then UTF-8."""
-        start = self.take(self.number("<Q", what), what)
+        start = self.take(self.read_uint("<Q", what), what)
         try:
-            return str(self.data[start:self.at], "utf-8")
+            return str(self.data[start:self.offset], "utf-8")
         except UnicodeDecodeError:
             raise HeaderError(f"{what} at offset {start} is not UTF-8") from None
 
-    def values(self, kind: int, count: int, what: str) -> list[object]:
+    def read_values(self, kind: int, count: int, what: str) -> list[object]:
         """Return `count` values of one kind."""
         self.entries += count
-        if self.entries > ENTRIES:
-            raise HeaderError(f"{what} brings the list entries to {self.entries}, over {ENTRIES}")
+        if self.entries > MAX_LIST_ENTRIES:
+            raise HeaderError(
+                f"{what} brings the list entries to {self.entries}, over {MAX_LIST_ENTRIES}"
+            )
         if kind == _STRING:
-            return [self.text(what) for _ in range(count)]
+            return [self.read_string(what) for _ in range(count)]
         form = np.dtype(_SCALARS[kind])
         start = self.take(count * form.itemsize, what)
-        if kind == _BOOL and any(b > 1 for b in self.data[start:self.at]):
+        if kind == _BOOL and any(b > 1 for b in self.data[start:self.offset]):
             raise HeaderError(f"{what} is neither true nor false")
         return list(np.frombuffer(self.data, form, count, start).tolist())
 
 
-def read_opening(cursor: Cursor) -> tuple[int, int]:
+def read_preamble(cursor: Cursor) -> tuple[int, int]:
     """Check magic and version, and return the number of tensors and of metadata keys."""
     start = cursor.take(4, "the magic number")
     magic = cursor.data[start:start + 4]
     if magic != b"GGUF":
         raise HeaderError(f"it starts with {magic!r}, not with b'GGUF'")
-    version = cursor.number("<I", "the version")
+    version = cursor.read_uint("<I", "the version")
     if version & 0xFFFF == 0:
         raise HeaderError("it is big-endian, which is not supported")
     if version not in (2, 3):
         raise HeaderError(f"its version is {version}, and only 2 and 3 are supported")
-    tensors = cursor.number("<Q", "the number of tensors")
-    keys = cursor.number("<Q", "the number of metadata keys")
+    tensors = cursor.read_uint("<Q", "the number of tensors")
+    keys = cursor.read_uint("<Q", "the number of metadata keys")
     for count, what in ((tensors, "tensors"), (keys, "metadata keys")):
-        if count > COUNT:
-            raise HeaderError(f"it claims {count} {what}, over {COUNT}")
+        if count > MAX_COUNT:
+            raise HeaderError(f"it claims {count} {what}, over {MAX_COUNT}")
     return tensors, keys
 
 
@@ -94,24 +100,24 @@ def read_metadata(cursor: Cursor, count: int) -> dict[str, object]:
     """Read the metadata as plain values; a list stays a list."""
     metadata: dict[str, object] = {}
     for number in range(count):
-        key = cursor.text(f"the name of metadata key {number}")
-        what = f"metadata key {short(key)}"
+        key = cursor.read_string(f"the name of metadata key {number}")
+        what = f"metadata key {abbreviate(key)}"
         if key in metadata:
             raise HeaderError(f"{what} occurs twice")
-        kind, many = cursor.number("<I", what), False
+        kind, many = cursor.read_uint("<I", what), False
         if kind == _LIST:
-            kind, many = cursor.number("<I", what), True
+            kind, many = cursor.read_uint("<I", what), True
             if kind == _LIST:
                 raise HeaderError(f"{what} is a list of lists, which is not supported")
         if kind != _STRING and kind not in _SCALARS:
             raise HeaderError(f"{what} has the unknown value type {kind}")
-        values = cursor.values(kind, cursor.number("<Q", what) if many else 1, what)
+        values = cursor.read_values(kind, cursor.read_uint("<Q", what) if many else 1, what)
         metadata[key] = values if many else values[0]
     return metadata
 
 
 @dataclass(frozen=True)
-class Info:
+class TensorInfo:
     """What the header says of one tensor, not yet held against the file."""
 
     name: str
@@ -123,23 +129,25 @@ class Info:
     """Where its bytes begin, counted from the end of the header."""
 
 
-def read_infos(cursor: Cursor, count: int) -> dict[str, Info]:
+def read_tensor_infos(cursor: Cursor, count: int) -> dict[str, TensorInfo]:
     """Read what the header says of each tensor."""
-    infos: dict[str, Info] = {}
+    infos: dict[str, TensorInfo] = {}
     for number in range(count):
-        name = cursor.text(f"the name of tensor {number}")
-        what = f"tensor {short(name)}"
+        name = cursor.read_string(f"the name of tensor {number}")
+        what = f"tensor {abbreviate(name)}"
         if name in infos:
             raise HeaderError(f"{what} occurs twice")
-        dimensions = cursor.number("<I", what)
-        if not 1 <= dimensions <= DIMENSIONS:
-            raise HeaderError(f"{what} has {dimensions} dimensions, not 1 to {DIMENSIONS}")
-        shape = tuple(cursor.number("<Q", what) for _ in range(dimensions))[::-1]
-        infos[name] = Info(name, shape, cursor.number("<I", what), cursor.number("<Q", what))
+        dimensions = cursor.read_uint("<I", what)
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
+            raise HeaderError(f"{what} has {dimensions} dimensions, not 1 to {MAX_DIMENSIONS}")
+        shape = tuple(cursor.read_uint("<Q", what) for _ in range(dimensions))[::-1]
+        infos[name] = TensorInfo(
+            name, shape, cursor.read_uint("<I", what), cursor.read_uint("<Q", what)
+        )
     return infos
 
 
-def short(value: object) -> str:
+def abbreviate(value: object) -> str:
     """Return a value as one short line of a sentence."""
     text = value if isinstance(value, str) and value.isprintable() else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

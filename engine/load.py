@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.blocks import dequantize, finite_scales
+from engine.blocks import dequantize, has_finite_scales
 from engine.config import Config
 from engine.errors import InputError
 from engine.gguf_file import GgufFile, TensorEntry
@@ -32,7 +32,7 @@ class Weights:
     layers: tuple[Layer, ...]
     output_norm: Tensor
     head: Weight
-    ignored: tuple[str, ...] = field(default=())
+    ignored_names: tuple[str, ...] = field(default=())
     """Tensors of the file that text decoding does not use."""
 
     def matrices(self) -> Iterator[Weight]:
@@ -51,7 +51,7 @@ class Weights:
                              {k: v.to(device or v.device) for k, v in layer.vectors.items()})
                        for layer in self.layers)
         norm = self.output_norm.to(device or self.output_norm.device)
-        return Weights(embedding, layers, norm, head, self.ignored)
+        return Weights(embedding, layers, norm, head, self.ignored_names)
 
 
 def matrix_shapes(config: Config, recurrent: bool) -> dict[str, tuple[int, int]]:
@@ -80,32 +80,32 @@ def vector_shapes(config: Config, recurrent: bool) -> dict[str, tuple[int, ...]]
     return {**norms, "attn_q_norm": (config.head_dim,), "attn_k_norm": (config.head_dim,)}
 
 
-class Ledger:
+class TensorReader:
     """Hands out a file's tensors, each once, and knows which are left."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
-        self.left = dict(file.tensors)
+        self.remaining = dict(file.tensors)
 
     def take(self, name: str, shape: tuple[int, ...]) -> TensorEntry:
         """Return one tensor of the expected numpy shape, or refuse the file by its name."""
-        entry = self.left.pop(name, None)
+        entry = self.remaining.pop(name, None)
         if entry is None:
             raise InputError(f"{self.file.path}: tensor {name} is missing")
         if tuple(entry.shape) != shape:
             raise InputError(f"{self.file.path}: tensor {name} has shape {list(entry.shape)}, but "
                              f"the metadata ask for {list(shape)}")
-        self.file.hold()
-        if not finite_scales(entry.kind, entry.data):
+        self.file.check_size()
+        if not has_finite_scales(entry.kind, entry.data):
             raise InputError(f"{self.file.path}: tensor {name} holds values that are not finite")
         return entry
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
+    def read_matrix(self, name: str, shape: tuple[int, int]) -> Weight:
         """Return one matrix [N, K] of any supported type."""
         entry = self.take(name, shape)
         return Weight(name, entry.kind, entry.data, EXACT)
 
-    def vector(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    def read_vector(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return one f32 parameter; a quantised one is refused."""
         entry = self.take(name, shape)
         if entry.kind not in ("F32", "F16", "BF16"):
@@ -113,19 +113,19 @@ class Ledger:
                              f"gate or convolution parameter must be F32, F16 or BF16")
         return torch.from_numpy(dequantize(entry.kind, entry.data).reshape(shape).copy())
 
-    def ignore(self, layers: int) -> tuple[str, ...]:
+    def ignore_rest(self, layers: int) -> tuple[str, ...]:
         """Return the names left over, if each is of a kind that text decoding skips."""
-        for name in self.left:
+        for name in self.remaining:
             block = name.split(".")[1] if name.startswith("blk.") else ""
             predicted = block.isdigit() and int(block) >= layers
             if not (predicted or name.startswith(("v.", "mm.", "mtp."))):
                 raise InputError(f"{self.file.path}: tensor {name} is not one that a qwen35 model "
                                  f"of {layers} layers has, so it cannot be ignored safely")
-        return tuple(self.left)
+        return tuple(self.remaining)
 
 
 def load_weights(file: GgufFile,
-                 keep: Callable[[GgufFile], Ledger] = Ledger) -> tuple[Config, Weights]:
+                 keep: Callable[[GgufFile], TensorReader] = TensorReader) -> tuple[Config, Weights]:
     """Read configuration and weights of an open file; raise `InputError` if anything is off."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
@@ -133,18 +133,18 @@ def load_weights(file: GgufFile,
     tied = "output.weight" not in file.tensors
     config = Config.from_metadata(file.metadata, embedding.shape[0], tied)
     ledger = keep(file)
-    embed = ledger.matrix("token_embd.weight", (config.vocab, config.embd))
-    layers = tuple(_layer(ledger, config, i) for i in range(config.layers))
-    norm = ledger.vector("output_norm.weight", (config.embd,))
-    head = embed if tied else ledger.matrix("output.weight", (config.vocab, config.embd))
-    return config, Weights(embed, layers, norm, head, ledger.ignore(config.layers))
+    embed = ledger.read_matrix("token_embd.weight", (config.vocab, config.embd))
+    layers = tuple(_read_layer(ledger, config, i) for i in range(config.layers))
+    norm = ledger.read_vector("output_norm.weight", (config.embd,))
+    head = embed if tied else ledger.read_matrix("output.weight", (config.vocab, config.embd))
+    return config, Weights(embed, layers, norm, head, ledger.ignore_rest(config.layers))
 
 
-def _layer(ledger: Ledger, config: Config, index: int) -> Layer:
+def _read_layer(ledger: TensorReader, config: Config, index: int) -> Layer:
     recurrent = config.recurrent[index]
-    matrices = {name: ledger.matrix(f"blk.{index}.{name}.weight", shape)
+    matrices = {name: ledger.read_matrix(f"blk.{index}.{name}.weight", shape)
                 for name, shape in matrix_shapes(config, recurrent).items()}
     suffix = {"ssm_a": "", "ssm_dt": ".bias"}
-    vectors = {name: ledger.vector(f"blk.{index}.{name}{suffix.get(name, '.weight')}", shape)
+    vectors = {name: ledger.read_vector(f"blk.{index}.{name}{suffix.get(name, '.weight')}", shape)
                for name, shape in vector_shapes(config, recurrent).items()}
     return Layer(matrices, vectors)

@@ -9,7 +9,7 @@ from engine.errors import InputError
 ARCHITECTURE = "qwen35"
 
 
-class Keys:
+class MetadataReader:
     """The metadata of one architecture, each value held to its kind."""
 
     def __init__(self, metadata: Mapping[str, object]) -> None:
@@ -18,7 +18,7 @@ class Keys:
             raise InputError("the metadata key general.architecture is missing")
         if architecture != ARCHITECTURE:
             raise InputError(f"the architecture must be {ARCHITECTURE}, but is "
-                             f"{short(architecture)}")
+                             f"{abbreviate(architecture)}")
         self.metadata = metadata
 
     def get(self, key: str) -> object:
@@ -32,58 +32,60 @@ class Keys:
         """Tell whether an optional key is there."""
         return self.metadata.get(f"{ARCHITECTURE}.{key}") is not None
 
-    def whole(self, key: str, most: int = 1 << 31, default: int | None = None) -> int:
+    def read_int(self, key: str, most: int = 1 << 31, default: int | None = None) -> int:
         """Return a whole number from 1 (0 when it has a default) to `most`."""
         if default is not None and not self.has(key):
             return default
-        return whole(f"{ARCHITECTURE}.{key}", self.get(key), most, 1 if default is None else 0)
+        return check_int(f"{ARCHITECTURE}.{key}", self.get(key), most, 1 if default is None else 0)
 
-    def agree(self, key: str, want: int, source: str) -> None:
+    def check_equal(self, key: str, want: int, source: str) -> None:
         """Refuse a number that contradicts what `source` makes of it."""
-        value = self.whole(key)
+        value = self.read_int(key)
         if value != want:
             raise InputError(f"{ARCHITECTURE}.{key} is {value}, which contradicts {source}")
 
-    def real(self, key: str) -> float:
+    def read_float(self, key: str) -> float:
         """Return a number."""
         value = self.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InputError(f"{ARCHITECTURE}.{key} must be a number, but is {short(value)}")
+            raise InputError(f"{ARCHITECTURE}.{key} must be a number, but is {abbreviate(value)}")
         return float(value)
 
-    def wholes(self, key: str) -> tuple[int, ...]:
+    def read_ints(self, key: str) -> tuple[int, ...]:
         """Return a list of whole numbers from 0."""
         value = self.get(key)
         if not isinstance(value, list):
-            raise InputError(f"{ARCHITECTURE}.{key} must be a list, but is {short(value)}")
-        return tuple(whole(f"each entry of {ARCHITECTURE}.{key}", v, 1 << 31, 0) for v in value)
+            raise InputError(f"{ARCHITECTURE}.{key} must be a list, but is {abbreviate(value)}")
+        return tuple(check_int(f"each entry of {ARCHITECTURE}.{key}", v, 1 << 31, 0) for v in value)
 
-    def per_layer(self, key: str, layers: range | list[int]) -> int:
+    def read_per_layer(self, key: str, layers: range | list[int]) -> int:
         """Return a number given once, or as a list whose entries agree at `layers`."""
         if not isinstance(self.get(key), list):
-            return self.whole(key)
-        values = self.wholes(key)
+            return self.read_int(key)
+        values = self.read_ints(key)
         if len(values) <= max(layers, default=-1):
             raise InputError(f"{ARCHITECTURE}.{key} has {len(values)} entries, too few for the "
                              f"model's layers")
         seen = sorted({values[i] for i in layers}) or sorted({v for v in values if v})
         if len(seen) != 1:
-            raise InputError(f"{ARCHITECTURE}.{key} differs between layers ({short(seen)}), which "
-                             f"is not supported")
-        return whole(f"{ARCHITECTURE}.{key}", seen[0], 1 << 31)
+            raise InputError(
+                f"{ARCHITECTURE}.{key} differs between layers ({abbreviate(seen)}), which "
+                f"is not supported"
+            )
+        return check_int(f"{ARCHITECTURE}.{key}", seen[0], 1 << 31)
 
 
-def recurrent_layers(keys: Keys, blocks: int, extra: int) -> tuple[bool, ...]:
+def recurrent_layers(keys: MetadataReader, blocks: int, extra: int) -> tuple[bool, ...]:
     """Return which trunk layers are GDN: by the per-layer list, else by the interval."""
     key = f"{ARCHITECTURE}.attention.recurrent_layers"
     if not keys.has("attention.recurrent_layers"):
-        every = keys.whole("full_attention_interval", default=4)
+        every = keys.read_int("full_attention_interval", default=4)
         if not every:
             raise InputError(f"{ARCHITECTURE}.full_attention_interval must be at least 1, but is 0")
         return tuple((i + 1) % every != 0 for i in range(blocks - extra))
     flags = keys.get("attention.recurrent_layers")
     if not isinstance(flags, list) or any(f not in (0, 1) for f in flags):
-        raise InputError(f"{key} must be a list of true and false, but is {short(flags)}")
+        raise InputError(f"{key} must be a list of true and false, but is {abbreviate(flags)}")
     if len(flags) != blocks:
         raise InputError(f"{key} has {len(flags)} entries, but block_count is {blocks}")
     if any(flags[blocks - extra:]):
@@ -91,16 +93,16 @@ def recurrent_layers(keys: Keys, blocks: int, extra: int) -> tuple[bool, ...]:
     return tuple(bool(f) for f in flags[:blocks - extra])
 
 
-def whole(name: str, value: object, most: int, least: int = 1) -> int:
+def check_int(name: str, value: object, most: int, least: int = 1) -> int:
     """Return a whole number between two bounds, or refuse it by its name."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InputError(f"{name} must be a whole number, but is {short(value)}")
+        raise InputError(f"{name} must be a whole number, but is {abbreviate(value)}")
     if not least <= value <= most:
         raise InputError(f"{name} must lie between {least} and {most}, but is {value}")
     return value
 
 
-def short(value: object) -> str:
+def abbreviate(value: object) -> str:
     """Return a value as one short line of a sentence."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -18,7 +18,7 @@ from engine.rope import RopeTable
 from engine.state import Pool, State, kv_type
 from engine.weights import Weight
 
-Report = Callable[[str, tuple[Tensor, ...], Tensor], None]
+OpReporter = Callable[[str, tuple[Tensor, ...], Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Model:
         """Load a `qwen35` GGUF file, every tensor accounted for, or raise `InputError`."""
         file = open_gguf(path)
         try:
-            return Model.of(*load_weights(file), FilePath(path))
+            return Model.from_weights(*load_weights(file), FilePath(path))
         except InputError as error:
             raise error if str(path) in str(error) else InputError(f"{path}: {error}") from None
 
     @staticmethod
-    def of(config: Config, weights: Weights, path: FilePath | None = None) -> Model:
+    def from_weights(config: Config, weights: Weights, path: FilePath | None = None) -> Model:
         """Return a model of loaded weights."""
         return Model(config, weights, RopeTable(config.rope_dim, config.rope_base), path=path)
 
@@ -88,7 +88,7 @@ class Model:
         with torch.inference_mode():  # a third faster: nothing here is ever differentiated
             return self._forward(token, state, position, bound(sink, state.index))
 
-    def _forward(self, token: int, state: State, position: int, report: Report) -> Tensor:
+    def _forward(self, token: int, state: State, position: int, report: OpReporter) -> Tensor:
         hidden = torch.empty(1, self.config.embd, device=self.device)
         self.ops.embed(self.weights.embedding, [token], hidden)
         report("embed", (), hidden)
@@ -112,7 +112,7 @@ class Model:
         return logits
 
     def _block(self, index: int, layer: Layer, hidden: Tensor, state: State, position: int,
-               report: Report) -> Tensor:
+               report: OpReporter) -> Tensor:
         x = self._norm(f"{index}.attn_norm", hidden, layer.vectors["attn_norm"], report)
         if self.config.recurrent[index]:
             mixed = self._gdn(index, layer, x, state, report)
@@ -121,15 +121,17 @@ class Model:
         hidden = hidden + mixed
         weight = layer.vectors["post_attention_norm"]
         x = self._norm(f"{index}.post_attention_norm", hidden, weight, report)
-        gate, up = (self._matrix(index, layer, name, x, report) for name in ("ffn_gate", "ffn_up"))
+        gate, up = (
+            self._project_layer(index, layer, name, x, report) for name in ("ffn_gate", "ffn_up")
+        )
         product = torch.empty_like(gate)
         self.ops.silu_mul(gate, up, product)
         report(f"{index}.silu_mul", (gate, up), product)
-        return hidden + self._matrix(index, layer, "ffn_down", product, report)
+        return hidden + self._project_layer(index, layer, "ffn_down", product, report)
 
-    def _gdn(self, index: int, layer: Layer, x: Tensor, state: State, report: Report) -> Tensor:
+    def _gdn(self, index: int, layer: Layer, x: Tensor, state: State, report: OpReporter) -> Tensor:
         config, vectors, one, slots = self.config, layer.vectors, (1,), [state.index]
-        qkv, z, a, b = (self._matrix(index, layer, name, x, report)
+        qkv, z, a, b = (self._project_layer(index, layer, name, x, report)
                         for name in ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta"))
         mixed = torch.empty_like(qkv)
         windows = state.pool.refs("conv", index, slots)
@@ -147,14 +149,14 @@ class Model:
         y = torch.empty_like(read)
         self.ops.gated_norm(read, z.view_as(read), vectors["ssm_norm"], config.eps, y)
         report(f"{index}.gated_norm", (read, z), y)
-        return self._matrix(index, layer, "ssm_out", y.flatten(1), report)
+        return self._project_layer(index, layer, "ssm_out", y.flatten(1), report)
 
     def _attention(self, index: int, layer: Layer, x: Tensor, state: State, position: int,
-                   report: Report) -> Tensor:
+                   report: OpReporter) -> Tensor:
         dim, pool, slots = self.config.head_dim, state.pool, [state.index]
-        both = self._matrix(index, layer, "attn_q", x, report)
+        both = self._project_layer(index, layer, "attn_q", x, report)
         q, gate = both.unflatten(1, (-1, 2, dim)).unbind(2)  # per head, query then gate
-        k, v = (self._matrix(index, layer, name, x, report).unflatten(1, (-1, dim))
+        k, v = (self._project_layer(index, layer, name, x, report).unflatten(1, (-1, dim))
                 for name in ("attn_k", "attn_v"))
         q, k = (self._rotate(index, name, part, layer, position, report)
                 for name, part in (("q", q), ("k", k)))
@@ -162,26 +164,28 @@ class Model:
         self.ops.attend(q, k, v, gate, pool.refs("k", index, slots), pool.refs("v", index, slots),
                         (position,), (1,), mixed)
         report(f"{index}.attend", (q, k, v, gate), mixed)
-        return self._matrix(index, layer, "attn_output", mixed.flatten(1), report)
+        return self._project_layer(index, layer, "attn_output", mixed.flatten(1), report)
 
     def _rotate(self, index: int, name: str, x: Tensor, layer: Layer, position: int,
-                report: Report) -> Tensor:
+                report: OpReporter) -> Tensor:
         x = self._norm(f"{index}.norm.{name}", x, layer.vectors[f"attn_{name}_norm"], report)
         out = torch.empty_like(x)
-        self.ops.rotate(x, self.rope.upto(position + 1), [position], out)
+        self.ops.rotate(x, self.rope.table_for(position + 1), [position], out)
         report(f"{index}.rotate.{name}", (x,), out)
         return out
 
-    def _norm(self, op: str, x: Tensor, weight: Tensor, report: Report) -> Tensor:
+    def _norm(self, op: str, x: Tensor, weight: Tensor, report: OpReporter) -> Tensor:
         out = torch.empty_like(x, memory_format=torch.contiguous_format)
         self.ops.norm(x, weight, self.config.eps, out)
         report(op, (x,), out)
         return out
 
-    def _matrix(self, index: int, layer: Layer, name: str, x: Tensor, report: Report) -> Tensor:
+    def _project_layer(
+        self, index: int, layer: Layer, name: str, x: Tensor, report: OpReporter
+    ) -> Tensor:
         return self._project(f"{index}.project.{name}", layer.matrices[name], x, report)
 
-    def _project(self, op: str, weight: Weight, x: Tensor, report: Report) -> Tensor:
+    def _project(self, op: str, weight: Weight, x: Tensor, report: OpReporter) -> Tensor:
         out = x.new_empty(x.shape[0], weight.n)
         self.ops.project(weight, x, out)
         report(op, (x,), out)

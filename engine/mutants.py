@@ -15,15 +15,15 @@ from engine import ops
 from engine.config import Config
 from engine.load import Layer
 from engine.model import Model
-from engine.mutants_below import BELOW
+from engine.mutants_below import LOW_LEVEL_MUTANTS
 from engine.state import Refs
 from falsifiers.judging.subject import Mutant, Subject
 
 Counts = tuple[int, ...]
-TRUTH = ("logits_match_transformers",)
+LOGITS_FALSIFIERS = ("logits_match_transformers",)
 
 
-def _models(wrong: Callable[[Model], Model]) -> Callable[[Subject], Subject]:
+def _change_models(wrong: Callable[[Model], Model]) -> Callable[[Subject], Subject]:
     """Return a builder whose models are changed as they are loaded."""
     def build(subject: Subject) -> Subject:
         return replace(subject, models=lambda name: wrong(subject.models(name)))
@@ -31,12 +31,12 @@ def _models(wrong: Callable[[Model], Model]) -> Callable[[Subject], Subject]:
     return build
 
 
-def _ops(**wrong: Any) -> Callable[[Subject], Subject]:
+def _replace_ops(**wrong: Any) -> Callable[[Subject], Subject]:
     """Return a builder whose models run other ops."""
-    return _models(lambda model: replace(model, ops=replace(model.ops, **wrong)))
+    return _change_models(lambda model: replace(model, ops=replace(model.ops, **wrong)))
 
 
-def _vectors(name: str, wrong: Callable[[Tensor], Tensor]) -> Callable[[Subject], Subject]:
+def _change_vectors(name: str, wrong: Callable[[Tensor], Tensor]) -> Callable[[Subject], Subject]:
     """Return a builder whose models hold a changed f32 parameter of that name in every layer."""
     def change(model: Model) -> Model:
         layers = tuple(
@@ -45,28 +45,41 @@ def _vectors(name: str, wrong: Callable[[Tensor], Tensor]) -> Callable[[Subject]
             for layer in model.weights.layers)
         return replace(model, weights=replace(model.weights, layers=layers))
 
-    return _models(change)
+    return _change_models(change)
 
 
-def _config(**wrong: Any) -> Callable[[Subject], Subject]:
+def _replace_config(**wrong: Any) -> Callable[[Subject], Subject]:
     """Return a builder whose models have another configuration."""
     def change(model: Model) -> Model:
         config: Config = replace(model.config, **wrong)
         return Model(config, model.weights, type(model.rope)(config.rope_dim, config.rope_base),
                      model.ops, model.path)
 
-    return _models(change)
+    return _change_models(change)
 
 
-def _tile(x: Tensor, groups: int) -> Tensor:
+def _tile_heads(x: Tensor, groups: int) -> Tensor:
     return x.repeat(groups, 1)
 
 
-def _delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs, counts: Counts,
-           out: Tensor, *, spread: Callable[[Tensor, int], Tensor] = _tile,
-           l2: Callable[[Tensor], Tensor] = lambda x: ar.l2_norm(x, 1e-6),
-           scale: float = 128 ** -0.5, decay: str = "first", delta: bool = True,
-           read: str = "after", turned: bool = False) -> None:
+def _delta_variant(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    states: Refs,
+    counts: Counts,
+    out: Tensor,
+    *,
+    spread: Callable[[Tensor, int], Tensor] = _tile_heads,
+    l2: Callable[[Tensor], Tensor] = lambda x: ar.l2_norm(x, 1e-6),
+    scale: float = 128**-0.5,
+    decay: str = "first",
+    delta: bool = True,
+    read: str = "after",
+    turned: bool = False,
+) -> None:
     """One token of the delta rule with one part of it changed."""
     groups = v.shape[1] // k.shape[1]
     q, k = spread(l2(q[0]) * scale, groups), spread(l2(k[0]), groups)
@@ -74,18 +87,20 @@ def _delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Ref
     state = states.views[0]
     s = state * g[:, None, None]
     seen = state if decay == "after the read" else s
-    recall = ar.total((seen * k[:, :, None]).transpose(1, 2)) if delta else torch.zeros_like(v)
+    recall = (
+        ar.ordered_sum((seen * k[:, :, None]).transpose(1, 2)) if delta else torch.zeros_like(v)
+    )
     change = beta[:, None] * (v - recall)
     if decay == "last":
         after = (state + k[:, :, None] * change[:, None, :]) * g[:, None, None]
     else:
         after = s + k[:, :, None] * change[:, None, :]
     looked = s if read == "before" else after
-    out[0] = ar.total((looked * q[:, :, None]).transpose(1, 2))
+    out[0] = ar.ordered_sum((looked * q[:, :, None]).transpose(1, 2))
     state.copy_(after.transpose(1, 2) if turned else after)
 
 
-def _conv(x: Tensor, taps: Tensor, windows: Refs, counts: Counts, out: Tensor, *,
+def _conv_variant(x: Tensor, taps: Tensor, windows: Refs, counts: Counts, out: Tensor, *,
           turn: Callable[[Tensor], Tensor] = lambda w: w, silu: bool = True,
           keep: bool = True) -> None:
     if not keep:
@@ -96,7 +111,7 @@ def _conv(x: Tensor, taps: Tensor, windows: Refs, counts: Counts, out: Tensor, *
         out[0] = (taps[:, 3] * window[:, 2]) + taps[:, 2] * window[:, 1] + taps[:, 1] * window[:, 0]
 
 
-def _gates(a: Tensor, b: Tensor, decay: Tensor, bias: Tensor, g: Tensor, beta: Tensor, *,
+def _gates_variant(a: Tensor, b: Tensor, decay: Tensor, bias: Tensor, g: Tensor, beta: Tensor, *,
            rate: Callable[[Tensor], Tensor] = lambda d: d,
            shift: Callable[[Tensor], Tensor] = lambda x: x,
            soft: Callable[[Tensor], Tensor] = ar.softplus,
@@ -105,13 +120,13 @@ def _gates(a: Tensor, b: Tensor, decay: Tensor, bias: Tensor, g: Tensor, beta: T
     beta.copy_(squash(b))
 
 
-def _gated_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float, out: Tensor, *,
+def _gated_norm_variant(x: Tensor, z: Tensor, weight: Tensor, eps: float, out: Tensor, *,
                 first: bool = False, gate: Callable[[Tensor], Tensor] = ar.silu) -> None:
     y = ar.rms_norm(x * gate(z), weight, eps) if first else ar.rms_norm(x, weight, eps) * gate(z)
     out.copy_(y)
 
 
-def _rotate(x: Tensor, table: Tensor, positions: list[int], out: Tensor, *, late: int = 0,
+def _rotate_variant(x: Tensor, table: Tensor, positions: list[int], out: Tensor, *, late: int = 0,
             adjacent: bool = False, reverse: bool = False, whole: bool = False) -> None:
     ops.rotate(x, table, [max(0, p - late) for p in positions], out)
     if reverse:
@@ -129,7 +144,7 @@ def _rotate(x: Tensor, table: Tensor, positions: list[int], out: Tensor, *, late
         out.copy_(torch.cat(parts, -1))
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
+def _attend_variant(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
             lengths: Counts, counts: Counts, out: Tensor, *, scale: float = 1.0,
             shuffle: bool = False, gated: Callable[[Tensor], Tensor] | None = ar.sigmoid,
             swap: bool = False, cached: bool = True) -> None:
@@ -147,11 +162,11 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: R
     out[0] = o * gated(gate[0]) if gated else o
 
 
-def _swapped(gate: Tensor, up: Tensor, out: Tensor) -> None:
+def _silu_mul_swapped(gate: Tensor, up: Tensor, out: Tensor) -> None:
     ops.silu_mul(up, gate, out)
 
 
-def _plus(x: Tensor) -> Tensor:
+def _plus_one(x: Tensor) -> Tensor:
     return x + 1
 
 
@@ -159,83 +174,229 @@ def _mean_l2(x: Tensor) -> Tensor:
     return ar.l2_norm(x, 1e-6 * x.shape[-1])
 
 
-def _d(**change: Any) -> Callable[[Subject], Subject]:
-    return _ops(delta_step=partial(_delta, **change))
+def _delta_mutant(**change: Any) -> Callable[[Subject], Subject]:
+    return _replace_ops(delta_step=partial(_delta_variant, **change))
 
 
-MODEL = (
-    ("key_head_is_h_over_groups", "Value head h uses key head h // (V / K).",
-     _d(spread=lambda x, n: x.repeat_interleave(n, 0)), "B210"),
-    ("read_before_decay", "The state is read before it decays.", _d(decay="after the read"), ""),
-    ("decay_after_write", "The state decays after the write.", _d(decay="last"), ""),
-    ("output_before_write", "The output is read before the write.", _d(read="before"), ""),
-    ("no_delta_term", "The value is written without subtracting what is stored.",
-     _d(delta=False), ""),
-    ("state_turned", "Key and value dimensions of the state change places every step.",
-     _d(turned=True), "B121"),
-    ("query_not_scaled", "The query lacks 1 / sqrt(128).", _d(scale=1.0), ""),
-    ("no_l2_norm", "Queries and keys are not normalised.", _d(l2=lambda x: x), ""),
-    ("l2_eps_added_to_the_mean", "The l2 eps is added to the mean of squares.",
-     _d(l2=_mean_l2), ""),
-    ("l2_eps_left_out", "The l2 norm has no eps.", _d(l2=lambda x: ar.l2_norm(x, 0.0)), ""),
-    ("conv_taps_flipped", "Tap 0 multiplies the present token.",
-     _ops(conv_step=partial(_conv, turn=lambda w: w.flip(1))), ""),
-    ("conv_taps_transposed", "Taps are read as [4, conv_dim].",
-     _ops(conv_step=partial(_conv, turn=lambda w: w.T.reshape(w.shape))), "B211"),
-    ("conv_without_silu", "The convolution has no activation.",
-     _ops(conv_step=partial(_conv, silu=False)), ""),
-    ("conv_window_forgotten", "The convolution sees the present token alone.",
-     _ops(conv_step=partial(_conv, keep=False)), "B117"),
-    ("decay_not_in_log_space", "exp(ssm_a) is taken where -exp(A_log) is stored.",
-     _ops(gates=partial(_gates, rate=lambda d: -ar.exp(d))), "B211"),
-    ("decay_is_a_sigmoid", "The gate is a sigmoid instead of exp(-A softplus).",
-     _ops(gates=partial(_gates, soft=ar.sigmoid)), ""),
-    ("time_step_bias_left_out", "ssm_dt is not added.",
-     _ops(gates=partial(_gates, shift=torch.zeros_like)), ""),
-    ("beta_not_squashed", "beta lacks its sigmoid.",
-     _ops(gates=partial(_gates, squash=lambda b: b)), ""),
-    ("beta_through_bfloat16", "beta is rounded to bfloat16 and back.",
-     _ops(gates=partial(_gates, squash=lambda b: ar.sigmoid(b).bfloat16().float())), "B125"),
-    ("gate_before_norm", "z gates the read before its norm.",
-     _ops(gated_norm=partial(_gated_norm, first=True)), ""),
-    ("gate_is_a_sigmoid", "z goes through a sigmoid instead of SiLU.",
-     _ops(gated_norm=partial(_gated_norm, gate=ar.sigmoid)), ""),
-    ("one_added_to_norms_twice", "1 is added to norms that already hold it.",
-     _vectors("attn_norm", _plus), "B213"),
-    ("one_added_to_ssm_norm", "1 is added to the one norm that does not want it.",
-     _vectors("ssm_norm", _plus), ""),
-    ("rope_on_adjacent_pairs", "Dimensions 2i and 2i + 1 turn together.",
-     _ops(rotate=partial(_rotate, adjacent=True)), ""),
-    ("rope_on_all_dimensions", "All 256 dimensions are rotated.",
-     _ops(rotate=partial(_rotate, whole=True)), "B217"),
-    ("rope_turns_backwards", "The sine has the wrong sign on both halves, for one op.",
-     _ops(rotate=partial(_rotate, reverse=True)), ""),
-    ("rope_position_late_by_one", "Positions start at 0 twice.",
-     _ops(rotate=partial(_rotate, late=1)), "B153"),
-    ("rope_base_defaulted", "The base is 10,000, as a reader without the key takes it.",
-     _config(rope_base=10000.0), ""),
-    ("query_and_gate_swapped", "The gate half of attn_q is taken as the query.",
-     _ops(attend=partial(_attend, swap=True)), ""),
-    ("kv_head_is_h_mod", "Query head h reads KV head h mod the KV heads.",
-     _ops(attend=partial(_attend, shuffle=True)), ""),
-    ("attention_scale_wrong", "Scores are scaled by 1 / sqrt(128).",
-     _ops(attend=partial(_attend, scale=2 ** 0.5)), ""),
-    ("attention_not_gated", "The output gate is left out.",
-     _ops(attend=partial(_attend, gated=None)), ""),
-    ("attention_gated_by_silu", "The output gate is SiLU.",
-     _ops(attend=partial(_attend, gated=ar.silu)), ""),
-    ("cache_never_read", "Attention sees the present token alone.",
-     _ops(attend=partial(_attend, cached=False)), ""),
-    ("query_norm_left_out", "Queries and keys of attention are not normalised.",
-     _vectors("attn_q_norm", torch.ones_like), ""),
-    ("ffn_gate_and_up_swapped", "SiLU is applied to the up projection.",
-     _ops(silu_mul=_swapped), ""),
-    ("head_tied_though_it_is_not", "The embedding is taken as the head.",
-     _models(lambda m: replace(m, weights=replace(m.weights, head=m.weights.embedding))), ""),
-    ("one_layer_short", "The last layer is not run.",
-     _models(lambda m: replace(m, weights=replace(m.weights, layers=m.weights.layers[:-1]))),
-     "B218"),
+MODEL_FAULTS = (
+    (
+        "key_head_is_h_over_groups",
+        "Value head h uses key head h // (V / K).",
+        _delta_mutant(spread=lambda x, n: x.repeat_interleave(n, 0)),
+        "B210",
+    ),
+    (
+        "read_before_decay",
+        "The state is read before it decays.",
+        _delta_mutant(decay="after the read"),
+        "",
+    ),
+    ("decay_after_write", "The state decays after the write.", _delta_mutant(decay="last"), ""),
+    (
+        "output_before_write",
+        "The output is read before the write.",
+        _delta_mutant(read="before"),
+        "",
+    ),
+    (
+        "no_delta_term",
+        "The value is written without subtracting what is stored.",
+        _delta_mutant(delta=False),
+        "",
+    ),
+    (
+        "state_turned",
+        "Key and value dimensions of the state change places every step.",
+        _delta_mutant(turned=True),
+        "B121",
+    ),
+    ("query_not_scaled", "The query lacks 1 / sqrt(128).", _delta_mutant(scale=1.0), ""),
+    ("no_l2_norm", "Queries and keys are not normalised.", _delta_mutant(l2=lambda x: x), ""),
+    (
+        "l2_eps_added_to_the_mean",
+        "The l2 eps is added to the mean of squares.",
+        _delta_mutant(l2=_mean_l2),
+        "",
+    ),
+    (
+        "l2_eps_left_out",
+        "The l2 norm has no eps.",
+        _delta_mutant(l2=lambda x: ar.l2_norm(x, 0.0)),
+        "",
+    ),
+    (
+        "conv_taps_flipped",
+        "Tap 0 multiplies the present token.",
+        _replace_ops(conv_step=partial(_conv_variant, turn=lambda w: w.flip(1))),
+        "",
+    ),
+    (
+        "conv_taps_transposed",
+        "Taps are read as [4, conv_dim].",
+        _replace_ops(conv_step=partial(_conv_variant, turn=lambda w: w.T.reshape(w.shape))),
+        "B211",
+    ),
+    (
+        "conv_without_silu",
+        "The convolution has no activation.",
+        _replace_ops(conv_step=partial(_conv_variant, silu=False)),
+        "",
+    ),
+    (
+        "conv_window_forgotten",
+        "The convolution sees the present token alone.",
+        _replace_ops(conv_step=partial(_conv_variant, keep=False)),
+        "B117",
+    ),
+    (
+        "decay_not_in_log_space",
+        "exp(ssm_a) is taken where -exp(A_log) is stored.",
+        _replace_ops(gates=partial(_gates_variant, rate=lambda d: -ar.exp(d))),
+        "B211",
+    ),
+    (
+        "decay_is_a_sigmoid",
+        "The gate is a sigmoid instead of exp(-A softplus).",
+        _replace_ops(gates=partial(_gates_variant, soft=ar.sigmoid)),
+        "",
+    ),
+    (
+        "time_step_bias_left_out",
+        "ssm_dt is not added.",
+        _replace_ops(gates=partial(_gates_variant, shift=torch.zeros_like)),
+        "",
+    ),
+    (
+        "beta_not_squashed",
+        "beta lacks its sigmoid.",
+        _replace_ops(gates=partial(_gates_variant, squash=lambda b: b)),
+        "",
+    ),
+    (
+        "beta_through_bfloat16",
+        "beta is rounded to bfloat16 and back.",
+        _replace_ops(
+            gates=partial(_gates_variant, squash=lambda b: ar.sigmoid(b).bfloat16().float())
+        ),
+        "B125",
+    ),
+    (
+        "gate_before_norm",
+        "z gates the read before its norm.",
+        _replace_ops(gated_norm=partial(_gated_norm_variant, first=True)),
+        "",
+    ),
+    (
+        "gate_is_a_sigmoid",
+        "z goes through a sigmoid instead of SiLU.",
+        _replace_ops(gated_norm=partial(_gated_norm_variant, gate=ar.sigmoid)),
+        "",
+    ),
+    (
+        "one_added_to_norms_twice",
+        "1 is added to norms that already hold it.",
+        _change_vectors("attn_norm", _plus_one),
+        "B213",
+    ),
+    (
+        "one_added_to_ssm_norm",
+        "1 is added to the one norm that does not want it.",
+        _change_vectors("ssm_norm", _plus_one),
+        "",
+    ),
+    (
+        "rope_on_adjacent_pairs",
+        "Dimensions 2i and 2i + 1 turn together.",
+        _replace_ops(rotate=partial(_rotate_variant, adjacent=True)),
+        "",
+    ),
+    (
+        "rope_on_all_dimensions",
+        "All 256 dimensions are rotated.",
+        _replace_ops(rotate=partial(_rotate_variant, whole=True)),
+        "B217",
+    ),
+    (
+        "rope_turns_backwards",
+        "The sine has the wrong sign on both halves, for one op.",
+        _replace_ops(rotate=partial(_rotate_variant, reverse=True)),
+        "",
+    ),
+    (
+        "rope_position_late_by_one",
+        "Positions start at 0 twice.",
+        _replace_ops(rotate=partial(_rotate_variant, late=1)),
+        "B153",
+    ),
+    (
+        "rope_base_defaulted",
+        "The base is 10,000, as a reader without the key takes it.",
+        _replace_config(rope_base=10000.0),
+        "",
+    ),
+    (
+        "query_and_gate_swapped",
+        "The gate half of attn_q is taken as the query.",
+        _replace_ops(attend=partial(_attend_variant, swap=True)),
+        "",
+    ),
+    (
+        "kv_head_is_h_mod",
+        "Query head h reads KV head h mod the KV heads.",
+        _replace_ops(attend=partial(_attend_variant, shuffle=True)),
+        "",
+    ),
+    (
+        "attention_scale_wrong",
+        "Scores are scaled by 1 / sqrt(128).",
+        _replace_ops(attend=partial(_attend_variant, scale=2**0.5)),
+        "",
+    ),
+    (
+        "attention_not_gated",
+        "The output gate is left out.",
+        _replace_ops(attend=partial(_attend_variant, gated=None)),
+        "",
+    ),
+    (
+        "attention_gated_by_silu",
+        "The output gate is SiLU.",
+        _replace_ops(attend=partial(_attend_variant, gated=ar.silu)),
+        "",
+    ),
+    (
+        "cache_never_read",
+        "Attention sees the present token alone.",
+        _replace_ops(attend=partial(_attend_variant, cached=False)),
+        "",
+    ),
+    (
+        "query_norm_left_out",
+        "Queries and keys of attention are not normalised.",
+        _change_vectors("attn_q_norm", torch.ones_like),
+        "",
+    ),
+    (
+        "ffn_gate_and_up_swapped",
+        "SiLU is applied to the up projection.",
+        _replace_ops(silu_mul=_silu_mul_swapped),
+        "",
+    ),
+    (
+        "head_tied_though_it_is_not",
+        "The embedding is taken as the head.",
+        _change_models(lambda m: replace(m, weights=replace(m.weights, head=m.weights.embedding))),
+        "",
+    ),
+    (
+        "one_layer_short",
+        "The last layer is not run.",
+        _change_models(
+            lambda m: replace(m, weights=replace(m.weights, layers=m.weights.layers[:-1]))
+        ),
+        "B218",
+    ),
 )
 
-MUTANTS = tuple(Mutant(name, fault, TRUTH, build, source)
-                for name, fault, build, source in MODEL) + BELOW
+MUTANTS = tuple(Mutant(name, fault, LOGITS_FALSIFIERS, build, source)
+                for name, fault, build, source in MODEL_FAULTS) + LOW_LEVEL_MUTANTS

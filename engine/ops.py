@@ -15,13 +15,13 @@ from torch import Tensor
 from engine.arithmetic import (
     exp,
     l2_norm,
-    lanes,
-    pairwise,
+    lane_sums,
+    ordered_sum,
+    pairwise_sum,
     rms_norm,
     sigmoid,
     silu,
     softplus,
-    total,
 )
 from engine.errors import InputError
 from engine.state import Refs
@@ -100,11 +100,11 @@ def delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states:
     for state, count in zip(states.views, counts, strict=True):
         for _ in range(count):
             s = state * g[at, :, None, None]
-            read = total((s * k[at, :, :, None]).transpose(1, 2))
+            read = ordered_sum((s * k[at, :, :, None]).transpose(1, 2))
             change = beta[at, :, None] * (v[at] - read)
             s = s + k[at, :, :, None] * change[:, None, :]
             state.copy_(s)
-            out[at] = total((s * q[at, :, :, None]).transpose(1, 2))
+            out[at] = ordered_sum((s * q[at, :, :, None]).transpose(1, 2))
             at += 1
 
 
@@ -164,7 +164,7 @@ def attend_one(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """
     n, kv_heads = keys.shape[:2]
     q = q.unflatten(0, (kv_heads, -1))
-    parts = [_split(q, keys[i:i + SPLIT], values[i:i + SPLIT]) for i in range(0, n, SPLIT)]
+    parts = [_attend_split(q, keys[i:i + SPLIT], values[i:i + SPLIT]) for i in range(0, n, SPLIT)]
     top = torch.stack([m for m, _, _ in parts]).amax(0)
     bottom = torch.zeros_like(top)
     whole = torch.zeros_like(q)
@@ -175,14 +175,14 @@ def attend_one(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return (whole / bottom.unsqueeze(-1)).flatten(0, 1)
 
 
-def _split(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _attend_split(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return one split's maximum [G, R], sum [G, R] and weighted values [G, R, dim]."""
-    scores = total(q * keys.unsqueeze(2)) * (q.shape[-1] ** -0.5)  # [keys, G, R]
+    scores = ordered_sum(q * keys.unsqueeze(2)) * (q.shape[-1] ** -0.5)  # [keys, G, R]
     top = scores.amax(0)
     p = exp(scores - top)
-    low = pairwise(lanes(p.movedim(0, -1), KEY_LANES))
+    low = pairwise_sum(lane_sums(p.movedim(0, -1), KEY_LANES))
     weighted = p.unsqueeze(-1) * values.unsqueeze(2)  # [keys, G, R, dim]
-    return top, low, pairwise(lanes(weighted.movedim(0, -1), KEY_LANES))
+    return top, low, pairwise_sum(lane_sums(weighted.movedim(0, -1), KEY_LANES))
 
 
 def silu_mul(gate: Tensor, up: Tensor, out: Tensor) -> None:

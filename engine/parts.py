@@ -20,7 +20,7 @@ FUNCTIONS = ("exp", "sigmoid", "silu", "softplus", "rsqrt")
 
 
 @dataclass(frozen=True)
-class Surface:
+class EngineParts:
     """What the engine offers below the level of a path."""
 
     load: Callable[[str | Path], Model] = Model.load
@@ -41,6 +41,6 @@ class Surface:
         return entry
 
 
-def surface() -> Surface:
+def engine_parts() -> EngineParts:
     """Return the engine as it is."""
-    return Surface()
+    return EngineParts()

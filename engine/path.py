@@ -216,8 +216,8 @@ def bound(sink: Sink | None, slot: int) -> Callable[[str, tuple[Tensor, ...], Te
     """Return a reporter for one slot, which does nothing without a sink."""
     if sink is None:
         return lambda op, inputs, output: None
-    return partial(_report, sink, slot)
+    return partial(_call_sink, sink, slot)
 
 
-def _report(sink: Sink, slot: int, op: str, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+def _call_sink(sink: Sink, slot: int, op: str, inputs: tuple[Tensor, ...], output: Tensor) -> None:
     sink(op, slot, inputs, output)

@@ -21,7 +21,7 @@ _HALF_PI = tuple(map(float.fromhex, ("0x1.921fb54400000p+0", "0x1.0b4611a600000p
                                      "0x1.3198a2e037073p-69")))
 _TWO_OVER_PI = float.fromhex("0x1.45f306dc9c883p-1")
 _TERMS = 9
-_LIMIT = 1 << 20
+_MAX_POSITIONS = 1 << 20
 
 
 def rope_powers(pairs: int, base: float) -> list[float]:
@@ -65,8 +65,10 @@ def sin_cos(angle: Tensor) -> tuple[Tensor, Tensor]:
 
 def rope_table(positions: int, rope_dim: int, base: float) -> Tensor:
     """Return f32[positions, 2, rope_dim / 2]: cosine and sine of every position and pair."""
-    if not 0 < positions <= _LIMIT:
-        raise InputError(f"a rotary table of {positions} positions is refused: 1 to {_LIMIT}")
+    if not 0 < positions <= _MAX_POSITIONS:
+        raise InputError(
+            f"a rotary table of {positions} positions is refused: 1 to {_MAX_POSITIONS}"
+        )
     powers = torch.tensor(rope_powers(rope_dim // 2, base), dtype=torch.float64)
     s, c = sin_cos(torch.arange(positions, dtype=torch.float64)[:, None] / powers)
     return torch.stack([c.float(), s.float()], dim=1)
@@ -79,10 +81,10 @@ class RopeTable:
         self.rope_dim, self.base, self.device = rope_dim, base, device
         self._table = rope_table(512, rope_dim, base).to(device)
 
-    def upto(self, positions: int) -> Tensor:
+    def table_for(self, positions: int) -> Tensor:
         """Return f32[at least `positions`, 2, pairs]; raise `InputError` past 2^20 positions."""
         held = self._table.shape[0]
         if positions > held:
-            wanted = min(_LIMIT, max(positions, 2 * held))
+            wanted = min(_MAX_POSITIONS, max(positions, 2 * held))
             self._table = rope_table(wanted, self.rope_dim, self.base).to(self.device)
         return self._table

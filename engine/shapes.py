@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.blocks import TYPES
-from engine.config import HEAD, STATE, TAPS
+from engine.config import CONV_TAPS, HEAD_DIM, STATE_SIZE
 from engine.errors import InputError
 
 
@@ -23,7 +23,7 @@ class Shape:
     vocab: int = 248320
     tied: bool = True
     context: int = 262144
-    interval: int | None = 4
+    attention_interval: int | None = 4
     """Every how many layers one is full attention; None writes a list of layer kinds instead."""
     released: bool = True
     """True for released sizes, whose weights are drawn as block bytes without encoding."""
@@ -31,16 +31,40 @@ class Shape:
     @property
     def recurrent(self) -> tuple[bool, ...]:
         """For each layer, True when it is a GDN layer; a list also ends the model with one."""
-        if self.interval is None:
+        if self.attention_interval is None:
             return tuple(i % 3 != 2 and i != self.layers - 1 for i in range(self.layers))
-        return tuple((i + 1) % self.interval != 0 for i in range(self.layers))
+        return tuple((i + 1) % self.attention_interval != 0 for i in range(self.layers))
 
 
 SHAPES = {
-    "nano": Shape(256, 512, 2, 4, 2, 2, 4, vocab=509, tied=False, context=32768, interval=2,
-                  released=False),
-    "tiny": Shape(512, 768, 5, 2, 1, 2, 4, vocab=1021, tied=False, context=32768, interval=None,
-                  released=False),
+    "nano": Shape(
+        256,
+        512,
+        2,
+        4,
+        2,
+        2,
+        4,
+        vocab=509,
+        tied=False,
+        context=32768,
+        attention_interval=2,
+        released=False,
+    ),
+    "tiny": Shape(
+        512,
+        768,
+        5,
+        2,
+        1,
+        2,
+        4,
+        vocab=1021,
+        tied=False,
+        context=32768,
+        attention_interval=None,
+        released=False,
+    ),
     "0.8b": Shape(1024, 3584, 24, 8, 2, 16, 16),
     "4b": Shape(2560, 9216, 32, 16, 4, 16, 32),
     "9b": Shape(4096, 12288, 32, 16, 4, 16, 32, tied=False),
@@ -49,7 +73,7 @@ QUANTS = ("q4_k_m", "f32", "mixed")
 
 
 @dataclass(frozen=True)
-class Planned:
+class TensorSpec:
     """One tensor to be written: `name` as in the file, `role` without its layer."""
 
     name: str
@@ -60,49 +84,57 @@ class Planned:
     kind: str
 
 
-def plan(shape: Shape, quant: str) -> list[Planned]:
+def plan_tensors(shape: Shape, quant: str) -> list[TensorSpec]:
     """List every tensor of a model in the order of its file, with its weight type."""
     if quant not in QUANTS:
         raise InputError(f"--quant {quant} is not known; known are {', '.join(QUANTS)}")
-    tensors = [_matrix("token_embd", -1, shape.vocab, shape.embd, shape, quant),
-               Planned("output_norm.weight", "output_norm", -1, (shape.embd,), "F32")]
+    tensors = [_plan_matrix("token_embd", -1, shape.vocab, shape.embd, shape, quant),
+               TensorSpec("output_norm.weight", "output_norm", -1, (shape.embd,), "F32")]
     if not shape.tied:
-        tensors.append(_matrix("output", -1, shape.vocab, shape.embd, shape, quant))
+        tensors.append(_plan_matrix("output", -1, shape.vocab, shape.embd, shape, quant))
     for layer in range(shape.layers):
-        for role, size in _layer(shape, shape.recurrent[layer]).items():
-            if role in _PLAIN or role.endswith("norm"):
-                ending = _PLAIN.get(role, ".weight")
-                tensors.append(Planned(f"blk.{layer}.{role}{ending}", role, layer, size, "F32"))
+        for role, size in _layer_shapes(shape, shape.recurrent[layer]).items():
+            if role in _VECTOR_SUFFIXES or role.endswith("norm"):
+                ending = _VECTOR_SUFFIXES.get(role, ".weight")
+                tensors.append(TensorSpec(f"blk.{layer}.{role}{ending}", role, layer, size, "F32"))
             else:
-                tensors.append(_matrix(role, layer, size[0], size[1], shape, quant))
+                tensors.append(_plan_matrix(role, layer, size[0], size[1], shape, quant))
     return tensors
 
 
-_PLAIN = {"ssm_a": "", "ssm_dt": ".bias", "ssm_conv1d": ".weight"}
+_VECTOR_SUFFIXES = {"ssm_a": "", "ssm_dt": ".bias", "ssm_conv1d": ".weight"}
 
 
-def _layer(shape: Shape, recurrent: bool) -> dict[str, tuple[int, ...]]:
+def _layer_shapes(shape: Shape, recurrent: bool) -> dict[str, tuple[int, ...]]:
     """Return the tensors of one layer with their numpy shapes."""
-    embd, values, queries = shape.embd, shape.value_heads * STATE, shape.heads * HEAD
+    embd, values, queries = shape.embd, shape.value_heads * STATE_SIZE, shape.heads * HEAD_DIM
     mixing: dict[str, tuple[int, ...]]
     if recurrent:
-        conv = 2 * shape.key_heads * STATE + values
+        conv = 2 * shape.key_heads * STATE_SIZE + values
         mixing = {"attn_qkv": (conv, embd), "attn_gate": (values, embd),
-                  "ssm_conv1d": (conv, TAPS), "ssm_dt": (shape.value_heads,),
+                  "ssm_conv1d": (conv, CONV_TAPS), "ssm_dt": (shape.value_heads,),
                   "ssm_a": (shape.value_heads,), "ssm_alpha": (shape.value_heads, embd),
-                  "ssm_beta": (shape.value_heads, embd), "ssm_norm": (STATE,),
+                  "ssm_beta": (shape.value_heads, embd), "ssm_norm": (STATE_SIZE,),
                   "ssm_out": (embd, values)}
     else:
-        keys = shape.kv_heads * HEAD
-        mixing = {"attn_q": (2 * queries, embd), "attn_k": (keys, embd), "attn_v": (keys, embd),
-                  "attn_q_norm": (HEAD,), "attn_k_norm": (HEAD,), "attn_output": (embd, queries)}
+        keys = shape.kv_heads * HEAD_DIM
+        mixing = {
+            "attn_q": (2 * queries, embd),
+            "attn_k": (keys, embd),
+            "attn_v": (keys, embd),
+            "attn_q_norm": (HEAD_DIM,),
+            "attn_k_norm": (HEAD_DIM,),
+            "attn_output": (embd, queries),
+        }
     return {"attn_norm": (embd,), **mixing, "post_attention_norm": (embd,),
             "ffn_gate": (shape.ffn, embd), "ffn_up": (shape.ffn, embd),
             "ffn_down": (embd, shape.ffn)}
 
 
-def _matrix(role: str, layer: int, rows: int, columns: int, shape: Shape, quant: str) -> Planned:
-    mix = {"f32": lambda *_: "F32", "mixed": _mixed, "q4_k_m": _medium}[quant]
+def _plan_matrix(
+    role: str, layer: int, rows: int, columns: int, shape: Shape, quant: str
+) -> TensorSpec:
+    mix = {"f32": lambda *_: "F32", "mixed": _mixed_kind, "q4_k_m": _q4_k_m_kind}[quant]
     kind = mix(role, layer, shape.layers)
     # As real quantisers do, a row that is not whole blocks takes a type with smaller ones.
     for other in (kind, "Q8_0", "F16"):
@@ -110,10 +142,10 @@ def _matrix(role: str, layer: int, rows: int, columns: int, shape: Shape, quant:
             kind = other
             break
     name = f"blk.{layer}.{role}.weight" if layer >= 0 else f"{role}.weight"
-    return Planned(name, role, layer, (rows, columns), kind)
+    return TensorSpec(name, role, layer, (rows, columns), kind)
 
 
-def _medium(role: str, layer: int, layers: int) -> str:
+def _q4_k_m_kind(role: str, layer: int, layers: int) -> str:
     """Return the type a released Q4_K_M file of this architecture has."""
     if role == "ffn_down":
         eighth = layers // 8
@@ -123,7 +155,7 @@ def _medium(role: str, layer: int, layers: int) -> str:
             "ssm_out": "Q5_K", "ssm_alpha": "Q8_0", "ssm_beta": "Q8_0"}.get(role, "Q4_K")
 
 
-def _mixed(role: str, layer: int, layers: int) -> str:
+def _mixed_kind(role: str, layer: int, layers: int) -> str:
     """Let every supported type occur, even in a model of two layers."""
     kinds = {"token_embd": "Q6_K", "output": "Q4_K", "attn_qkv": "Q5_K", "attn_gate": "Q4_K",
              "ssm_alpha": "Q8_0", "ssm_beta": "F32", "ssm_out": "Q5_K", "attn_q": "Q4_K",

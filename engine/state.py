@@ -138,11 +138,11 @@ class Pool:
 
     def addresses(self, slots: Sequence[int]) -> Tensor:
         """Return on the host the addresses of slots, u64[layers of every kind, m]."""
-        first, stride = self._slot_zero
+        first, stride = self._base_and_stride
         return torch.from_numpy(first + stride * np.array(slots, np.uint64))
 
     @cached_property
-    def _slot_zero(self) -> tuple[np.ndarray, np.ndarray]:
+    def _base_and_stride(self) -> tuple[np.ndarray, np.ndarray]:
         """Where slot 0 of each place lies and how many bytes slots lie apart, u64[places, 1]."""
         tensors = [getattr(self, kind)[layer] for kind, layer in self.places]
         first = [[tensor.data_ptr()] for tensor in tensors]

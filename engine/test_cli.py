@@ -36,7 +36,7 @@ def test_make_refuses_to_replace_a_file(tmp_path: Path) -> None:
 
 
 def test_inspect_as_json_accounts_for_every_byte() -> None:
-    path = testmodels.path_of("tiny")
+    path = testmodels.model_path("tiny")
     shown = json.loads(RUN.invoke(app, ["model", "inspect", str(path), "--json"]).stdout)
     assert shown["bytes"] == path.stat().st_size
     assert shown["config"]["recurrent"] == [True, True, False, True, False]
@@ -48,7 +48,7 @@ def test_inspect_as_json_accounts_for_every_byte() -> None:
 
 
 def test_inspect_when_piped_prints_plain_lines() -> None:
-    path = testmodels.path_of("nano")
+    path = testmodels.model_path("nano")
     lines = RUN.invoke(app, ["model", "inspect", str(path)]).stdout.splitlines()
     assert lines[0].startswith(f"{path}: {path.stat().st_size:,} bytes, ")
     assert "recurrent\tGA (G = GDN, A = attention)" in lines
@@ -58,7 +58,7 @@ def test_inspect_when_piped_prints_plain_lines() -> None:
 def test_inspect_on_a_terminal_draws_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "120")
-    shown = RUN.invoke(app, ["model", "inspect", str(testmodels.path_of("nano"))]).stdout
+    shown = RUN.invoke(app, ["model", "inspect", str(testmodels.model_path("nano"))]).stdout
     assert "weight types" in shown
     assert "━" in shown
 

@@ -16,7 +16,7 @@ RUN = CliRunner()
 
 
 def test_generate_streams_text_and_ends_with_a_rate() -> None:
-    path = str(testmodels.path_of("nano"))
+    path = str(testmodels.model_path("nano"))
     got = RUN.invoke(app, ["generate", path, "the time of", "--limit", "8", "--ignore-end"])
     assert got.exit_code == 0
     assert got.stdout.strip()
@@ -45,7 +45,7 @@ def test_generate_streams_text_and_ends_with_a_rate() -> None:
 def test_bad_input_is_refused_in_one_sentence(arguments: list[str], named: str, tmp_path: Path,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    path = str(testmodels.path_of("nano"))
+    path = str(testmodels.model_path("nano"))
     got = RUN.invoke(app, [part.format(path) for part in arguments])
     assert isinstance(got.exception, InputError)
     assert named in str(got.exception)

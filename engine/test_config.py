@@ -27,13 +27,13 @@ def metadata(**changes: object) -> dict[str, object]:
     return {"general.architecture": "qwen35", **named}
 
 
-def read(**changes: object) -> Config:
+def read_config(**changes: object) -> Config:
     """Read a config from changed metadata."""
     return Config.from_metadata(metadata(**changes), vocab=1021, tied=False)
 
 
 def test_every_number_lands_in_its_own_field() -> None:
-    got = read()
+    got = read_config()
     assert got.recurrent == (True, True, True, False)
     assert (got.layers, got.embd, got.ffn, got.vocab, got.context) == (4, 512, 768, 1021, 4096)
     assert (got.heads, got.kv_heads, got.head_dim, got.rope_dim) == (2, 1, 256, 64)
@@ -55,33 +55,35 @@ def test_a_required_key_that_is_absent_is_refused_by_its_name(key: str) -> None:
 
 
 def test_the_per_layer_list_wins_over_the_interval() -> None:
-    got = read(attention__recurrent_layers=[True, False, True, True], full_attention_interval=2)
+    got = read_config(
+        attention__recurrent_layers=[True, False, True, True], full_attention_interval=2
+    )
     assert got.recurrent == (True, False, True, True)
 
 
 def test_the_interval_places_full_attention_last_in_each_group() -> None:
-    assert read(full_attention_interval=2).recurrent == (True, False, True, False)
-    assert read(block_count=5).recurrent == (True, True, True, False, True)
+    assert read_config(full_attention_interval=2).recurrent == (True, False, True, False)
+    assert read_config(block_count=5).recurrent == (True, True, True, False, True)
 
 
 def test_prediction_blocks_are_counted_but_are_no_layers() -> None:
-    got = read(block_count=6, nextn_predict_layers=1,
+    got = read_config(block_count=6, nextn_predict_layers=1,
                attention__recurrent_layers=[True, True, True, False, True, False])
     assert got.layers == 5
     assert got.recurrent == (True, True, True, False, True)
-    assert read(block_count=5, nextn_predict_layers=1).recurrent == (True, True, True, False)
+    assert read_config(block_count=5, nextn_predict_layers=1).recurrent == (True, True, True, False)
 
 
 def test_key_value_heads_given_per_layer_are_those_of_the_attention_layers() -> None:
-    assert read(attention__head_count_kv=[0, 0, 0, 1]).kv_heads == 1
+    assert read_config(attention__head_count_kv=[0, 0, 0, 1]).kv_heads == 1
     with pytest.raises(InputError, match="differs between layers"):
-        read(full_attention_interval=2, attention__head_count_kv=[0, 1, 0, 2])
+        read_config(full_attention_interval=2, attention__head_count_kv=[0, 1, 0, 2])
     with pytest.raises(InputError, match="too few"):
-        read(attention__head_count_kv=[0, 1])
+        read_config(attention__head_count_kv=[0, 1])
 
 
 def test_three_sections_are_read_when_they_mean_plain_rope() -> None:
-    assert read(rope__dimension_sections=[11, 11, 10]).rope_sections == (11, 11, 10)
+    assert read_config(rope__dimension_sections=[11, 11, 10]).rope_sections == (11, 11, 10)
 
 
 @pytest.mark.parametrize("sections", [
@@ -89,7 +91,7 @@ def test_three_sections_are_read_when_they_mean_plain_rope() -> None:
     [11, 10, 10, 0], [], [32], [-1, 22, 11, 0]])
 def test_sections_that_are_not_plain_rope_for_text_are_refused(sections: list[int]) -> None:
     with pytest.raises(InputError, match="sections"):
-        read(rope__dimension_sections=sections)
+        read_config(rope__dimension_sections=sections)
 
 
 @pytest.mark.parametrize(("changes", "sentence"), [
@@ -123,7 +125,7 @@ def test_sections_that_are_not_plain_rope_for_text_are_refused(sections: list[in
 def test_contradictory_metadata_is_refused_by_name(changes: dict[str, object],
                                                    sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        read(**changes)
+        read_config(**changes)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen35moe", 7])
@@ -134,9 +136,9 @@ def test_another_architecture_is_refused_by_its_name(architecture: object) -> No
 
 def test_a_config_built_by_hand_is_held_to_the_same_rules() -> None:
     with pytest.raises(InputError, match="list of layer kinds has 4 entries"):
-        dataclasses.replace(read(), layers=5)
+        dataclasses.replace(read_config(), layers=5)
     with pytest.raises(InputError, match="vocab must lie between 1"):
-        dataclasses.replace(read(), vocab=0)
+        dataclasses.replace(read_config(), vocab=0)
 
 
 @given(key=st.sampled_from(sorted(metadata())), value=st.one_of(

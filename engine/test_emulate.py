@@ -84,7 +84,7 @@ def test_fault_of_a_kernel_ends_its_launch_alone(monkeypatch: pytest.MonkeyPatch
     assert x[0] == 5
 
 
-CALLED = """typedef void (*Code)();
+ILLEGAL_INSTRUCTION = """typedef void (*Code)();
     unsigned char* code = (unsigned char*)mmap(nullptr, 4096, 7, 0x22, -1, 0);
     code[0] = 0x06; ((Code)code)();"""
 
@@ -95,7 +95,7 @@ CALLED = """typedef void (*Code)();
     ("if (!threadIdx.x) { simt::mbarrier_init(0, 1); simt::mbarrier_expect(0, 0); "
      "simt::mbarrier_try_wait(0, 0); simt::mbarrier_expect(0, 0); }",
      "is used for a second phase, which is not emulated"),
-    *([(CALLED, "needs an instruction that this processor does not have")]
+    *([(ILLEGAL_INSTRUCTION, "needs an instruction that this processor does not have")]
       if machine() == "x86_64" else [])])
 def test_what_the_emulator_cannot_is_no_fault_of_the_kernel(
         monkeypatch: pytest.MonkeyPatch, body: str, sentence: str) -> None:
@@ -128,7 +128,7 @@ def test_launch_with_other_arguments_than_the_kernel_takes_is_told(args: tuple[i
         launch(f"{HEAD}float* x, int y) {{ x[0] = y; }}", torch.zeros(1), *args)
 
 
-SHOWN: dict[str, list[float]] = {
+SHUFFLE_CALLS: dict[str, list[float]] = {
     "__shfl_sync(~0u, l, 5)": [5] * 32,
     "__shfl_sync(~0u, l, 9, 8)": [lane // 8 * 8 + 1 for lane in range(32)],
     "__shfl_xor_sync(~0u, l, 9)": [lane ^ 9 for lane in range(32)],
@@ -148,17 +148,17 @@ SHOWN: dict[str, list[float]] = {
 
 
 @cache
-def all_shown() -> Tensor:
+def run_shuffle_calls() -> Tensor:
     """Return what each lane gets of every call, f32[calls, 32]; l is the lane."""
-    out = torch.full((len(SHOWN), 32), -7.0)
-    calls = "".join(f"out[{32 * i} + l] = {call};" for i, call in enumerate(SHOWN))
+    out = torch.full((len(SHUFFLE_CALLS), 32), -7.0)
+    calls = "".join(f"out[{32 * i} + l] = {call};" for i, call in enumerate(SHUFFLE_CALLS))
     launch(f"{HEAD}float* out) {{ const int l = threadIdx.x; {calls} }}", out)
     return out
 
 
-@pytest.mark.parametrize("call", SHOWN)
+@pytest.mark.parametrize("call", SHUFFLE_CALLS)
 def test_lanes_show_one_another_what_they_hold(call: str) -> None:
-    assert all_shown()[list(SHOWN).index(call)].tolist() == SHOWN[call]
+    assert run_shuffle_calls()[list(SHUFFLE_CALLS).index(call)].tolist() == SHUFFLE_CALLS[call]
 
 
 def test_lanes_of_a_mask_meet_apart() -> None:
@@ -179,7 +179,7 @@ def test_lane_that_did_not_come_tells_nan() -> None:
     assert got[16:] == [-7] * 16
 
 
-GIVEN: dict[str, float] = {
+FUNCTION_CALLS: dict[str, float] = {
     "__clz(1)": 31, "__clz(0)": 32, "__ffs(8)": 4, "__popc(255u)": 8, "__brev(1)": 2.0**31,
     "__dp4a(0x01ff7f80, 0x02028080, 5)": 5 + 128 * 128 - 127 * 128 - 2 + 2,
     "__dp4a(0x01ff7f80u, 0x02028080u, 5u)": 5 + 128 * 128 + 127 * 128 + 510 + 2,
@@ -196,10 +196,10 @@ GIVEN: dict[str, float] = {
 
 
 @cache
-def all_given() -> Tensor:
+def run_function_calls() -> Tensor:
     """Return what every call gives, f32[calls]."""
-    out = torch.zeros(len(GIVEN))
-    calls = "".join(f"out[{i}] = {call};" for i, call in enumerate(GIVEN))
+    out = torch.zeros(len(FUNCTION_CALLS))
+    calls = "".join(f"out[{i}] = {call};" for i, call in enumerate(FUNCTION_CALLS))
     launch(f"""#define NAN __int_as_float(0x7fc00000)
     __constant__ float one = 1;
     __device__ __noinline__ int4 made() {{ return make_int4(1, 2, 3, 4); }}
@@ -207,9 +207,9 @@ def all_given() -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("call", GIVEN)
+@pytest.mark.parametrize("call", FUNCTION_CALLS)
 def test_function_gives_what_a_device_gives(call: str) -> None:
-    assert all_given()[list(GIVEN).index(call)].item() == GIVEN[call]
+    assert run_function_calls()[list(FUNCTION_CALLS).index(call)].item() == FUNCTION_CALLS[call]
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("int", torch.int32), ("unsigned", torch.uint32),
@@ -225,7 +225,7 @@ def test_atomics_of_integers_return_what_was_there(kind: str, dtype: torch.dtype
     assert out.tolist() == [64, 4, 31, 11, 31, 3, 8, 13]
 
 
-def converted(instruction: str, kinds: tuple[str, str], x: Tensor, out: Tensor) -> Tensor:
+def run_instruction(instruction: str, kinds: tuple[str, str], x: Tensor, out: Tensor) -> Tensor:
     """Return what an instruction makes of every value, a thread each."""
     given, made = ({"h": "unsigned short", "f": "float"}[kind] for kind in kinds)
     launch(f"""{HEAD}const {given}* x, {made}* out, int n) {{
@@ -241,16 +241,16 @@ def converted(instruction: str, kinds: tuple[str, str], x: Tensor, out: Tensor) 
 @pytest.mark.parametrize(("name", "dtype"), [("f16", torch.float16), ("bf16", torch.bfloat16)])
 def test_narrow_types_are_read_and_rounded_as_torch_does(name: str, dtype: torch.dtype) -> None:
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
-    wide = converted(f"cvt.f32.{name}", ("h", "f"), every, torch.empty(1 << 16))
+    wide = run_instruction(f"cvt.f32.{name}", ("h", "f"), every, torch.empty(1 << 16))
     assert torch.equal(wide.nan_to_num(7), every.view(dtype).float().nan_to_num(7))
     values = wide[~wide.isnan()]
     between = torch.cat([values, values * 1.001, values * 0.9995,
                          values.view(torch.int32).add(1 << 12).view(torch.float32)])
     between = between[~between.isnan()]
-    near = converted(f"cvt.rn.{name}.f32", ("f", "h"), between, torch.empty_like(
+    near = run_instruction(f"cvt.rn.{name}.f32", ("f", "h"), between, torch.empty_like(
         between, dtype=torch.int16))
     assert torch.equal(near.view(dtype), between.to(dtype))
-    zero = converted(f"cvt.rz.{name}.f32", ("f", "h"), between, torch.empty_like(
+    zero = run_instruction(f"cvt.rz.{name}.f32", ("f", "h"), between, torch.empty_like(
         between, dtype=torch.int16)).view(dtype).float()
     finite = between.isfinite()
     assert (zero.abs() <= between.abs()).all()

@@ -101,7 +101,7 @@ def test_every_name_of_a_declaration_in_a_template_is_renewed() -> None:
         "b; simt::renew(&a, sizeof a); simt::renew(&b, sizeof b); }")
 
 
-def compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
+def fake_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
     """Put a program in the host compiler's place, and a folder in that of what it made."""
     program = folder / "cxx"
     program.write_text(script)
@@ -120,7 +120,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None
      "made of a kernel cannot be loaded")])
 def test_compiler_that_is_none_is_told_in_a_sentence(
         monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, sentence: str) -> None:
-    compiler(monkeypatch, tmp_path, script)
+    fake_compiler(monkeypatch, tmp_path, script)
     with pytest.raises(CudaError, match=sentence) as refused:
         launch(f"{HEAD}float* x) {{}}", torch.zeros(1))
     assert "\n" not in str(refused.value)
@@ -130,7 +130,7 @@ def test_compiler_that_hangs_is_stopped_with_what_it_started(monkeypatch: pytest
                                                              tmp_path: Path) -> None:
     monkeypatch.setattr(emulator, "LIMIT", 0.5)
     monkeypatch.setattr(emulator, "_hung", {})
-    compiler(monkeypatch, tmp_path, f"#!/bin/sh\necho >> {tmp_path}/runs\nsleep 60\n")
+    fake_compiler(monkeypatch, tmp_path, f"#!/bin/sh\necho >> {tmp_path}/runs\nsleep 60\n")
     for _ in range(2):
         with pytest.raises(CudaError, match=r"did not end within 0.5 s .*; it is not run again"):
             launch(f"{HEAD}float* x) {{}}", torch.zeros(1))

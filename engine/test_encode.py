@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 
-from engine.blocks import TYPES, Floats, dequantize, finite_scales, split
+from engine.blocks import TYPES, Floats, dequantize, has_finite_scales, unpack_blocks
 from engine.encode import encode
 from engine.errors import InputError
 
-NARROW = {"F16": 2.0**-11, "BF16": 2.0**-8}
+RELATIVE_ERROR = {"F16": 2.0**-11, "BF16": 2.0**-8}
 STEPS = {"Q4_K": 15, "Q5_K": 31, "Q6_K": 63, "Q8_0": 254}
 
 
@@ -36,11 +36,13 @@ def test_a_round_trip_errs_by_about_half_a_step(kind: str) -> None:
     assert np.sqrt(np.mean((got - x) ** 2)) < 0.4 * np.mean(reach) / STEPS[kind]
 
 
-@pytest.mark.parametrize("kind", NARROW)
+@pytest.mark.parametrize("kind", RELATIVE_ERROR)
 def test_a_narrow_float_is_the_nearest(kind: str) -> None:
     x = np.concatenate([gaussian(8, 64), gaussian(8, 64) * np.float32(1e4)])
     got = dequantize(kind, encode(kind, x))
-    assert np.all(np.abs(got - x) <= np.abs(x) * np.float32(NARROW[kind]) + np.float32(2.0**-25))
+    assert np.all(
+        np.abs(got - x) <= np.abs(x) * np.float32(RELATIVE_ERROR[kind]) + np.float32(2.0**-25)
+    )
 
 
 def test_a_tie_between_two_narrow_floats_goes_to_the_even_one() -> None:
@@ -66,7 +68,7 @@ def test_the_package_reads_what_is_written(kind: str) -> None:
 def test_a_constant_row_comes_back_close_and_finite(kind: str, value: float) -> None:
     x = np.full((2, 256), value, np.float32)
     raw = encode(kind, x)
-    assert finite_scales(kind, raw)
+    assert has_finite_scales(kind, raw)
     assert np.all(np.abs(dequantize(kind, raw) - x) <= abs(value) * 0.04 + 1e-6)
 
 
@@ -77,7 +79,7 @@ def test_weights_on_one_grid_are_kept_exactly() -> None:
 
 
 def test_both_signs_of_scale_occur_in_q6_k() -> None:
-    scale = split("Q6_K", encode("Q6_K", gaussian(4, 1024))).scale
+    scale = unpack_blocks("Q6_K", encode("Q6_K", gaussian(4, 1024))).scale
     assert scale is not None
     assert scale.min() < -20
     assert scale.max() > 20
@@ -86,7 +88,7 @@ def test_both_signs_of_scale_occur_in_q6_k() -> None:
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K"])
 def test_scales_and_minima_fill_their_six_bits(kind: str) -> None:
     x = gaussian(4, 1024) * np.repeat(np.linspace(0.05, 1, 32), 32).astype(np.float32)
-    parts = split(kind, encode(kind, x))
+    parts = unpack_blocks(kind, encode(kind, x))
     for part in (parts.scale, parts.minimum):
         assert part is not None
         assert part.max() == 63

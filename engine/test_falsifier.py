@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from contracts.golden import digest, load_golden
-from contracts.load import load_all
+from contracts.golden import load_golden, logits_digest
+from contracts.load import load_contracts
 from contracts.schema import Budget, Case
 from engine.blocks import TYPES
 from falsifiers.instruments import scalar_reference
@@ -19,7 +19,7 @@ from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
 from falsifiers.judging.tolerance import flip_margin
 
-KNOWN = {"exp": "46309a608f2f398c0fa050d2b8bab8fd56c7a248f4904e162f537f4491e79165",
+FUNCTION_DIGESTS = {"exp": "46309a608f2f398c0fa050d2b8bab8fd56c7a248f4904e162f537f4491e79165",
          "sigmoid": "1902df6647b1f54f1f3c48032836498a2701ebb96e5eb1d1dee580cd66d83e20",
          "silu": "d968269a8394d90bcf5de350bd46a8460b779a4c611493f516dec3458cb3f71b",
          "softplus": "708864203c0b16769345e368ccf6c3bd569886c6a180cbd0dbe8cbe3a4b59799",
@@ -30,7 +30,7 @@ KNOWN = {"exp": "46309a608f2f398c0fa050d2b8bab8fd56c7a248f4904e162f537f4491e7916
 
 def test_logits_match_transformers(case: Case, subject: Subject, judge: Judge) -> None:
     golden, model = load_golden(case["model"]), subject.models(case["model"])
-    budget = load_all()["engine"].parity.truth
+    budget = load_contracts()["engine"].parity.truth
     assert isinstance(budget, Budget)
     state = model.new_state(len(golden.tokens[0]))
     ties = []
@@ -54,8 +54,8 @@ def test_logits_have_their_known_bits(case: Case, subject: Subject, judge: Judge
               f"{held[:12]}, but the goldens were made from {golden.file_sha256[:12]}")
     state = model.new_state(len(golden.tokens[0]))
     for step, token in enumerate(golden.tokens[case["prompt"]][:case["tokens"]]):
-        found = digest(model.forward_single(token, state, step))
-        want = golden.known[case["prompt"]][step]
+        found = logits_digest(model.forward_single(token, state, step))
+        want = golden.step_digests[case["prompt"]][step]
         judge.law(found == want, f"logits[step {step}] have digest {found[:12]}, but should have "
                   f"{want[:12]}", rung="bits", step=step)
 
@@ -69,8 +69,8 @@ def test_functions_have_their_known_answers(case: Case, subject: Subject, judge:
         values = subject.engine.functions[name](
             (torch.arange(first, last + 1).double() / 1000).float())
     found = hashlib.sha256(values.contiguous().numpy().tobytes()).hexdigest()
-    judge.law(found == KNOWN[name], f"{name} has digest {found[:12]}, but should have "
-              f"{KNOWN[name][:12]}", rung="bits")
+    judge.law(found == FUNCTION_DIGESTS[name], f"{name} has digest {found[:12]}, but should have "
+              f"{FUNCTION_DIGESTS[name][:12]}", rung="bits")
 
 
 def test_functions_keep_their_edges(case: Case, subject: Subject, judge: Judge) -> None:
@@ -94,7 +94,7 @@ def test_products_equal_integer_arithmetic(case: Case, subject: Subject, judge: 
         if case["arithmetic"] == "exact-23"
         else scalar_reference.ordered_row
     )
-    for name, raw, x in _products(case["kind"], case["k"]):
+    for name, raw, x in _product_inputs(case["kind"], case["k"]):
         got = subject.engine.weight("w", case["kind"], raw, case["arithmetic"]).product(x[None])[0]
         with np.errstate(all="ignore"):
             want = torch.tensor([float(dull_row(case["kind"], row.tobytes(), x.numpy()))
@@ -103,9 +103,9 @@ def test_products_equal_integer_arithmetic(case: Case, subject: Subject, judge: 
 
 
 def test_product_row_does_not_depend_on_width(case: Case, subject: Subject, judge: Judge) -> None:
-    (_, raw, _), *_ = _products(case["kind"], 512)
+    (_, raw, _), *_ = _product_inputs(case["kind"], 512)
     weight = subject.engine.weight("w", case["kind"], raw, case["arithmetic"])
-    x = torch.from_numpy(_normal(77, 33 * 512).reshape(33, 512))
+    x = torch.from_numpy(_normal_values(77, 33 * 512).reshape(33, 512))
     x[5, 3] = float("nan")
     alone = torch.cat([weight.product(row[None]) for row in x])
     for m in case["m"]:
@@ -118,7 +118,9 @@ def test_kernels_give_the_reference_bits(case: Case, subject: Subject, judge: Ju
     device = subject.device
     if case["kernel"] == "rms_norm":
         kernel, (rows, n) = subject.engine.kernel("rms_norm"), (3, case["k"])
-        x, w = (torch.from_numpy(_normal(seed, size)) for seed, size in ((5, rows * n), (6, n)))
+        x, w = (
+            torch.from_numpy(_normal_values(seed, size)) for seed, size in ((5, rows * n), (6, n))
+        )
         x = x.view(rows, n)
         got = torch.full((rows, n), float("nan"), device=device)
         kernel(x.to(device), w.to(device), 1e-6, got)
@@ -126,7 +128,7 @@ def test_kernels_give_the_reference_bits(case: Case, subject: Subject, judge: Ju
         judge.equal("rms_norm", got.cpu(), rms_norm(x, w, 1e-6), rule="truth")
         return
     kernel = subject.engine.kernel("gemv_q4_k")
-    for name, raw, x in _products("Q4_K", case["k"], case["n"]):
+    for name, raw, x in _product_inputs("Q4_K", case["k"], case["n"]):
         want = subject.engine.weight("w", "Q4_K", raw).product(x[None])[0]
         guarded = torch.full((case["n"] + 8,), -7.25, device=device)
         kernel(torch.from_numpy(raw).to(device), x.to(device), guarded[:case["n"]])
@@ -186,14 +188,16 @@ def test_fresh_memory_has_no_effect(case: Case, subject: Subject, judge: Judge) 
         judge.equal("logits", poisoned, plain, rule="truth", step=step)
 
 
-def _normal(seed: int, n: int) -> np.ndarray:
+def _normal_values(seed: int, n: int) -> np.ndarray:
     """Return f32 values around zero, the same on every machine."""
     raw = np.frombuffer(hashlib.shake_256(f"values {seed}".encode()).digest(8 * n), "<u2")
     whole = raw.reshape(n, 4).astype(np.int64).sum(1) - 131070
     return np.asarray(whole / 37000.0, np.float32)
 
 
-def _products(kind: str, k: int, n: int = 5) -> Iterator[tuple[str, np.ndarray, torch.Tensor]]:
+def _product_inputs(
+    kind: str, k: int, n: int = 5
+) -> Iterator[tuple[str, np.ndarray, torch.Tensor]]:
     """Yield a name, block bytes [n, bytes] and activations f32[k], plain and extreme."""
     block = TYPES[kind]
     size = n * k // block.weights * block.bytes
@@ -204,7 +208,7 @@ def _products(kind: str, k: int, n: int = 5) -> Iterator[tuple[str, np.ndarray, 
     for at in halves:
         raw[:, :, at + 1] &= 0xBB  # no exponent of all ones
     flat = raw.reshape(n, -1)
-    x = _normal(k, k)
+    x = _normal_values(k, k)
     yield "plain", flat, torch.from_numpy(x)
     spiked = x.copy()
     spiked[-1], spiked[k // 2] = np.float32(1e-42), 1e9

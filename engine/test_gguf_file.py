@@ -17,21 +17,23 @@ from engine import gguf_file, gguf_header
 from engine.blocks import TYPES
 from engine.errors import InputError
 from engine.gguf_file import open_gguf
-from engine.load import Ledger
+from engine.load import TensorReader
 
 
-def text(value: str | bytes) -> bytes:
+def pack_string(value: str | bytes) -> bytes:
     """Pack a string as the format has it."""
     raw = value.encode() if isinstance(value, str) else value
     return struct.pack("<Q", len(raw)) + raw
 
 
-def tensor(name: str | bytes, dims: tuple[int, ...], kind: int = 0, offset: int = 0) -> bytes:
+def pack_tensor_info(
+    name: str | bytes, dims: tuple[int, ...], kind: int = 0, offset: int = 0
+) -> bytes:
     """Pack one tensor's entry."""
-    return text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
+    return pack_string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
 
 
-def header(keys: tuple[bytes, ...] = (), tensors: tuple[bytes, ...] = (), *, version: int = 3,
+def pack_file(keys: tuple[bytes, ...] = (), tensors: tuple[bytes, ...] = (), *, version: int = 3,
            data: int = 256) -> bytes:
     """Pack a whole file whose data are `data` zero bytes."""
     raw = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(keys))
@@ -39,12 +41,12 @@ def header(keys: tuple[bytes, ...] = (), tensors: tuple[bytes, ...] = (), *, ver
     return raw + bytes(-len(raw) % 32) + bytes(data)
 
 
-ONE = (tensor("a", (32, 2)),)
-FLAG = text("flag") + struct.pack("<I?", 7, True)
+ONE_TENSOR = (pack_tensor_info("a", (32, 2)),)
+FLAG_KEY = pack_string("flag") + struct.pack("<I?", 7, True)
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a file of every tensor type and value type with the gguf package."""
     path = tmp_path_factory.mktemp("gguf") / "all.gguf"
     writer = gguf.GGUFWriter(path, "qwen35")
@@ -101,56 +103,125 @@ def test_the_digest_is_that_of_the_whole_file(written: Path) -> None:
     assert open_gguf(written).sha256() == hashlib.sha256(written.read_bytes()).hexdigest()
 
 
-REFUSED: dict[str, tuple[bytes, str]] = {
+REFUSED_FILES: dict[str, tuple[bytes, str]] = {
     "another-format": (b"PK\x03\x04" + bytes(64), "starts with b'PK"),
-    "version-1": (header(tensors=ONE, version=1), "version is 1"),
+    "version-1": (pack_file(tensors=ONE_TENSOR, version=1), "version is 1"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 1, 0) + bytes(64), "big-endian"),
     "huge-tensor-count": (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "tensors, over"),
     "huge-key-count": (b"GGUF" + struct.pack("<IQQ", 3, 1, 1 << 63), "metadata keys, over"),
-    "no-tensors": (header((FLAG,)), "no tensors"),
-    "key-past-the-end": (header((struct.pack("<Q", 1 << 62),), ONE), "the file ends"),
-    "key-not-utf8": (header((text(b"\xff\xfe") + struct.pack("<I?", 7, True),), ONE), "not UTF-8"),
-    "value-not-utf8": (header((text("k") + struct.pack("<I", 8) + text(b"\xff"),), ONE), "not UTF"),
-    "duplicate-key": (header((FLAG, FLAG), ONE), "key flag occurs twice"),
-    "unknown-value-type": (header((text("k") + struct.pack("<I", 13),), ONE), "value type 13"),
-    "list-of-lists": (header((text("k") + struct.pack("<IIQ", 9, 9, 1),), ONE), "list of lists"),
-    "list-past-the-end": (header((text("k") + struct.pack("<IIQ", 9, 4, 1 << 20),), ONE), "ends"),
-    "list-of-too-many": (header((text("k") + struct.pack("<IIQ", 9, 8, 1 << 61),), ONE), "over"),
-    "bool-that-is-two": (header((text("k") + struct.pack("<IB", 7, 2),), ONE), "neither true"),
-    "alignment-of-three": (header((text("general.alignment") + struct.pack("<II", 4, 3),), ONE),
-                           "power of two"),
-    "alignment-text": (header((text("general.alignment") + struct.pack("<I", 8) + text("x"),),
-                              ONE), "power of two"),
-    "duplicate-tensor": (header(tensors=(*ONE, tensor("a", (32,), offset=256)), data=512),
-                         "tensor a occurs twice"),
-    "tensor-not-utf8": (header(tensors=(tensor(b"\xc3", (32,)),)), "not UTF-8"),
-    "no-dimensions": (header(tensors=(tensor("a", ()),)), "0 dimensions"),
-    "five-dimensions": (header(tensors=(tensor("a", (1, 1, 1, 1, 1)),)), "5 dimensions"),
-    "many-dimensions": (header(tensors=(text("a") + struct.pack("<I", 1 << 31),)), "dimensions"),
-    "zero-dimension": (header(tensors=(tensor("a", (32, 0)),)), "cannot be in a file"),
-    "negative-dimension": (header(tensors=(tensor("a", (2**64 - 1,)),)), "cannot be in a file"),
-    "element-overflow": (header(tensors=(tensor("a", (1 << 32, 1 << 32)),)), "cannot be in a"),
-    "unsupported-type": (header(tensors=(tensor("blk.3.attn_k.weight", (256,), 11),)),
-                         r"blk\.3\.attn_k\.weight has type Q3_K"),
-    "unknown-type": (header(tensors=(tensor("a", (32,), 9999),)), "a has type number 9999"),
-    "not-whole-blocks": (header(tensors=(tensor("a", (300,), 12),)), "whole Q4_K blocks"),
-    "unaligned": (header(tensors=(tensor("a", (32,), offset=8),)), "not a multiple of 32"),
-    "data-past-the-end": (header(tensors=(tensor("a", (32, 3)),)), "tensor a ends at byte"),
-    "offset-past-the-end": (header(tensors=(tensor("a", (32,), offset=2**64 - 32),)), "ends at"),
-    "overlap": (header(tensors=(*ONE, tensor("b", (32,), offset=128))), "a and b overlap"),
+    "no-tensors": (pack_file((FLAG_KEY,)), "no tensors"),
+    "key-past-the-end": (pack_file((struct.pack("<Q", 1 << 62),), ONE_TENSOR), "the file ends"),
+    "key-not-utf8": (
+        pack_file((pack_string(b"\xff\xfe") + struct.pack("<I?", 7, True),), ONE_TENSOR),
+        "not UTF-8",
+    ),
+    "value-not-utf8": (
+        pack_file((pack_string("k") + struct.pack("<I", 8) + pack_string(b"\xff"),), ONE_TENSOR),
+        "not UTF",
+    ),
+    "duplicate-key": (pack_file((FLAG_KEY, FLAG_KEY), ONE_TENSOR), "key flag occurs twice"),
+    "unknown-value-type": (
+        pack_file((pack_string("k") + struct.pack("<I", 13),), ONE_TENSOR),
+        "value type 13",
+    ),
+    "list-of-lists": (
+        pack_file((pack_string("k") + struct.pack("<IIQ", 9, 9, 1),), ONE_TENSOR),
+        "list of lists",
+    ),
+    "list-past-the-end": (
+        pack_file((pack_string("k") + struct.pack("<IIQ", 9, 4, 1 << 20),), ONE_TENSOR),
+        "ends",
+    ),
+    "list-of-too-many": (
+        pack_file((pack_string("k") + struct.pack("<IIQ", 9, 8, 1 << 61),), ONE_TENSOR),
+        "over",
+    ),
+    "bool-that-is-two": (
+        pack_file((pack_string("k") + struct.pack("<IB", 7, 2),), ONE_TENSOR),
+        "neither true",
+    ),
+    "alignment-of-three": (
+        pack_file((pack_string("general.alignment") + struct.pack("<II", 4, 3),), ONE_TENSOR),
+        "power of two",
+    ),
+    "alignment-text": (
+        pack_file(
+            (pack_string("general.alignment") + struct.pack("<I", 8) + pack_string("x"),),
+            ONE_TENSOR,
+        ),
+        "power of two",
+    ),
+    "duplicate-tensor": (
+        pack_file(tensors=(*ONE_TENSOR, pack_tensor_info("a", (32,), offset=256)), data=512),
+        "tensor a occurs twice",
+    ),
+    "tensor-not-utf8": (pack_file(tensors=(pack_tensor_info(b"\xc3", (32,)),)), "not UTF-8"),
+    "no-dimensions": (pack_file(tensors=(pack_tensor_info("a", ()),)), "0 dimensions"),
+    "five-dimensions": (
+        pack_file(tensors=(pack_tensor_info("a", (1, 1, 1, 1, 1)),)),
+        "5 dimensions",
+    ),
+    "many-dimensions": (
+        pack_file(tensors=(pack_string("a") + struct.pack("<I", 1 << 31),)),
+        "dimensions",
+    ),
+    "zero-dimension": (pack_file(tensors=(pack_tensor_info("a", (32, 0)),)), "cannot be in a file"),
+    "negative-dimension": (
+        pack_file(tensors=(pack_tensor_info("a", (2**64 - 1,)),)),
+        "cannot be in a file",
+    ),
+    "element-overflow": (
+        pack_file(tensors=(pack_tensor_info("a", (1 << 32, 1 << 32)),)),
+        "cannot be in a",
+    ),
+    "unsupported-type": (
+        pack_file(tensors=(pack_tensor_info("blk.3.attn_k.weight", (256,), 11),)),
+        r"blk\.3\.attn_k\.weight has type Q3_K",
+    ),
+    "unknown-type": (
+        pack_file(tensors=(pack_tensor_info("a", (32,), 9999),)),
+        "a has type number 9999",
+    ),
+    "not-whole-blocks": (
+        pack_file(tensors=(pack_tensor_info("a", (300,), 12),)),
+        "whole Q4_K blocks",
+    ),
+    "unaligned": (
+        pack_file(tensors=(pack_tensor_info("a", (32,), offset=8),)),
+        "not a multiple of 32",
+    ),
+    "data-past-the-end": (
+        pack_file(tensors=(pack_tensor_info("a", (32, 3)),)),
+        "tensor a ends at byte",
+    ),
+    "offset-past-the-end": (
+        pack_file(tensors=(pack_tensor_info("a", (32,), offset=2**64 - 32),)),
+        "ends at",
+    ),
+    "overlap": (
+        pack_file(tensors=(*ONE_TENSOR, pack_tensor_info("b", (32,), offset=128))),
+        "a and b overlap",
+    ),
     "a-tensor-too-many": (b"GGUF" + struct.pack("<IQQ", 3, 65537, 0), "65537 tensors, over 65536"),
     "as-many-tensors-as-may-be": (b"GGUF" + struct.pack("<IQQ", 3, 65536, 0), "tensor 0 needs 8"),
-    "an-entry-too-many": (header((text("k") + struct.pack("<IIQ", 9, 0, 8388609),), ONE),
-                          "list entries to 8388609, over 8388608"),
-    "as-many-entries-as-may-be": (header((text("k") + struct.pack("<IIQ", 9, 0, 8388608),), ONE),
-                                  "k needs 8388608 bytes"),
-    "long-name-of-nonsense": (header((text("k\n" * 999) + struct.pack("<I", 99),), ONE), "99$"),
+    "an-entry-too-many": (
+        pack_file((pack_string("k") + struct.pack("<IIQ", 9, 0, 8388609),), ONE_TENSOR),
+        "list entries to 8388609, over 8388608",
+    ),
+    "as-many-entries-as-may-be": (
+        pack_file((pack_string("k") + struct.pack("<IIQ", 9, 0, 8388608),), ONE_TENSOR),
+        "k needs 8388608 bytes",
+    ),
+    "long-name-of-nonsense": (
+        pack_file((pack_string("k\n" * 999) + struct.pack("<I", 99),), ONE_TENSOR),
+        "99$",
+    ),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", REFUSED_FILES)
 def test_a_hostile_file_is_refused_with_one_sentence(name: str, tmp_path: Path) -> None:
-    raw, sentence = REFUSED[name]
+    raw, sentence = REFUSED_FILES[name]
     path = tmp_path / "hostile.gguf"
     path.write_bytes(raw)
     with pytest.raises(InputError, match=sentence) as refusal:
@@ -177,7 +248,7 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path,
         raise PermissionError(13, "Permission denied")
 
     path = tmp_path / "locked.gguf"
-    path.write_bytes(header(tensors=ONE))
+    path.write_bytes(pack_file(tensors=ONE_TENSOR))
     monkeypatch.setattr(Path, "open", refuse)  # a test run as root may read everything
     with pytest.raises(InputError, match=r"cannot read .*locked\.gguf: Permission denied"):
         open_gguf(path)
@@ -186,24 +257,29 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path,
 def test_a_header_longer_than_any_real_one_is_refused(tmp_path: Path,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "long.gguf"
-    path.write_bytes(header((FLAG,), ONE))
+    path.write_bytes(pack_file((FLAG_KEY,), ONE_TENSOR))
     assert open_gguf(path).metadata == {"flag": True}
-    monkeypatch.setattr(gguf_header, "HEADER", 40)
+    monkeypatch.setattr(gguf_header, "MAX_HEADER_BYTES", 40)
     with pytest.raises(InputError, match="40 bytes are over"):
         open_gguf(path)
 
 
-def small() -> bytes:
+def small_file() -> bytes:
     """Return a small file with a list, a text and two tensors."""
-    words = text("words") + struct.pack("<IIQ", 9, 8, 2) + text("a") + text("ß")
-    name = text("general.name") + struct.pack("<I", 8) + text("small")
-    count = text("count") + struct.pack("<II", 4, 7)
-    return header((words, name, count, FLAG),
-                  (tensor("a.weight", (256, 1), 12), tensor("b", (3,), 0, 160)), data=160 + 12)
+    words = (
+        pack_string("words") + struct.pack("<IIQ", 9, 8, 2) + pack_string("a") + pack_string("ß")
+    )
+    name = pack_string("general.name") + struct.pack("<I", 8) + pack_string("small")
+    count = pack_string("count") + struct.pack("<II", 4, 7)
+    return pack_file(
+        (words, name, count, FLAG_KEY),
+        (pack_tensor_info("a.weight", (256, 1), 12), pack_tensor_info("b", (3,), 0, 160)),
+        data=160 + 12,
+    )
 
 
 def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
-    path, raw = tmp_path / "cut.gguf", small()
+    path, raw = tmp_path / "cut.gguf", small_file()
     path.write_bytes(raw)
     assert list(open_gguf(path).tensors) == ["a.weight", "b"]
     for length in range(len(raw)):
@@ -212,14 +288,14 @@ def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
             open_gguf(path)
 
 
-@given(changes=st.lists(st.tuples(st.integers(0, len(small()) - 1), st.integers(0, 255)),
-                        min_size=1, max_size=8), cut=st.integers(0, len(small())))
+@given(changes=st.lists(st.tuples(st.integers(0, len(small_file()) - 1), st.integers(0, 255)),
+                        min_size=1, max_size=8), cut=st.integers(0, len(small_file())))
 @example(changes=[(15, 255)], cut=0)
 @example(changes=[(23, 255)], cut=0)
 def test_changed_bytes_end_in_a_file_or_in_a_sentence(
         tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]],
         cut: int) -> None:
-    raw = bytearray(small())
+    raw = bytearray(small_file())
     for at, value in changes:
         raw[at] = value
     path = tmp_path_factory.getbasetemp() / "mutated.gguf"
@@ -242,23 +318,25 @@ def test_small_file_that_is_cut_while_it_is_in_use_is_still_whole(written: Path,
 
 def test_mapped_file_that_is_cut_is_refused_before_it_is_read(
         written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf_file, "WHOLE", 0)
+    monkeypatch.setattr(gguf_file, "MAX_UNMAPPED_BYTES", 0)
     path = tmp_path / "large.gguf"
     path.write_bytes(written.read_bytes())
     file = open_gguf(path)
-    file.hold()
+    file.check_size()
     os.truncate(path, 100)
-    for use in (file.hold, lambda: Ledger(file).take("Q6_K.weight", (3, 512))):
+    for use in (file.check_size, lambda: TensorReader(file).take("Q6_K.weight", (3, 512))):
         with pytest.raises(InputError, match=rf"{path} had \d+ bytes when it .* has 100 now$"):
             use()
     path.unlink()
-    file.hold()
+    file.check_size()
 
 
 def test_both_versions_and_four_dimensions_are_read(tmp_path: Path) -> None:
     path = tmp_path / "old.gguf"
     for version in (2, 3):
-        path.write_bytes(header(tensors=(tensor("a", (32, 1, 1, 2)),), version=version))
+        path.write_bytes(
+            pack_file(tensors=(pack_tensor_info("a", (32, 1, 1, 2)),), version=version)
+        )
         assert open_gguf(path).tensors["a"].shape == (2, 1, 1, 32)
 
 
@@ -274,5 +352,5 @@ def test_header_ends_at_256_mib_of_a_longer_file(tmp_path: Path) -> None:
 
 
 def test_names_are_told_whole_up_to_80_characters() -> None:
-    assert gguf_header.short("x" * 80) == "x" * 80
-    assert gguf_header.short("x" * 81) == "x" * 77 + "..."
+    assert gguf_header.abbreviate("x" * 80) == "x" * 80
+    assert gguf_header.abbreviate("x" * 81) == "x" * 77 + "..."

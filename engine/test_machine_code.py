@@ -9,12 +9,12 @@ import pytest
 
 from engine.kernels import machine_code, nvrtc
 
-KERNEL = 'extern "C" __global__ void f(float* a, int i) {{ {} }}'
-CLEAN = KERNEL.format("a[0] = a[1] * a[2] + a[3] / a[4] + sqrtf(a[5]);")
+KERNEL_TEMPLATE = 'extern "C" __global__ void f(float* a, int i) {{ {} }}'
+CLEAN_KERNEL = KERNEL_TEMPLATE.format("a[0] = a[1] * a[2] + a[3] / a[4] + sqrtf(a[5]);")
 
 
 def test_separate_roundings_are_clean() -> None:
-    assert machine_code.faults_of(CLEAN) == []
+    assert machine_code.faults_of(CLEAN_KERNEL) == []
 
 
 @pytest.mark.parametrize(("body", "options", "fault"), [
@@ -26,7 +26,9 @@ def test_separate_roundings_are_clean() -> None:
     ("float v[64]; for (int j = 0; j < i; j++) v[j * i % 64] = a[j]; a[0] = v[i];", (),
      "bytes of stack")])
 def test_what_must_not_be_is_named(body: str, options: tuple[str, ...], fault: str) -> None:
-    assert any(fault in found for found in machine_code.faults_of(KERNEL.format(body), options))
+    assert any(
+        fault in found for found in machine_code.faults_of(KERNEL_TEMPLATE.format(body), options)
+    )
 
 
 def test_source_without_a_kernel_is_not_clean() -> None:
@@ -35,7 +37,7 @@ def test_source_without_a_kernel_is_not_clean() -> None:
 
 def test_source_that_cannot_be_compiled_is_an_error_with_the_compiler_s_words() -> None:
     with pytest.raises(nvrtc.CudaError, match="expected a"):
-        machine_code.faults_of(KERNEL.format("a[0] = ;"))
+        machine_code.faults_of(KERNEL_TEMPLATE.format("a[0] = ;"))
 
 
 def test_absent_compiler_is_an_error_that_says_how_to_get_one(

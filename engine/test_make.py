@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from engine import draw, make
-from engine.blocks import TYPES, dequantize, finite_scales, split
+from engine.blocks import TYPES, dequantize, has_finite_scales, unpack_blocks
 from engine.config import Config
 from engine.errors import InputError
 from engine.gguf_file import GgufFile, open_gguf
 from engine.make import make_model
 from engine.model import Model
-from engine.shapes import QUANTS, SHAPES, plan
+from engine.shapes import QUANTS, SHAPES, plan_tensors
 
 DIGESTS = {
     ("nano", "mixed"):
@@ -39,13 +39,15 @@ def test_a_made_file_has_the_bytes_written_down(shape: str, quant: str, tmp_path
 
 
 @pytest.fixture(scope="module", params=["nano", "tiny"])
-def mixed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GgufFile:
+def mixed_model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> GgufFile:
     """Make a small model of mixed types."""
     path = tmp_path_factory.mktemp("made") / f"{request.param}.gguf"
     return open_gguf(make_model(path, request.param, "mixed"))
 
 
-def config_of(file: GgufFile) -> Config:
+def read_config(file: GgufFile) -> Config:
     """Read the config of an open file."""
     rows = file.tensors["token_embd.weight"].shape[0]
     return Config.from_metadata(file.metadata, rows, "output.weight" not in file.tensors)
@@ -59,12 +61,12 @@ def test_every_weight_type_occurs_in_a_mixed_file(mixed: GgufFile) -> None:
 def test_the_package_reads_a_made_file_and_the_model_uses_all_of_it(mixed: GgufFile) -> None:
     reader = gguf.GGUFReader(mixed.path)
     assert {t.name for t in reader.tensors} == set(mixed.tensors)
-    assert Model.load(mixed.path).weights.ignored == ()
-    assert all(finite_scales(e.kind, e.data) for e in mixed.tensors.values())
+    assert Model.load(mixed.path).weights.ignored_names == ()
+    assert all(has_finite_scales(e.kind, e.data) for e in mixed.tensors.values())
 
 
 def test_metadata_say_everything_that_readers_ask_for(mixed: GgufFile) -> None:
-    got, config = mixed.metadata, config_of(mixed)
+    got, config = mixed.metadata, read_config(mixed)
     assert got["general.architecture"] == "qwen35"
     assert isinstance(got["tokenizer.chat_template"], str)
     tokens, types = got["tokenizer.ggml.tokens"], got["tokenizer.ggml.token_type"]
@@ -80,9 +82,9 @@ def test_metadata_say_everything_that_readers_ask_for(mixed: GgufFile) -> None:
 def test_layer_kinds_come_from_a_list_in_tiny_and_from_an_interval_in_nano(tmp_path: Path) -> None:
     tiny = open_gguf(make_model(tmp_path / "tiny.gguf", "tiny", "mixed"))
     nano = open_gguf(make_model(tmp_path / "nano.gguf", "nano", "mixed"))
-    assert config_of(tiny).recurrent == (True, True, False, True, False)
+    assert read_config(tiny).recurrent == (True, True, False, True, False)
     assert "qwen35.full_attention_interval" not in tiny.metadata
-    assert config_of(nano).recurrent == (True, False)
+    assert read_config(nano).recurrent == (True, False)
     assert "qwen35.attention.recurrent_layers" not in nano.metadata
 
 
@@ -98,7 +100,7 @@ def test_no_two_heads_or_norms_have_the_same_constants(mixed: GgufFile) -> None:
 
 
 def test_one_gdn_layer_has_faint_query_and_key_channels(mixed: GgufFile) -> None:
-    config = config_of(mixed)
+    config = read_config(mixed)
     faint = []
     for layer in config.gdn_layers:
         entry = mixed.tensors[f"blk.{layer}.ssm_conv1d.weight"]
@@ -112,14 +114,14 @@ def test_one_gdn_layer_has_faint_query_and_key_channels(mixed: GgufFile) -> None
 @pytest.mark.parametrize(("shape", "parameters", "tensors"), [
     ("0.8b", 752_393_024, 320), ("4b", 4_205_751_296, 426), ("9b", 8_953_803_264, 427)])
 def test_released_sizes_have_their_parameters(shape: str, parameters: int, tensors: int) -> None:
-    planned = plan(SHAPES[shape], "q4_k_m")
+    planned = plan_tensors(SHAPES[shape], "q4_k_m")
     assert sum(int(np.prod(t.shape)) for t in planned) == parameters
     assert len({t.name for t in planned}) == len(planned) == tensors
 
 
 def test_a_4b_file_has_the_types_and_the_bytes_of_a_real_one() -> None:
-    planned = plan(SHAPES["4b"], "q4_k_m")
-    assert sum(make._size(t) for t in planned) == 2_731_997_184
+    planned = plan_tensors(SHAPES["4b"], "q4_k_m")
+    assert sum(make._tensor_bytes(t) for t in planned) == 2_731_997_184
     kinds = {t.role: t.kind for t in planned if len(t.shape) == 2 and t.role != "ffn_down"}
     assert {role for role, kind in kinds.items() if kind == "Q4_K"} == {
         "ffn_gate", "ffn_up", "attn_gate", "attn_q", "attn_k", "attn_output"}
@@ -142,7 +144,7 @@ def test_a_released_shape_made_small_is_drawn_directly_and_loads(quant: str,
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_blocks_drawn_directly_have_the_mean_and_deviation_asked_for(kind: str) -> None:
-    rows = dequantize(kind, draw.direct(kind, "a stream", 256, 2048, 0.02)).astype(float)
+    rows = dequantize(kind, draw.random_blocks(kind, "a stream", 256, 2048, 0.02)).astype(float)
     assert abs(rows.std() / 0.02 - 1) < 0.03
     assert abs(rows.mean()) < 0.02 * 5 / np.sqrt(rows.size) + (0.5 * 0.02 / 74)
     assert np.abs(rows.mean(1)).max() < 0.02 * 5 / np.sqrt(2048)
@@ -150,7 +152,7 @@ def test_blocks_drawn_directly_have_the_mean_and_deviation_asked_for(kind: str) 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K"])
 def test_minima_drawn_directly_cancel_the_mean_of_every_sub_block(kind: str) -> None:
-    parts = split(kind, draw.direct(kind, "a stream", 16, 2048, 0.02))
+    parts = unpack_blocks(kind, draw.random_blocks(kind, "a stream", 16, 2048, 0.02))
     assert parts.scale is not None
     assert parts.minimum is not None
     assert parts.dmin is not None
@@ -188,7 +190,7 @@ def test_other_head_shapes_are_made_and_rows_that_fit_no_block_take_a_smaller_on
         tmp_path: Path) -> None:
     file = open_gguf(make_model(tmp_path / "odd.gguf", "nano", "q4_k_m", embd=288, ffn=300,
                                 key_heads=3, value_heads=6, heads=3, kv_heads=1, tied=True))
-    config = config_of(file)
+    config = read_config(file)
     assert (config.key_heads, config.value_heads, config.heads, config.kv_heads) == (3, 6, 3, 1)
     assert config.tied
     assert file.tensors["blk.0.attn_gate.weight"].kind == "Q8_0"
@@ -241,7 +243,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path,
 
     path = tmp_path / "mine.gguf"
     path.write_bytes(b"precious")
-    monkeypatch.setattr(make, "_put", full)
+    monkeypatch.setattr(make, "_write_chunk", full)
     with pytest.raises(InputError, match=r"cannot write .*mine\.gguf: No space left on device"):
         make_model(path, "nano", "mixed", force=True)
     assert [p.name for p in tmp_path.iterdir()] == ["mine.gguf"]
@@ -253,4 +255,8 @@ def test_progress_is_told_up_to_the_last_byte(tmp_path: Path) -> None:
     make_model(tmp_path / "made.gguf", "nano", "mixed",
                progress=lambda done, total: told.append((done, total)))
     assert told == sorted(told)
-    assert told[-1][0] == told[-1][1] == sum(make._size(t) for t in plan(SHAPES["nano"], "mixed"))
+    assert (
+        told[-1][0]
+        == told[-1][1]
+        == sum(make._tensor_bytes(t) for t in plan_tensors(SHAPES["nano"], "mixed"))
+    )

@@ -90,7 +90,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(model: Model) -> None:
         checkpoint(large, 9)
 
 
-def nearest(x: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
+def round_to_nearest_even(x: torch.Tensor, kind: torch.dtype) -> torch.Tensor:
     """Return finite values rounded to nearest even in f64, where every step is exact."""
     bits, least, most = (11, -24, 65520.0) if kind == torch.float16 else (8, -133, torch.inf)
     wide = x.double()
@@ -109,7 +109,7 @@ def test_narrow_caches_hold_the_nearest_values_in_half_the_bytes(model: Model, k
     x = torch.cat([x[x.isfinite()], ties, -ties])[:, None, None].expand(-1, 1, 256)
     cache = torch.empty(1, len(x), 1, 256, dtype=kind)
     cache[0].copy_(x)  # as `attend` does
-    assert torch.equal(cache[0, :, 0, 0].double(), nearest(x[:, 0, 0], kind))
+    assert torch.equal(cache[0, :, 0, 0].double(), round_to_nearest_even(x[:, 0, 0], kind))
     wide, narrow = (m.new_pool(2, 8) for m in (model, model.with_kv(kv)))
     rows = [sum(t.nbytes for kept in (p.k, p.v) for t in kept.values()) for p in (wide, narrow)]
     assert rows[0] == 2 * rows[1]
@@ -170,16 +170,18 @@ def test_ordered_products_stay_close_to_exact_ones_and_have_other_bits(model: Mo
 
 
 def test_greedy_decoding_stops_at_ends_and_limits(model: Model) -> None:
-    tokens = [t.id for t in generate.greedy(model, [1, 2, 3], 6)]
+    tokens = [t.id for t in generate.generate_greedy(model, [1, 2, 3], 6)]
     assert len(tokens) == 6
-    assert [t.id for t in generate.greedy(model, [1, 2, 3], 6, ends={tokens[2]})] == tokens[:3]
-    assert [t.id for t in generate.greedy(model, [1, 2, 3], 1)] == tokens[:1]
+    assert [
+        t.id for t in generate.generate_greedy(model, [1, 2, 3], 6, ends={tokens[2]})
+    ] == tokens[:3]
+    assert [t.id for t in generate.generate_greedy(model, [1, 2, 3], 1)] == tokens[:1]
     logits = generate.forced_logits(model, [1, 2, 3, *tokens])
     assert [int(row.argmax()) for row in logits[2:-1]] == tokens
 
 
 def test_log_probabilities_are_those_of_a_softmax(model: Model) -> None:
-    token = next(generate.greedy(model, [4, 5], 1))
+    token = next(generate.generate_greedy(model, [4, 5], 1))
     row = generate.forced_logits(model, [4, 5])[-1].double()
     assert math.isclose(token.logprob, float(row.log_softmax(0)[token.id]), abs_tol=1e-6)
 
@@ -189,7 +191,7 @@ def test_log_probabilities_are_those_of_a_softmax(model: Model) -> None:
 def test_impossible_generations_are_refused(model: Model, tokens: list[int], limit: int,
                                             named: str) -> None:
     with pytest.raises(InputError, match=named):
-        list(generate.greedy(model, tokens, limit))
+        list(generate.generate_greedy(model, tokens, limit))
 
 
 def test_logits_are_written_once_and_never_over_a_file(model: Model, tmp_path: Path) -> None:

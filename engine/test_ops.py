@@ -12,14 +12,14 @@ from engine.errors import InputError
 from engine.state import Refs
 
 
-def _draw(seed: int, *shape: int) -> torch.Tensor:
+def _randn(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 63, 64, 65, 127, 128, 129, 300])
 @pytest.mark.parametrize("slope", [-0.2, 0.0, 0.2])
 def test_attention_equals_a_two_pass_softmax(n: int, slope: float) -> None:
-    q, keys, values = _draw(1, 4, 256), _draw(2, n, 2, 256), _draw(3, n, 2, 256)
+    q, keys, values = _randn(1, 4, 256), _randn(2, n, 2, 256), _randn(3, n, 2, 256)
     keys = keys + slope * torch.arange(n)[:, None, None] * q[0] / 16
     got = ops.attend_one(q, keys, values).double()
     scores = torch.einsum("hrd,nhd->hrn", q.double().view(2, 2, 256), keys.double()) / 16
@@ -28,15 +28,15 @@ def test_attention_equals_a_two_pass_softmax(n: int, slope: float) -> None:
 
 
 def test_attention_of_one_key_is_its_value() -> None:
-    values = _draw(4, 1, 2, 256)
-    got = ops.attend_one(_draw(5, 4, 256), _draw(6, 1, 2, 256), values)
+    values = _randn(4, 1, 2, 256)
+    got = ops.attend_one(_randn(5, 4, 256), _randn(6, 1, 2, 256), values)
     assert torch.equal(got, values[0].repeat_interleave(2, 0))
 
 
 def test_attention_of_several_rows_takes_their_tokens_in_order() -> None:
-    q, k, v, gate = (_draw(seed, 5, heads, 256) for seed, heads in ((30, 4), (31, 2), (32, 2),
+    q, k, v, gate = (_randn(seed, 5, heads, 256) for seed, heads in ((30, 4), (31, 2), (32, 2),
                                                                     (33, 4)))
-    caches, lengths, counts = [_draw(34 + i, 3, 8, 2, 256) for i in range(2)], (4, 1), (2, 3)
+    caches, lengths, counts = [_randn(34 + i, 3, 8, 2, 256) for i in range(2)], (4, 1), (2, 3)
     keys, values = want = [cache.clone() for cache in caches]
     wanted, at = torch.empty(5, 4, 256), 0
     for slot, length, count in zip((2, 0), lengths, counts, strict=True):
@@ -52,9 +52,9 @@ def test_attention_of_several_rows_takes_their_tokens_in_order() -> None:
 
 
 def test_delta_rule_equals_its_equations() -> None:
-    q, k, v = _draw(7, 3, 2, 128), _draw(8, 3, 2, 128), _draw(9, 3, 4, 128)
-    g, beta = _draw(10, 3, 4).sigmoid(), _draw(11, 3, 4).sigmoid()
-    state = _draw(12, 4, 128, 128)
+    q, k, v = _randn(7, 3, 2, 128), _randn(8, 3, 2, 128), _randn(9, 3, 4, 128)
+    g, beta = _randn(10, 3, 4).sigmoid(), _randn(11, 3, 4).sigmoid()
+    state = _randn(12, 4, 128, 128)
     want_state, wanted = state.double(), []
     for t in range(3):
         kt, qt = ((x[t].double() / (x[t].double().pow(2).sum(-1, keepdim=True) + 1e-6).sqrt())
@@ -73,13 +73,13 @@ def test_delta_rule_equals_its_equations() -> None:
 def test_several_matrices_are_multiplied_each_by_the_product_given() -> None:
     calls: list[tuple[Any, ...]] = []
     weights: Any = ["W", "V"]
-    x, outs = _draw(17, 2, 3), [torch.empty(2, 5), torch.empty(2, 7)]
+    x, outs = _randn(17, 2, 3), [torch.empty(2, 5), torch.empty(2, 7)]
     ops.project_all(lambda *given: calls.append(given), weights, x, outs)
     assert calls == [("W", x, outs[0]), ("V", x, outs[1])]
 
 
 def test_sum_is_kept_and_normed() -> None:
-    x, y, weight, total, out = (_draw(seed, 2, 64) for seed in range(18, 23))
+    x, y, weight, total, out = (_randn(seed, 2, 64) for seed in range(18, 23))
     ops.add_norm(ops.norm, x, y, weight[0], 1e-6, total, out)
     assert torch.equal(total, x + y)
     assert torch.equal(out, arithmetic.rms_norm(total, weight[0], 1e-6))
@@ -87,8 +87,8 @@ def test_sum_is_kept_and_normed() -> None:
 
 def test_norm_and_rotation_are_those_given_for_each_operand() -> None:
     calls: list[tuple[Any, ...]] = []
-    xs, normed, outs = ([_draw(seed, 3), _draw(seed + 1, 3)] for seed in (23, 25, 27))
-    table = _draw(29, 5, 2, 1)
+    xs, normed, outs = ([_randn(seed, 3), _randn(seed + 1, 3)] for seed in (23, 25, 27))
+    table = _randn(29, 5, 2, 1)
     weights: Any = ["Q", "K"]
     ops.norm_rotate(lambda *given: calls.append(given), lambda *given: calls.append(given),
                     xs, weights, 1e-6, table, [4], normed, outs)
@@ -99,8 +99,8 @@ def test_norm_and_rotation_are_those_given_for_each_operand() -> None:
 
 
 def test_convolution_sees_the_last_three_tokens_and_shifts() -> None:
-    taps, window = _draw(13, 6, 4), _draw(14, 6, 3)
-    x, past = _draw(15, 5, 6), torch.cat([window.T, _draw(15, 5, 6)])
+    taps, window = _randn(13, 6, 4), _randn(14, 6, 3)
+    x, past = _randn(15, 5, 6), torch.cat([window.T, _randn(15, 5, 6)])
     out = torch.empty(5, 6)
     ops.conv_step(x, taps, Refs(window[None], (0,)), (5,), out)
     for t in range(5):
@@ -119,7 +119,7 @@ def test_argmax_takes_the_lowest_index_and_refuses_nan() -> None:
 
 def test_rotation_leaves_the_rest_of_a_head_alone() -> None:
     from engine.rope import rope_table
-    x, out = _draw(16, 2, 3, 256), torch.empty(2, 3, 256)
+    x, out = _randn(16, 2, 3, 256), torch.empty(2, 3, 256)
     ops.rotate(x, rope_table(8, 64, 1e7), [0, 5], out)
     assert torch.equal(out[0], x[0])
     assert torch.equal(out[1, :, 64:], x[1, :, 64:])
@@ -128,10 +128,10 @@ def test_rotation_leaves_the_rest_of_a_head_alone() -> None:
 
 @pytest.mark.parametrize("n", [63, 64, 65, 127, 129, 193, 300])
 def test_attention_has_the_written_bits(n: int) -> None:
-    q, keys, values = _draw(20, 1, 256), 3 * _draw(21, n, 1, 256), _draw(22, n, 1, 256)
+    q, keys, values = _randn(20, 1, 256), 3 * _randn(21, n, 1, 256), _randn(22, n, 1, 256)
     splits = []
     for first in range(0, n, 64):
-        scores = [arithmetic.total(q[0] * key[0]) * 0.0625 for key in keys[first:first + 64]]
+        scores = [arithmetic.ordered_sum(q[0] * key[0]) * 0.0625 for key in keys[first:first + 64]]
         top = torch.stack(scores).max()
         p = [arithmetic.exp(score - top) for score in scores]
         low, high = [torch.zeros(()) for _ in range(8)], [torch.zeros(256) for _ in range(8)]

@@ -24,9 +24,9 @@ def test_table_is_within_half_an_ulp_of_one_of_the_true_angle(position: int) -> 
 
 def test_growing_a_table_changes_no_bit() -> None:
     grown = RopeTable(64, 1e7)
-    small = grown.upto(512).clone()
-    assert torch.equal(grown.upto(2000)[:512], small)
-    assert torch.equal(grown.upto(2000)[:2000], rope_table(2000, 64, 1e7))
+    small = grown.table_for(512).clone()
+    assert torch.equal(grown.table_for(2000)[:512], small)
+    assert torch.equal(grown.table_for(2000)[:2000], rope_table(2000, 64, 1e7))
 
 
 def test_sine_and_cosine_have_the_written_bits() -> None:
@@ -51,9 +51,9 @@ def test_one_pair_turns_with_the_position_itself() -> None:
 
 def test_table_is_made_anew_only_to_grow_and_then_doubles() -> None:
     table = RopeTable(64, 1e7)
-    first = table.upto(512)
-    assert table.upto(10) is first
-    assert [len(table.upto(positions)) for positions in (513, 5000)] == [1024, 5000]
+    first = table.table_for(512)
+    assert table.table_for(10) is first
+    assert [len(table.table_for(positions)) for positions in (513, 5000)] == [1024, 5000]
 
 
 @pytest.mark.parametrize(("positions", "width"), [(0, 64), (1 << 21, 64), (8, 60)])

@@ -16,15 +16,15 @@ ROOT = Path(testmodels.__file__).parent.parent
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InputError, match=r"huge is not known; known are nano, nano-tied, nano-f32"):
-        testmodels.path_of("huge")
+        testmodels.model_path("huge")
 
 
 def test_a_file_that_was_made_is_not_made_again(tmp_path: Path,
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(testmodels, "_CACHE", tmp_path / "models")
-    path = testmodels.path_of("nano")
+    path = testmodels.model_path("nano")
     path.write_bytes(b"kept")
-    assert testmodels.path_of("nano").read_bytes() == b"kept"
+    assert testmodels.model_path("nano").read_bytes() == b"kept"
 
 
 @pytest.mark.parametrize(("name", "tied", "kinds"), [
@@ -32,17 +32,17 @@ def test_a_file_that_was_made_is_not_made_again(tmp_path: Path,
 def test_a_name_says_what_its_model_is(name: str, tied: bool, kinds: int) -> None:
     from engine.gguf_file import open_gguf
 
-    file = open_gguf(testmodels.path_of(name))
+    file = open_gguf(testmodels.model_path(name))
     assert ("output.weight" not in file.tensors) is tied
     assert len({entry.kind for entry in file.tensors.values()}) == kinds
 
 
 def test_a_changed_source_gives_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = testmodels.path_of("nano").name
-    testmodels._digest.cache_clear()
+    before = testmodels.model_path("nano").name
+    testmodels._source_digest.cache_clear()
     monkeypatch.setattr(testmodels, "_SOURCES", testmodels._SOURCES[:-1])
-    assert testmodels._digest() not in before
-    testmodels._digest.cache_clear()
+    assert testmodels._source_digest() not in before
+    testmodels._source_digest.cache_clear()
 
 
 def test_two_processes_that_make_one_model_at_once_both_get_it(tmp_path: Path) -> None:

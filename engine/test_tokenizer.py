@@ -12,23 +12,23 @@ from engine import testmodels
 from engine.errors import InputError
 from engine.gguf_file import open_gguf
 from engine.tokenizer import Detokenizer, Tokenizer
-from engine.vocabulary import vocabulary
+from engine.vocabulary import build_vocabulary
 
-WORDS = vocabulary(509)
+WORDS = build_vocabulary(509)
 CHARACTERS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
-def tokenizer(**changes: Any) -> Tokenizer:
+def build_tokenizer(**changes: Any) -> Tokenizer:
     """Build the tokenizer of `nano`, with changes."""
     parts: dict[str, Any] = {"tokens": WORDS.tokens, "types": WORDS.types, "merges": WORDS.merges,
                              "eos": WORDS.tokens.index("<|im_end|>")}
     return Tokenizer(**parts | changes)
 
 
-NANO = tokenizer()
+NANO = build_tokenizer()
 
 
-def texts(ids: list[int]) -> list[str]:
+def token_texts(ids: list[int]) -> list[str]:
     """Return the vocabulary's spelling of ids."""
     return [NANO.tokens[i] for i in ids]
 
@@ -54,17 +54,19 @@ def test_any_ids_decode_to_what_their_bytes_say(ids: list[int]) -> None:
 
 @given(CHARACTERS)
 def test_no_token_takes_more_bytes_than_the_longest(text: str) -> None:
-    assert len(text.encode()) <= NANO.longest * len(NANO.encode(text))
+    assert len(text.encode()) <= NANO.max_token_bytes * len(NANO.encode(text))
 
 
 def test_longest_token_may_be_a_control_token() -> None:
-    assert NANO.longest == len("<|vision_pad|>") > max(map(len, map(NANO.piece, range(509))))
+    assert (
+        NANO.max_token_bytes == len("<|vision_pad|>") > max(map(len, map(NANO.piece, range(509))))
+    )
 
 
 def test_merges_are_applied_by_rank() -> None:
-    assert texts(NANO.encode("the of and")) == ["the", "Ġof", "Ġand"]
-    assert texts(NANO.encode(" they")) == ["Ġthey"]
-    assert texts(NANO.encode("thxe")) == ["th", "x", "e"]
+    assert token_texts(NANO.encode("the of and")) == ["the", "Ġof", "Ġand"]
+    assert token_texts(NANO.encode(" they")) == ["Ġthey"]
+    assert token_texts(NANO.encode("thxe")) == ["th", "x", "e"]
 
 
 @pytest.mark.parametrize(("text", "pieces"), [
@@ -84,13 +86,13 @@ def test_text_is_not_normalised() -> None:
 
 def test_control_tokens_are_known_by_their_text_and_say_nothing() -> None:
     ids = NANO.encode("<|im_start|>the<|im_end|>")
-    assert texts(ids) == ["<|im_start|>", "the", "<|im_end|>"]
+    assert token_texts(ids) == ["<|im_start|>", "the", "<|im_end|>"]
     assert NANO.decode(ids) == "the"
 
 
 def test_user_defined_tokens_are_known_by_their_text_and_say_it() -> None:
     ids = NANO.encode("<think>the</think>")
-    assert texts(ids) == ["<think>", "the", "</think>"]
+    assert token_texts(ids) == ["<think>", "the", "</think>"]
     assert NANO.decode(ids) == "<think>the</think>"
 
 
@@ -104,14 +106,14 @@ def test_a_character_split_over_tokens_appears_when_it_is_whole() -> None:
 
 
 def test_the_end_token_and_the_end_of_text_both_end() -> None:
-    assert texts(sorted(NANO.ends)) == ["<|endoftext|>", "<|im_end|>"]
+    assert token_texts(sorted(NANO.end_ids)) == ["<|endoftext|>", "<|im_end|>"]
     tokens = [t.replace("<|endoftext|>", "<|other|>") for t in WORDS.tokens]
-    assert len(tokenizer(tokens=tokens).ends) == 1
+    assert len(build_tokenizer(tokens=tokens).end_ids) == 1
 
 
 @pytest.mark.parametrize("name", ["nano", "tiny"])
 def test_a_made_file_holds_a_working_tokenizer(name: str) -> None:
-    file = open_gguf(testmodels.path_of(name))
+    file = open_gguf(testmodels.model_path(name))
     rows = file.tensors["token_embd.weight"].shape[0]
     got = Tokenizer.from_metadata(file.metadata, rows)
     assert got.decode(got.encode("the people made water")) == "the people made water"
@@ -145,7 +147,7 @@ def test_an_id_outside_the_vocabulary_is_refused_with_its_value(token: int) -> N
 ])
 def test_a_hostile_vocabulary_is_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
-        tokenizer(**changes)
+        build_tokenizer(**changes)
 
 
 @pytest.mark.parametrize(("key", "value", "sentence"), [

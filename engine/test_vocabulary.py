@@ -12,7 +12,7 @@ from tokenizers import pre_tokenizers
 
 from engine import draw
 from engine.errors import InputError
-from engine.vocabulary import SPECIAL, byte_letters, vocabulary
+from engine.vocabulary import SPECIAL_TOKENS, build_vocabulary, byte_letters
 
 
 def test_bytes_have_the_letters_that_byte_level_tokenizers_give_them() -> None:
@@ -27,9 +27,9 @@ def test_bytes_have_the_letters_that_byte_level_tokenizers_give_them() -> None:
 
 @pytest.mark.parametrize("size", [262, 263, 509, 1021, 70000])
 def test_a_vocabulary_has_its_size_and_merges_of_earlier_tokens(size: int) -> None:
-    words = vocabulary(size)
+    words = build_vocabulary(size)
     assert len(words.tokens) == len(words.types) == len(set(words.tokens)) == size
-    assert len(words.merges) == size - 256 - len(SPECIAL)
+    assert len(words.merges) == size - 256 - len(SPECIAL_TOKENS)
     known = set(words.tokens[:256])
     for merge, token in zip(words.merges, words.tokens[256:], strict=False):
         left, right = merge.split(" ")
@@ -41,18 +41,18 @@ def test_a_vocabulary_has_its_size_and_merges_of_earlier_tokens(size: int) -> No
 
 def test_a_vocabulary_too_small_for_all_bytes_is_refused() -> None:
     with pytest.raises(InputError, match="261 tokens is too small: at least 262"):
-        vocabulary(261)
+        build_vocabulary(261)
 
 
-def digest(x: NDArray[Any]) -> str:
+def short_digest(x: NDArray[Any]) -> str:
     """Return the beginning of the digest of an array's bytes."""
     return hashlib.sha256(x.tobytes()).hexdigest()[:16]
 
 
 def test_draws_have_the_bits_written_down() -> None:
-    assert digest(draw.raw_bytes("a stream", 1001)) == "81187a99b21a094a"
-    assert digest(draw.gaussian("a stream", 7, 11)) == "456cc03915dcc524"
-    assert digest(draw.uniform("a stream", 7, 11, -2, 3)) == "5a2d343ff57bb8ef"
+    assert short_digest(draw.random_bytes("a stream", 1001)) == "81187a99b21a094a"
+    assert short_digest(draw.gaussian("a stream", 7, 11)) == "456cc03915dcc524"
+    assert short_digest(draw.uniform("a stream", 7, 11, -2, 3)) == "5a2d343ff57bb8ef"
 
 
 def test_gaussian_draws_have_mean_0_and_deviation_1_and_use_all_their_bits() -> None:

@@ -22,11 +22,11 @@ _SOURCES = ("blocks.py", "draw.py", "encode.py", "make.py", "shapes.py", "vocabu
 _CACHE = Path(__file__).parent.parent / ".cache" / "models"
 
 
-def path_of(name: str) -> Path:
+def model_path(name: str) -> Path:
     """Return the file of a test model, making it if no such file was made from these sources."""
     if name not in NAMES:
         raise InputError(f"test model {name} is not known; known are {', '.join(NAMES)}")
-    path = _CACHE / f"{name}-{_digest()}.gguf"
+    path = _CACHE / f"{name}-{_source_digest()}.gguf"
     if not path.exists():
         from engine.make import make_model
 
@@ -42,11 +42,11 @@ def load(name: str) -> Model:
     """Load a test model; a process loads each once."""
     from engine.model import Model
 
-    return Model.load(path_of(name))
+    return Model.load(model_path(name))
 
 
 @cache
-def _digest() -> str:
+def _source_digest() -> str:
     """Return what changes when anything that decides a file's bytes does."""
     here, digest = Path(__file__).parent, hashlib.sha256()
     for name in _SOURCES:

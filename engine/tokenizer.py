@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import InputError
-from engine.vocabulary import CONTROL, USER, byte_letters
+from engine.vocabulary import CONTROL, USER_DEFINED, byte_letters
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Fast
@@ -29,17 +29,17 @@ class Tokenizer:
 
     def __init__(self, tokens: list[str], types: list[int], merges: list[str], eos: int,
                  chat_template: str | None = None) -> None:
-        self._ids = _numbered(tokens)
+        self._ids = _index_tokens(tokens)
         if len(types) != len(tokens):
             raise InputError(f"the vocabulary has {len(tokens)} tokens, but {len(types)} types")
         if not 0 <= eos < len(tokens):
             raise InputError(f"the end token {eos} is outside the vocabulary of {len(tokens)}")
         self.tokens, self.types, self.chat_template = tokens, types, chat_template
-        self.ends = frozenset({eos, *([self._ids[END_OF_TEXT]] if END_OF_TEXT in self._ids
+        self.end_ids = frozenset({eos, *([self._ids[END_OF_TEXT]] if END_OF_TEXT in self._ids
                                       else [])})
         """Ids that end a text: the file's end token and `<|endoftext|>`."""
         self._bytes = {letter: byte for byte, letter in byte_letters().items()}
-        self._fast = self._build(_pairs(merges, self._ids))
+        self._fast = self._build(_parse_merges(merges, self._ids))
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, object], vocab: int) -> Tokenizer:
@@ -47,17 +47,24 @@ class Tokenizer:
         for key, want in (("model", "gpt2"), ("pre", "qwen35")):
             got = metadata.get(f"tokenizer.ggml.{key}")
             if got != want:
-                raise InputError(f"tokenizer.ggml.{key} must be {want!r}, but is {_short(got)}")
-        tokens = _list(metadata, "tokens", str)
+                raise InputError(
+                    f"tokenizer.ggml.{key} must be {want!r}, but is {_abbreviate(got)}"
+                )
+        tokens = _metadata_list(metadata, "tokens", str)
         if len(tokens) != vocab:
             raise InputError(f"the file has {len(tokens)} tokens, but {vocab} embedding rows")
         eos = metadata.get("tokenizer.ggml.eos_token_id")
         if type(eos) is not int:
             raise InputError(f"tokenizer.ggml.eos_token_id must be a token id, but is "
-                             f"{_short(eos)}")
+                             f"{_abbreviate(eos)}")
         chat = metadata.get("tokenizer.chat_template")
-        return cls(tokens, _list(metadata, "token_type", int), _list(metadata, "merges", str), eos,
-                   chat if isinstance(chat, str) else None)
+        return cls(
+            tokens,
+            _metadata_list(metadata, "token_type", int),
+            _metadata_list(metadata, "merges", str),
+            eos,
+            chat if isinstance(chat, str) else None,
+        )
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text; control tokens are known by their text, none is added."""
@@ -69,7 +76,7 @@ class Tokenizer:
                              ) from None
 
     @cached_property
-    def longest(self) -> int:
+    def max_token_bytes(self) -> int:
         """The most UTF-8 bytes of a text that one token takes."""
         return max(len(self.piece(token) or text.encode())
                    for token, text in enumerate(self.tokens))
@@ -86,7 +93,7 @@ class Tokenizer:
         text, kind = self.tokens[token], self.types[token]
         if kind == CONTROL:
             return b""
-        if kind == USER or any(letter not in self._bytes for letter in text):
+        if kind == USER_DEFINED or any(letter not in self._bytes for letter in text):
             return text.encode()
         return bytes(self._bytes[letter] for letter in text)
 
@@ -105,7 +112,7 @@ class Tokenizer:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
         added = [AddedToken(text, special=kind == CONTROL, normalized=False)
                  for text, kind in zip(self.tokens, self.types, strict=True)
-                 if kind in (CONTROL, USER)]
+                 if kind in (CONTROL, USER_DEFINED)]
         fast.add_tokens(added)
         return fast
 
@@ -126,16 +133,16 @@ class Detokenizer:
         return self._decoder.decode(b"", final=True)
 
 
-def _list(metadata: Mapping[str, object], key: str, kind: type) -> list[Any]:
+def _metadata_list(metadata: Mapping[str, object], key: str, kind: type) -> list[Any]:
     """Return a metadata list whose entries are all of one kind."""
     value = metadata.get(f"tokenizer.ggml.{key}")
     if not isinstance(value, list) or any(type(entry) is not kind for entry in value):
         raise InputError(f"tokenizer.ggml.{key} must be a list of {kind.__name__}, but is "
-                         f"{_short(value)}")
+                         f"{_abbreviate(value)}")
     return value
 
 
-def _numbered(tokens: list[str]) -> dict[str, int]:
+def _index_tokens(tokens: list[str]) -> dict[str, int]:
     """Return the id of each token text; refuse an empty or a repeated one."""
     ids = {text: number for number, text in enumerate(tokens)}
     if "" in ids:
@@ -143,23 +150,23 @@ def _numbered(tokens: list[str]) -> dict[str, int]:
     if len(ids) != len(tokens):
         number, text = next((n, t) for n, t in enumerate(tokens) if ids[t] != n)
         raise InputError(f"tokens {number} and {ids[text]} of the vocabulary are both "
-                         f"{_short(text)}")
+                         f"{_abbreviate(text)}")
     return ids
 
 
-def _pairs(merges: list[str], ids: dict[str, int]) -> list[tuple[str, str]]:
+def _parse_merges(merges: list[str], ids: dict[str, int]) -> list[tuple[str, str]]:
     """Return merges as pairs of tokens that exist, as does what they make."""
     pairs = []
     for number, merge in enumerate(merges):
         left, _, right = merge.partition(" ")
         for text in (left, right, left + right):
             if text not in ids:
-                raise InputError(f"merge {number} ({_short(merge)}) needs the token "
-                                 f"{_short(text)}, which the vocabulary lacks")
+                raise InputError(f"merge {number} ({_abbreviate(merge)}) needs the token "
+                                 f"{_abbreviate(text)}, which the vocabulary lacks")
         pairs.append((left, right))
     return pairs
 
 
-def _short(value: object) -> str:
+def _abbreviate(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.kernels import nvrtc
 
 
-def nvrtc_missing() -> str | None:
+def nvrtc_unavailable_reason() -> str | None:
     """Return why NVRTC cannot be used here, or None when it can."""
     try:
         nvrtc.library()

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-GLOBAL = {"token_embd.weight": "model.embed_tokens.weight",
+GLOBAL_NAMES = {"token_embd.weight": "model.embed_tokens.weight",
           "output_norm.weight": "model.norm.weight", "output.weight": "lm_head.weight"}
-BLOCK = {"attn_norm.weight": "input_layernorm.weight",
+BLOCK_NAMES = {"attn_norm.weight": "input_layernorm.weight",
          "post_attention_norm.weight": "post_attention_layernorm.weight",
          "ffn_gate.weight": "mlp.gate_proj.weight", "ffn_up.weight": "mlp.up_proj.weight",
          "ffn_down.weight": "mlp.down_proj.weight", "attn_q.weight": "self_attn.q_proj.weight",
@@ -35,12 +35,15 @@ BLOCK = {"attn_norm.weight": "input_layernorm.weight",
          "ssm_out.weight": "linear_attn.out_proj.weight"}
 
 
-class Reader:
+class GgufConverter:
     """A GGUF file through the `gguf` package alone."""
 
     def __init__(self, path: Path) -> None:
         self.reader = gguf.GGUFReader(path)
-        self.k, self.v = int(self.value("ssm.group_count")), int(self.value("ssm.time_step_rank"))
+        self.key_heads, self.value_heads = (
+            int(self.value("ssm.group_count")),
+            int(self.value("ssm.time_step_rank")),
+        )
 
     def value(self, key: str, default: Any = None) -> Any:
         """Return one metadata value of the architecture as plain Python."""
@@ -53,48 +56,52 @@ class Reader:
         for tensor in self.reader.tensors:
             array = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
             name, kind = self._rename(tensor.name)
-            state[name] = torch.from_numpy(self._undo(kind, array.astype(np.float64)).copy())
+            state[name] = torch.from_numpy(
+                self._undo_conversion(kind, array.astype(np.float64)).copy()
+            )
         state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
         return state
 
     def _rename(self, name: str) -> tuple[str, str]:
-        if name in GLOBAL:
-            return GLOBAL[name], name
+        if name in GLOBAL_NAMES:
+            return GLOBAL_NAMES[name], name
         _, layer, kind = name.split(".", 2)
-        return f"model.layers.{layer}.{BLOCK[kind]}", kind
+        return f"model.layers.{layer}.{BLOCK_NAMES[kind]}", kind
 
-    def _undo(self, kind: str, x: np.ndarray) -> np.ndarray:
+    def _undo_conversion(self, kind: str, x: np.ndarray) -> np.ndarray:
         if kind.endswith("norm.weight") and kind != "ssm_norm.weight":
             return x - 1
         if kind == "ssm_a":
-            return self._heads(np.log(-x), 1)
+            return self._reorder_heads(np.log(-x), 1)
         if kind in ("ssm_dt.bias", "ssm_alpha.weight", "ssm_beta.weight"):
-            return self._heads(x, 1)
+            return self._reorder_heads(x, 1)
         if kind == "attn_gate.weight":
-            return self._heads(x, 128)
+            return self._reorder_heads(x, 128)
         if kind in ("attn_qkv.weight", "ssm_conv1d.weight"):
-            qk = 2 * self.k * 128
-            x = np.concatenate([x[:qk], self._heads(x[qk:], 128)])
+            qk = 2 * self.key_heads * 128
+            x = np.concatenate([x[:qk], self._reorder_heads(x[qk:], 128)])
             return x[:, None, :] if kind == "ssm_conv1d.weight" else x
         if kind == "ssm_out.weight":
-            return self._heads(x.T, 128).T
+            return self._reorder_heads(x.T, 128).T
         return x
 
-    def _heads(self, x: np.ndarray, width: int) -> np.ndarray:
+    def _reorder_heads(self, x: np.ndarray, width: int) -> np.ndarray:
         """Put value heads of `width` rows back: GGUF head h is head (h % K) * (V / K) + h // K."""
-        heads = x.reshape(self.v, width, *x.shape[1:])
+        heads = x.reshape(self.value_heads, width, *x.shape[1:])
         out = np.empty_like(heads)
-        for h in range(self.v):
-            out[(h % self.k) * (self.v // self.k) + h // self.k] = heads[h]
+        for h in range(self.value_heads):
+            out[
+                (h % self.key_heads) * (self.value_heads // self.key_heads) + h // self.key_heads
+            ] = heads[h]
         return out.reshape(x.shape)
 
 
-def build(path: Path) -> Any:
+def build_model(path: Path) -> Any:
     """Return a float64 `Qwen3_5ForCausalLM` that holds the file's weights."""
     from transformers.models.qwen3_5.configuration_qwen3_5 import Qwen3_5TextConfig
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5ForCausalLM
 
-    file = Reader(path)
+    file = GgufConverter(path)
     weights = file.weights()
     vocab, embd = weights["model.embed_tokens.weight"].shape
     layers = int(file.value("block_count"))
@@ -103,25 +110,34 @@ def build(path: Path) -> Any:
                                                       for i in range(layers)])
     width = int(file.value("attention.key_length"))
     config = Qwen3_5TextConfig(
-        vocab_size=vocab, hidden_size=embd, num_hidden_layers=layers, head_dim=width,
+        vocab_size=vocab,
+        hidden_size=embd,
+        num_hidden_layers=layers,
+        head_dim=width,
         intermediate_size=int(file.value("feed_forward_length")),
         num_attention_heads=int(file.value("attention.head_count")),
         num_key_value_heads=int(file.value("attention.head_count_kv")),
         max_position_embeddings=int(file.value("context_length")),
         rms_norm_eps=float(file.value("attention.layer_norm_rms_epsilon")),
-        linear_num_key_heads=file.k, linear_num_value_heads=file.v, tie_word_embeddings=False,
+        linear_num_key_heads=file.key_heads,
+        linear_num_value_heads=file.value_heads,
+        tie_word_embeddings=False,
         layer_types=["linear_attention" if k else "full_attention" for k in kinds],
-        rope_parameters={"rope_type": "default", "rope_theta": float(file.value("rope.freq_base")),
-                         "partial_rotary_factor": int(file.value("rope.dimension_count")) / width,
-                         "mrope_section": list(file.value("rope.dimension_sections"))[:3]})
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": float(file.value("rope.freq_base")),
+            "partial_rotary_factor": int(file.value("rope.dimension_count")) / width,
+            "mrope_section": list(file.value("rope.dimension_sections"))[:3],
+        },
+    )
     model = Qwen3_5ForCausalLM(config).double().eval()
     model.load_state_dict(weights, strict=True)
     return model
 
 
-def logits_of(path: Path, prompts: Sequence[Sequence[int]]) -> Tensor:
+def compute_logits(path: Path, prompts: Sequence[Sequence[int]]) -> Tensor:
     """Return teacher-forced logits f32[prompts, tokens, vocab] of prompts of one length."""
-    model = build(path)
+    model = build_model(path)
     with torch.no_grad():
         return torch.stack([model(torch.tensor([list(prompt)]), use_cache=False).logits[0].float()
                             for prompt in prompts])

@@ -8,18 +8,20 @@ from itertools import count, product
 
 from engine.errors import InputError
 
-NORMAL, CONTROL, USER = 1, 3, 4
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 """Token types as the format numbers them."""
-SPECIAL = {"<|endoftext|>": CONTROL, "<|im_start|>": CONTROL, "<|im_end|>": CONTROL,
-           "<|vision_pad|>": CONTROL, "<think>": USER, "</think>": USER}
-END, PAD = "<|im_end|>", "<|vision_pad|>"
+SPECIAL_TOKENS = {"<|endoftext|>": CONTROL, "<|im_start|>": CONTROL, "<|im_end|>": CONTROL,
+           "<|vision_pad|>": CONTROL, "<think>": USER_DEFINED, "</think>": USER_DEFINED}
+END_TOKEN, PAD_TOKEN = "<|im_end|>", "<|vision_pad|>"
 WORDS = ("the of and to in is that it was for on are as with his they at be this from have or by "
          "one had not but what all were when we there can an your which their said if do will each "
          "about how up out them then she many some so these would other into has more her two like "
          "him see time could no make than first been its who now people my made over did down only "
          "way find use may water long little very after words called just where most know")
-CHAT = ("{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
-        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 @dataclass(frozen=True)
@@ -38,26 +40,26 @@ def byte_letters() -> dict[int, str]:
     return {b: chr(b) for b in shown} | {b: chr(256 + n) for n, b in enumerate(hidden)}
 
 
-def vocabulary(size: int) -> Vocabulary:
+def build_vocabulary(size: int) -> Vocabulary:
     """Return a vocabulary of `size` tokens; each merge joins an earlier token and one byte."""
-    wanted = size - 256 - len(SPECIAL)
+    wanted = size - 256 - len(SPECIAL_TOKENS)
     if wanted < 0:
         raise InputError(f"a vocabulary of {size} tokens is too small: at least "
-                         f"{256 + len(SPECIAL)} are needed")
+                         f"{256 + len(SPECIAL_TOKENS)} are needed")
     letters = byte_letters()
     known = dict.fromkeys(letters[b] for b in sorted(letters, key=lambda b: letters[b]))
     merges: list[str] = []
-    for text in _candidates(letters):
+    for text in _merge_candidates(letters):
         if len(merges) == wanted:
             break
         if text not in known:
             known[text] = None
             merges.append(f"{text[:-1]} {text[-1]}")
-    types = [NORMAL] * len(known) + list(SPECIAL.values())
-    return Vocabulary([*known, *SPECIAL], types, merges)
+    types = [NORMAL] * len(known) + list(SPECIAL_TOKENS.values())
+    return Vocabulary([*known, *SPECIAL_TOKENS], types, merges)
 
 
-def _candidates(letters: dict[int, str]) -> Iterator[str]:
+def _merge_candidates(letters: dict[int, str]) -> Iterator[str]:
     """Yield beginnings of words, then all strings, each after what it is without its last."""
     for word in WORDS.split():
         for text in (letters[ord(" ")] + word, word):

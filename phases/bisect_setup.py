@@ -13,14 +13,14 @@ from engine.path import Path, Rows
 from falsifiers.bisect.paired_runs import Setup
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.subject import Mutant, Subject
-from phases.candidate_path import with_product
+from phases.candidate_path import path_with_product
 from phases.p4_batched_matmul import increment as p4
 
-WHOLE = ("step_rows", "argmax", "greedy_rows")
+WHOLE_STEP_OPS = ("step_rows", "argmax", "greedy_rows")
 """The parts of a path that run all others."""
 
 
-def setup_of(subject: Subject, phase: str, wrong: Mutant | None, model: str,
+def make_setup(subject: Subject, phase: str, wrong: Mutant | None, model: str,
              layers: Sequence[int] | None, device: str, against: str,
              peer: Callable[[], Path], ops: Sequence[str]) -> Setup:
     """Return a setup for a subject, or for a mutant of it, over a model's layers.
@@ -33,7 +33,7 @@ def setup_of(subject: Subject, phase: str, wrong: Mutant | None, model: str,
     own = subject.candidate is not None and not subject.candidate.bitwise
     if against == "auto":
         against = "alone" if own else "oracle"
-    oracle = of_layers(_loaded(model, subject), layers)
+    oracle = select_layers(_load_model(model, subject), layers)
     placed = oracle.to(device) if device == "cuda" else oracle
     subject = replace(subject, models=lambda name: placed)
     right = peer() if subject.candidate else subject.path if wrong else oracle.ops
@@ -42,13 +42,13 @@ def setup_of(subject: Subject, phase: str, wrong: Mutant | None, model: str,
 
     def made() -> Subject:
         found = subject if wrong is None else wrong.build(subject)
-        if wrong is not None and _product_of(found):
-            found = replace(found, path=with_product(batched, found.candidate))
+        if wrong is not None and _replaces_product(found):
+            found = replace(found, path=path_with_product(batched, found.candidate))
         if device == "emulate":
-            return replace(found, path=_emulated(found.path, subject.path))
-        return _on_kernels(found, subject, ops) if device == "interpret" else found
+            return replace(found, path=_emulate_path(found.path, subject.path))
+        return _use_kernels(found, subject, ops) if device == "interpret" else found
 
-    if wrong is not None and _product_of(made()):
+    if wrong is not None and _replaces_product(made()):
         right = batched
 
     def tested() -> Any:
@@ -60,11 +60,11 @@ def setup_of(subject: Subject, phase: str, wrong: Mutant | None, model: str,
         alone, told = (None, "the oracle") if against == "oracle" else (tested, "itself alone")
     name = subject.candidate.name if subject.candidate else wrong and wrong.name
     return Setup(name=f"{name} in {phase}" if name else phase, against=told,
-                 model=made().models(model), path=tested, alone=alone,
-                 oracle=oracle if alone is None else placed, right=right, rows=Rows)
+                 model=made().models(model), path=tested, solo_path=alone,
+                 oracle=oracle if alone is None else placed, trusted_path=right, rows=Rows)
 
 
-def of_layers(model: Model, layers: Sequence[int] | None) -> Model:
+def select_layers(model: Model, layers: Sequence[int] | None) -> Model:
     """Return the model with these of its layers alone, in their order."""
     if layers is None:
         return model
@@ -77,16 +77,16 @@ def of_layers(model: Model, layers: Sequence[int] | None) -> Model:
     return replace(model, config=config, weights=replace(model.weights, layers=kept))
 
 
-def _loaded(model: str, subject: Subject) -> Model:
+def _load_model(model: str, subject: Subject) -> Model:
     found: Model = subject.models(model) if model in testmodels.NAMES else Model.load(model)
     return found
 
 
-def _product_of(subject: Subject) -> bool:
+def _replaces_product(subject: Subject) -> bool:
     return subject.candidate is not None and subject.candidate.op("gemv_rows") is not None
 
 
-def _emulated(path: Path, right: Path) -> Path:
+def _emulate_path(path: Path, right: Path) -> Path:
     """Return a path that runs kernels for a device on the CPU; those of a mutant's ops alone."""
     from engine.emulate.emulator import emulated
 
@@ -96,11 +96,11 @@ def _emulated(path: Path, right: Path) -> Path:
 
     changed = [f.name for f in fields(path) if getattr(path, f.name) is not getattr(right, f.name)]
     parts: dict[str, Any] = {name: partial(within, getattr(path, name))
-                             for name in changed or WHOLE}
+                             for name in changed or WHOLE_STEP_OPS}
     return replace(path, **parts)
 
 
-def _on_kernels(subject: Subject, right: Subject, ops: Sequence[str]) -> Subject:
+def _use_kernels(subject: Subject, right: Subject, ops: Sequence[str]) -> Subject:
     """Put the kernels of these ops where the CPU would run their reference; a mutant's own alone.
 
     The interpreter takes minutes for the products of a step.
@@ -109,9 +109,9 @@ def _on_kernels(subject: Subject, right: Subject, ops: Sequence[str]) -> Subject
     names = [f.name for f in fields(path) if f.name in ops]
     if path is not right.path:
         names = [n for n in names if getattr(path, n) is not getattr(right.path, n)]
-    return replace(subject, path=replace(path, **{name: _kernel(getattr(path, name))
+    return replace(subject, path=replace(path, **{name: _kernel_of(getattr(path, name))
                                                   for name in names}))
 
 
-def _kernel(op: Any) -> Any:
+def _kernel_of(op: Any) -> Any:
     return getattr(op, "portable", getattr(op, "kernel", op))

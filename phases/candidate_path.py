@@ -13,28 +13,28 @@ from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.subject import Subject
 from phases.p3_row_twin.increment import WIDEST
 
-ALONE = ("p1", "p3")
+ROW_BY_ROW_PATHS = ("p1", "p3")
 """Phases whose step projects one row at a time, so that no product meets a batch."""
 
 
-def into(subject: Subject, ops: Sequence[str]) -> Path:
+def path_with_candidate(subject: Subject, ops: Sequence[str]) -> Path:
     """Return a subject's path with its candidate's product in it, where it offers one.
 
     Its other ops stand there already; raises `SuiteError` when it has none of `ops`.
     """
     path: Path = subject.path
     if subject.candidate.op("gemv_rows"):  # P3's op, which later paths call as `project`
-        return with_product(path, subject.candidate)
+        return path_with_product(path, subject.candidate)
     subject.candidate.must_offer(ops)
     return path
 
 
-def with_product(path: Path, candidate: Any) -> Path:
+def path_with_product(path: Path, candidate: Any) -> Path:
     """Return a path whose projections are the candidate's `gemv_rows`.
 
     Raises `SuiteError` for a path that would never call it with more than one row.
     """
-    if path.name in ALONE:
+    if path.name in ROW_BY_ROW_PATHS:
         raise SuiteError(f"the {path.name} path projects one row at a time, so it would show "
                          f"nothing of {candidate.name}: give --phase 4 or a later one")
     prepared: dict[int, tuple[Any, Any]] = {}

@@ -22,19 +22,19 @@ from phases.p6_batched_attention.increment import path
 pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("emulated")]
 
 
-def drawn(seed: int, *shape: int) -> Tensor:
+def random_tensor(seed: int, *shape: int) -> Tensor:
     """Return normal values, at the end of memory."""
     return at_the_end(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)))
 
 
-def nothing(*shape: int) -> Tensor:
+def empty_output(*shape: int) -> Tensor:
     """Return room for a result, at the end of memory."""
     return at_the_end(torch.full(shape, torch.nan))
 
 
 def test_there_is_no_memory_behind() -> None:
     from engine.emulate.fixtures import HEAD, launch
-    x = drawn(1, 32)
+    x = random_tensor(1, 32)
     launch(f"{HEAD}float* x) {{ x[threadIdx.x] = 1; }}", x)
     with pytest.raises(CudaError, match="where there is no memory"):
         launch(f"{HEAD}float* x) {{ x[threadIdx.x + 1] = 1; }}", x)
@@ -42,38 +42,46 @@ def test_there_is_no_memory_behind() -> None:
 
 @pytest.mark.parametrize(("kind", "k", "m"), [("Q8_0", 352, 3), ("Q4_K", 256, 17)])
 def test_product(kind: str, k: int, m: int) -> None:
-    weight, x, out = Weight("w", kind, blocks(kind, 17, k)), activations(m, k), nothing(m, 17)
+    weight, x, out = Weight("w", kind, blocks(kind, 17, k)), activations(m, k), empty_output(m, 17)
     gemv_rows(weight, at_the_end(x), out)
     assert torch.equal(out, weight.product(x))
 
 
 def test_sum_and_norm() -> None:
-    given, want = [drawn(i, 2, 300) for i in range(3)], [torch.empty(2, 300) for _ in range(2)]
+    given, want = (
+        [random_tensor(i, 2, 300) for i in range(3)],
+        [torch.empty(2, 300) for _ in range(2)],
+    )
     x, y, weight = given[0], given[1], at_the_end(given[2][0])
-    got = [nothing(2, 300) for _ in range(2)]
+    got = [empty_output(2, 300) for _ in range(2)]
     ops.add_norm(ops.norm, x, y, weight, 1e-6, *want)
     path().add_norm(path().norm, x, y, weight, 1e-6, *got)
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
 
 
 def test_gate_of_the_ffn() -> None:
-    gate, up, want, got = drawn(1, 2, 300), drawn(2, 2, 300), torch.empty(2, 300), nothing(2, 300)
+    gate, up, want, got = (
+        random_tensor(1, 2, 300),
+        random_tensor(2, 2, 300),
+        torch.empty(2, 300),
+        empty_output(2, 300),
+    )
     ops.silu_mul(gate, up, want)
     path().silu_mul(gate, up, got)
     assert torch.equal(got, want)
 
 
 def test_gated_norm() -> None:
-    x, z, weight = drawn(1, 2, 3, 128), drawn(2, 2, 3, 128), drawn(3, 128)
-    want, got = torch.empty(2, 3, 128), nothing(2, 3, 128)
+    x, z, weight = random_tensor(1, 2, 3, 128), random_tensor(2, 2, 3, 128), random_tensor(3, 128)
+    want, got = torch.empty(2, 3, 128), empty_output(2, 3, 128)
     ops.gated_norm(x, z, weight, 1e-6, want)
     path().gated_norm(x, z, weight, 1e-6, got)
     assert torch.equal(got, want)
 
 
 def test_convolution() -> None:
-    x, taps, state = drawn(1, 6, 384), drawn(2, 384, 4), torch.randn(1, 384, 3)
-    own, want, got = state.clone(), torch.empty(6, 384), nothing(6, 384)
+    x, taps, state = random_tensor(1, 6, 384), random_tensor(2, 384, 4), torch.randn(1, 384, 3)
+    own, want, got = state.clone(), torch.empty(6, 384), empty_output(6, 384)
     held = at_the_end(state)
     ops.conv_step(x, taps, Refs(own, (0,)), (6,), want)
     path().conv_step(x, taps, Refs(held, (0,)), Ints((6,)), got)
@@ -82,19 +90,27 @@ def test_convolution() -> None:
 
 
 def test_gates() -> None:
-    a, b, decay, bias = drawn(1, 3, 6), drawn(2, 3, 6), drawn(3, 6), drawn(4, 6)
-    want, got = [torch.empty(3, 6) for _ in range(2)], [nothing(3, 6) for _ in range(2)]
+    a, b, decay, bias = (
+        random_tensor(1, 3, 6),
+        random_tensor(2, 3, 6),
+        random_tensor(3, 6),
+        random_tensor(4, 6),
+    )
+    want, got = [torch.empty(3, 6) for _ in range(2)], [empty_output(3, 6) for _ in range(2)]
     ops.gates(a, b, decay, bias, *want)
     path().gates(a, b, decay, bias, *got)
     assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
 
 
 def test_delta_rule() -> None:
-    q, k, v = drawn(1, 3, 1, 128), drawn(2, 3, 1, 128), drawn(3, 3, 2, 128)
-    g, beta = at_the_end(drawn(4, 3, 2).sigmoid()), at_the_end(drawn(5, 3, 2).sigmoid())
+    q, k, v = random_tensor(1, 3, 1, 128), random_tensor(2, 3, 1, 128), random_tensor(3, 3, 2, 128)
+    g, beta = (
+        at_the_end(random_tensor(4, 3, 2).sigmoid()),
+        at_the_end(random_tensor(5, 3, 2).sigmoid()),
+    )
     state = torch.randn(1, 2, 128, 128)
     own, held = state.clone(), at_the_end(state)
-    want, got = torch.empty(3, 2, 128), nothing(3, 2, 128)
+    want, got = torch.empty(3, 2, 128), empty_output(3, 2, 128)
     ops.delta_step(q, k, v, g, beta, Refs(own, (0,)), (3,), want)
     path().delta_step(q, k, v, g, beta, Refs(held, (0,)), Ints((3,)), got)
     assert torch.equal(got, want)
@@ -103,11 +119,11 @@ def test_delta_rule() -> None:
 
 @pytest.mark.parametrize("kv", [torch.float32, torch.bfloat16])
 def test_attention(kv: torch.dtype) -> None:
-    q, k, v, gate = (drawn(i, 2, heads, 256) for i, heads in enumerate((4, 2, 2, 4)))
+    q, k, v, gate = (random_tensor(i, 2, heads, 256) for i, heads in enumerate((4, 2, 2, 4)))
     caches = [torch.randn(1, 67, 2, 256).to(kv) for _ in range(2)]
     keys, values = own = [Refs(x.clone(), (0,)) for x in caches]
     held = [Refs(at_the_end(x), (0,)) for x in caches]
-    want, got = torch.empty(2, 4, 256), nothing(2, 4, 256)
+    want, got = torch.empty(2, 4, 256), empty_output(2, 4, 256)
     ops.attend(q, k, v, gate, keys, values, (65,), (2,), want)
     path().attend(q, k, v, gate, *held, Ints((65,)), Ints((2,)), got)
     assert torch.equal(got, want)
@@ -115,10 +131,13 @@ def test_attention(kv: torch.dtype) -> None:
 
 
 def test_norm_and_rotation() -> None:
-    xs, weights = [drawn(1, 2, 3, 256), drawn(2, 2, 1, 256)], [drawn(3, 256), drawn(4, 256)]
+    xs, weights = (
+        [random_tensor(1, 2, 3, 256), random_tensor(2, 2, 1, 256)],
+        [random_tensor(3, 256), random_tensor(4, 256)],
+    )
     table = at_the_end(rope_table(8, 64, 1e7))
     want, got = ([[make(*x.shape) for x in xs] for _ in range(2)]
-                 for make in (torch.empty, nothing))
+                 for make in (torch.empty, empty_output))
     ops.norm_rotate(ops.norm, ops.rotate, xs, weights, 1e-6, table, [7, 2], *want)
     path().norm_rotate(path().norm, path().rotate, xs, weights, 1e-6, table,
                        at_the_end(torch.tensor([7, 2])), *got)

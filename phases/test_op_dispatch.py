@@ -20,13 +20,13 @@ from phases.p6_batched_attention import increment as p6
 
 
 @dataclass(frozen=True)
-class Place:
+class FakeTensor:
     """A tensor, as far as the choice looks at it."""
 
     is_cuda: bool
 
 
-HOST, DEVICE = Place(False), Place(True)
+HOST, DEVICE = FakeTensor(False), FakeTensor(True)
 PATHS = {"p4_batched_matmul": p4.path, "p5_batched_gdn": p5.path, "p6_batched_attention": p6.path}
 KERNELS = [  # the phase and its op, then the kernels for a device and for the interpreter
     ("p4_batched_matmul", "norm", "kernel_norm", "kernel_norm"),
@@ -41,21 +41,21 @@ KERNELS = [  # the phase and its op, then the kernels for a device and for the i
     ("p6_batched_attention", "attend", "kernel_attend_cuda", "kernel_attend")]
 
 
-class Calls(list[tuple[str, tuple[Any, ...]]]):
+class CallLog(list[tuple[str, tuple[Any, ...]]]):
     """What was called, and with what."""
 
-    def of(self, name: str) -> Any:
+    def recorder(self, name: str) -> Any:
         """Return a function that only notes its calls."""
         return lambda *args, **options: self.append((name, (*args, *options.values())))
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+def calls(monkeypatch: pytest.MonkeyPatch) -> CallLog:
     """Put in the place of every kernel's module one that notes calls."""
-    noted, modules = Calls(), dict[str, dict[str, Any]]()
+    noted, modules = CallLog(), dict[str, dict[str, Any]]()
     for phase, op, *names in KERNELS:
         for name in names:
-            modules.setdefault(f"phases.{phase}.{name}", {})[op] = noted.of(f"{name}.{op}")
+            modules.setdefault(f"phases.{phase}.{name}", {})[op] = noted.recorder(f"{name}.{op}")
     for module, functions in modules.items():
         held: Any = SimpleNamespace(**functions)
         monkeypatch.setitem(sys.modules, module, held)
@@ -64,9 +64,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 @pytest.mark.parametrize(("phase", "name", "there", "here"), KERNELS)
 def test_output_chooses_the_kernel(phase: str, name: str, there: str, here: str,
-                                   calls: Calls) -> None:
+                                   calls: CallLog) -> None:
     path = PATHS[phase]()
-    held = replace(getattr(path, name), reference=calls.of("reference"))
+    held = replace(getattr(path, name), reference=calls.recorder("reference"))
     given = {"add_norm": (path.norm,), "conv_step": (HOST, HOST, HOST, (1,))}.get(name, ())
     taken = () if name == "add_norm" else given  # whose kernel is its norm's too
     held(*given, HOST, DEVICE)
@@ -80,25 +80,25 @@ def test_output_chooses_the_kernel(phase: str, name: str, there: str, here: str,
                      (here, (*taken, DEVICE, HOST))]
 
 
-def test_options_reach_the_kernel(calls: Calls) -> None:
+def test_options_reach_the_kernel(calls: CallLog) -> None:
     p4.path().argmax(HOST, DEVICE, refuse=False)
     assert calls == [("kernel_argmax.argmax", (HOST, DEVICE, False))]
 
 
-def test_norm_of_somebody_else_is_run_as_it_is(calls: Calls) -> None:
+def test_norm_of_somebody_else_is_run_as_it_is(calls: CallLog) -> None:
     own: Any = p4.path().add_norm
-    other = calls.of("other")
-    replace(own, reference=calls.of("reference"))(other, HOST, DEVICE)
+    other = calls.recorder("other")
+    replace(own, reference=calls.recorder("reference"))(other, HOST, DEVICE)
     assert calls == [("reference", (other, HOST, DEVICE))]
 
 
 def test_only_our_own_norm_and_rotation_share_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = Calls()
-    kernel: Any = SimpleNamespace(norm_rotate=calls.of("kernel"))
+    calls = CallLog()
+    kernel: Any = SimpleNamespace(norm_rotate=calls.recorder("kernel"))
     monkeypatch.setitem(sys.modules, "phases.p6_batched_attention.kernel_norm_rotate", kernel)
-    monkeypatch.setattr(ops, "norm_rotate", calls.of("one by one"))
+    monkeypatch.setattr(ops, "norm_rotate", calls.recorder("one by one"))
     path: Any = p6.path()
-    others = calls.of("norm"), calls.of("rotate")
+    others = calls.recorder("norm"), calls.recorder("rotate")
     ours = path.norm, path.rotate
     path.norm_rotate(*ours, [DEVICE])
     apart = [(*ours, [HOST]), *((*mixed, [place]) for place in (DEVICE, HOST)
@@ -109,18 +109,18 @@ def test_only_our_own_norm_and_rotation_share_a_kernel(monkeypatch: pytest.Monke
 
 
 @pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch) -> Calls:
+def products(monkeypatch: pytest.MonkeyPatch) -> CallLog:
     """Note the calls of everything that multiplies."""
-    noted = Calls()
-    monkeypatch.setattr(p3, "gemv_rows_all", noted.of("device"))
-    monkeypatch.setattr(p3, "kernel", lambda arithmetic: noted.of(arithmetic))
-    monkeypatch.setattr(ops, "project_all", noted.of("one by one"))
+    noted = CallLog()
+    monkeypatch.setattr(p3, "gemv_rows_all", noted.recorder("device"))
+    monkeypatch.setattr(p3, "kernel", lambda arithmetic: noted.recorder(arithmetic))
+    monkeypatch.setattr(ops, "project_all", noted.recorder("one by one"))
     return noted
 
 
-def test_products_go_where_their_rows_are(products: Calls) -> None:
+def test_products_go_where_their_rows_are(products: CallLog) -> None:
     weight: Any = SimpleNamespace(arithmetic="exact-23")
-    held: Any = replace(p4.PROJECT, reference=products.of("reference"))
+    held: Any = replace(p4.PROJECT, reference=products.recorder("reference"))
     held(weight, DEVICE, DEVICE)
     held(weight, HOST, HOST)
     held.kernel(weight, HOST, HOST)
@@ -128,9 +128,9 @@ def test_products_go_where_their_rows_are(products: Calls) -> None:
                         ("reference", (weight, HOST, HOST)), ("exact-23", (weight, HOST, HOST))]
 
 
-def test_only_our_own_product_takes_several_matrices_at_once(products: Calls) -> None:
+def test_only_our_own_product_takes_several_matrices_at_once(products: CallLog) -> None:
     both: Any = p4.path().project_all
-    other = products.of("other")
+    other = products.recorder("other")
     for project, x in ((p4.PROJECT, DEVICE), (p4.PROJECT, HOST), (other, DEVICE), (other, HOST)):
         both(project, ["w"], x, ["out"])
     assert products == [("device", (["w"], DEVICE, ["out"])),

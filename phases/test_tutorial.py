@@ -20,25 +20,25 @@ from falsifiers.meta.tree.documents import ROOT, blocks, followed
 from phases.p3_row_twin import test_falsifier
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
-FIX = ("parts = 4 if m == 1 else 1", "parts = 4")
+BUG_FIX = ("parts = 4 if m == 1 else 1", "parts = 4")
 
 
-def kernel(folder: Path, *, mended: bool) -> Candidate:
+def tutorial_kernel(folder: Path, *, mended: bool) -> Candidate:
     (text,) = [block.text for block in blocks(TUTORIAL) if block.kind == "file"]
-    assert text.count(FIX[0]) == 1
+    assert text.count(BUG_FIX[0]) == 1
     path = folder / "mine.py"
-    path.write_text(text.replace(*FIX) if mended else text)
+    path.write_text(text.replace(*BUG_FIX) if mended else text)
     return load(f"file:{path}")
 
 
-def case_of_the_text() -> Case:
+def tutorial_case() -> Case:
     (name,) = set(re.findall(r"--case '(p3/\S+\[interpret\S+)'", TUTORIAL.read_text()))
     table = load_contract(ROOT / "contracts" / "p3.yaml").expand()
     return next(case for case in table if case.id == name)
 
 
-def attacked(candidate: Candidate) -> None:
-    case = case_of_the_text()
+def attack(candidate: Candidate) -> None:
+    case = tutorial_case()
     judge = Judge(case)
     test_falsifier.test_rows_equal_alone(
         case, Subject("mine", models=lambda name: None, candidate=candidate), judge)
@@ -48,14 +48,14 @@ def attacked(candidate: Candidate) -> None:
 @pytest.mark.tier("interpret")
 def test_wrong_kernel_fails_as_the_text_quotes_it(tmp_path: Path) -> None:
     with pytest.raises(ParityBroken) as broken:
-        attacked(kernel(tmp_path, mended=False))
+        attack(tutorial_kernel(tmp_path, mended=False))
     assert broken.value.finding.sentence in TUTORIAL.read_text()
     assert broken.value.finding.rule == "twin"
 
 
 @pytest.mark.tier("interpret")
 def test_mended_kernel_passes(tmp_path: Path) -> None:
-    attacked(kernel(tmp_path, mended=True))
+    attack(tutorial_kernel(tmp_path, mended=True))
 
 
 def test_every_case_that_the_text_names_exists() -> None:

@@ -23,15 +23,15 @@ from falsifiers.judging.subject import Mutant, Subject
 
 PHASES = ("p1", "p4", "p5", "p6", "p8")
 """Those whose mutants are wrong paths; other faults are not in a step's logits."""
-MODEL, CAPACITY, DECODE = "nano", 64, 4
+MODEL, CAPACITY, DECODE_STEPS = "nano", 64, 4
 NAN = float("nan")
-Same = Callable[[Tensor, Tensor], bool]
-Play = Iterator[tuple[Tensor, Tensor]]
+EqualFn = Callable[[Tensor, Tensor], bool]
+StepPairs = Iterator[tuple[Tensor, Tensor]]
 """What each step of a scene gave, f32[rows, vocab], and what it should have."""
 
 
 @dataclass(frozen=True)
-class Scene:
+class BatchScenario:
     """What a test puts into its batches."""
 
     widths: tuple[int, ...] = (2, 5)
@@ -39,48 +39,51 @@ class Scene:
     """Whether rows have prompts of their own."""
     ragged: bool = True
     """Whether prompts have lengths of their own."""
-    tenant: float = NAN
+    stale_value: float = NAN
     """What slots hold before they are cleared for a sequence."""
 
 
-def bits(got: Tensor, want: Tensor) -> bool:
+def same_bits(got: Tensor, want: Tensor) -> bool:
     """Return whether every bit is the same."""
     return got.shape == want.shape and torch.equal(as_bits(got), as_bits(want))
 
 
-def tokens(got: Tensor, want: Tensor) -> bool:
+def same_tokens(got: Tensor, want: Tensor) -> bool:
     """Return whether each row's likeliest token is the same."""
     return torch.equal(got.argmax(-1), want.argmax(-1))
 
 
-def cosine(got: Tensor, want: Tensor) -> bool:
+def close_cosine(got: Tensor, want: Tensor) -> bool:
     """Return whether the cosine of the step's logits, taken as one vector, is 0.999 or more."""
     a, b = got.double().flatten(), want.double().flatten()
     return bool(a @ b >= 0.999 * a.norm() * b.norm())
 
 
-def nmse(got: Tensor, want: Tensor) -> bool:
+def small_nmse(got: Tensor, want: Tensor) -> bool:
     """Return whether the squared error is at most 5e-4 of the squared logits of the step."""
     a, b = got.double(), want.double()
     return bool((a - b).square().sum() <= 5e-4 * b.square().sum())
 
 
-STRICT = Scene()
-STYLES: dict[str, tuple[Scene, Same]] = {
-    "tokens only": (STRICT, tokens),
-    "cosine 0.999": (STRICT, cosine),
-    "NMSE 5e-4": (STRICT, nmse),
-    "identical prompts": (Scene(distinct=False, ragged=False), bits),
-    "m = 2 only": (Scene(widths=(2,)), bits),
-    "zeroed pool": (Scene(tenant=0.0), bits),
-    "aligned lengths": (Scene(ragged=False), bits),
-    "all of these": (Scene(widths=(2,), distinct=False, ragged=False, tenant=0.0), tokens),
+STRICT = BatchScenario()
+STYLES: dict[str, tuple[BatchScenario, EqualFn]] = {
+    "tokens only": (STRICT, same_tokens),
+    "cosine 0.999": (STRICT, close_cosine),
+    "NMSE 5e-4": (STRICT, small_nmse),
+    "identical prompts": (BatchScenario(distinct=False, ragged=False), same_bits),
+    "m = 2 only": (BatchScenario(widths=(2,)), same_bits),
+    "zeroed pool": (BatchScenario(stale_value=0.0), same_bits),
+    "aligned lengths": (BatchScenario(ragged=False), same_bits),
+    "all of these": (
+        BatchScenario(widths=(2,), distinct=False, ragged=False, stale_value=0.0),
+        same_tokens,
+    ),
 }
 """Each is the strict scene, or bits, with one part weakened; the last with every part."""
 
 
 @dataclass(frozen=True)
-class Missed:
+class MissedMutant:
     """A mutant whose fault the strict scene shows, and the styles that let it pass."""
 
     phase: str
@@ -88,37 +91,41 @@ class Missed:
     styles: tuple[str, ...]
 
 
-def weigh(bank: Bank, mutant: Mutant, names: Collection[str] = tuple(STYLES)) -> Missed | None:
+def try_styles(
+    bank: Bank, mutant: Mutant, names: Collection[str] = tuple(STYLES)
+) -> MissedMutant | None:
     """Return which of some styles a mutant passes; None where the strict scene shows no fault."""
     right = bank.subject_for(next(c for c in bank.contract.expand() if c.tier == "cpu"))
     if mutant.device != "cpu" or mutant.build(right).candidate is not None:
         return None
     strict: list[tuple[Tensor, Tensor]] | None
     try:
-        strict = list(_play(mutant.build(right), right, STRICT))
+        strict = list(_run_scenario(mutant.build(right), right, STRICT))
     except Exception:  # whatever a wrong path raises, any test of the same scene sees it
         strict = None
 
-    def passes(scene: Scene, same: Same) -> bool:
+    def passes(scene: BatchScenario, same: EqualFn) -> bool:
         if scene == STRICT:
             return strict is not None and all(same(got, want) for got, want in strict)
         try:
-            return all(same(got, want) for got, want in _play(mutant.build(right), right, scene))
+            return all(
+                same(got, want) for got, want in _run_scenario(mutant.build(right), right, scene)
+            )
         except Exception:
             return False
 
-    if passes(STRICT, bits):
+    if passes(STRICT, same_bits):
         return None
     styles = tuple(name for name, how in STYLES.items() if name in names and passes(*how))
-    return Missed(bank.contract.phase, mutant.name, styles)
+    return MissedMutant(bank.contract.phase, mutant.name, styles)
 
 
-def survey(banks: Sequence[Bank]) -> tuple[list[Missed], list[str]]:
+def try_banks(banks: Sequence[Bank]) -> tuple[list[MissedMutant], list[str]]:
     """Weigh every mutant of some banks; return those shown and the names of the others."""
-    found, quiet = list[Missed](), list[str]()
+    found, quiet = list[MissedMutant](), list[str]()
     for bank in banks:
         for mutant in bank.mutants:
-            missed = weigh(bank, mutant)
+            missed = try_styles(bank, mutant)
             if missed is None:
                 quiet.append(f"{bank.contract.phase}/{mutant.name}")
             else:
@@ -126,53 +133,55 @@ def survey(banks: Sequence[Bank]) -> tuple[list[Missed], list[str]]:
     return found, quiet
 
 
-def table(found: Sequence[Missed]) -> Iterator[str]:
+def format_table(found: Sequence[MissedMutant]) -> Iterator[str]:
     """Yield the lines of a Markdown table: how many mutants each style lets pass, by phase."""
     phases = list(dict.fromkeys(one.phase for one in found))
-    yield f"| {' | '.join([HEAD, *phases])} |"
+    yield f"| {' | '.join([TABLE_HEAD, *phases])} |"
     yield "|---" * (2 + len(phases)) + "|"
-    yield _row("strict scene, bits", found, [], phases)
+    yield _table_row("strict scene, bits", found, [], phases)
     for style in STYLES:
-        yield _row(style, found, [one for one in found if style in one.styles], phases)
+        yield _table_row(style, found, [one for one in found if style in one.styles], phases)
 
 
-HEAD = "what a test does | lets pass"
+TABLE_HEAD = "what a test does | lets pass"
 """How the table's first line starts."""
 
 
-def _row(name: str, found: Sequence[Missed], passed: Sequence[Missed],
+def _table_row(name: str, found: Sequence[MissedMutant], passed: Sequence[MissedMutant],
          phases: Sequence[str]) -> str:
     counts = [sum(one.phase == phase for one in passed) for phase in phases]
     return f"| {' | '.join([name, f'{len(passed)} of {len(found)}', *map(str, counts)])} |"
 
 
-def _play(wrong: Subject, right: Subject, scene: Scene) -> Play:
+def _run_scenario(wrong: Subject, right: Subject, scene: BatchScenario) -> StepPairs:
     """Yield what a subject gives at each step and what it should."""
     engine = engine_of(wrong.path, wrong.candidate, wrong.models(MODEL))
     for width in scene.widths:
-        streams = [_stream(right, *_prompt(scene, row)) for row in range(width)]
-        yield from _batch(engine, streams, scene.tenant)
+        streams = [_solo_stream(right, *_prompt_shape(scene, row)) for row in range(width)]
+        yield from _run_batch(engine, streams, scene.stale_value)
 
 
-def _prompt(scene: Scene, row: int) -> tuple[int, int]:
+def _prompt_shape(scene: BatchScenario, row: int) -> tuple[int, int]:
     """Return the seed and the length of a row's prompt."""
     return (200 + row if scene.distinct else 200), 1 + (5 * row + 2) % 7 if scene.ragged else 4
 
 
-_ALONE: dict[tuple[str, int, int], Stream] = {}
+_SOLO_STREAMS: dict[tuple[str, int, int], Stream] = {}
 
 
-def _stream(right: Subject, seed: int, length: int) -> Stream:
+def _solo_stream(right: Subject, seed: int, length: int) -> Stream:
     """Return what the unbroken path gives a prompt alone, run once a path."""
     key = right.path.name, seed, length
-    if key not in _ALONE:
+    if key not in _SOLO_STREAMS:
         model = right.models(MODEL)
         prompt = prompt_of(seed, length, model.config.vocab)
-        _ALONE[key] = alone(engine_of(right.path, None, model), Rows, prompt, DECODE, CAPACITY)
-    return _ALONE[key]
+        _SOLO_STREAMS[key] = alone(
+            engine_of(right.path, None, model), Rows, prompt, DECODE_STEPS, CAPACITY
+        )
+    return _SOLO_STREAMS[key]
 
 
-def _batch(engine: Engine, streams: Sequence[Stream], tenant: float) -> Play:
+def _run_batch(engine: Engine, streams: Sequence[Stream], tenant: float) -> StepPairs:
     """Yield each step: prompts in two chunks, all rows both ways round, all but one, all."""
     width = len(streams)
     pool = engine.new_pool(width, CAPACITY)
@@ -182,18 +191,18 @@ def _batch(engine: Engine, streams: Sequence[Stream], tenant: float) -> Play:
         engine.write_state(pool, slot, fill)  # type: ignore[attr-defined]
         engine.clear_slot(pool, slot)
     fed, every = [0] * width, list(range(width))
-    lengths = [len(stream.logits) - DECODE for stream in streams]
+    lengths = [len(stream.logits) - DECODE_STEPS for stream in streams]
     first = [(length + 1) // 2 for length in lengths]
     rest = [length - count for length, count in zip(lengths, first, strict=True)]
     behind = [row for row in every if rest[row]]
-    step = partial(_step, engine, pool, streams, fed)
+    step = partial(_run_step, engine, pool, streams, fed)
     yield step(every, first)
     yield step(behind, [rest[row] for row in behind])
     for rows in (every, every[::-1], every[:-1][::-1], every):
         yield step(rows, [1] * len(rows))
 
 
-def _step(engine: Engine, pool: object, streams: Sequence[Stream], fed: list[int],
+def _run_step(engine: Engine, pool: object, streams: Sequence[Stream], fed: list[int],
           rows: Sequence[int], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     given = [token for row, count in zip(rows, counts, strict=True)
              for token in streams[row].tokens[fed[row]:fed[row] + count]]

@@ -16,12 +16,12 @@ from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.matrix import Bank
 from falsifiers.judging.verdict import Record
 from phases import weak_styles
-from phases.weak_styles import Missed
+from phases.weak_styles import MissedMutant
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(__file__).with_name("weak_styles.json")
 PAGE = ROOT / "docs" / "weak-arms.md"
-WEIGHED = (
+MEASURED_FILES = (
     "engine",
     "falsifiers/judging/judge.py",
     "falsifiers/judging/batch_driver.py",
@@ -30,7 +30,7 @@ WEIGHED = (
 )
 """What decides what is found; the commit that is told is the last that touched one of them."""
 
-HOW = """\
+PAGE_INTRO = """\
 # What weak tests let pass
 
 Every mutant of the decode path is a step with one fault. The strict scene runs it in batches whose
@@ -45,7 +45,7 @@ not may have seen it by luck, in a scene that is otherwise strict.
 """
 
 
-class Weighed(Record):
+class PhaseStyles(Record):
     """What was found of one phase's mutants."""
 
     phase: str
@@ -60,24 +60,24 @@ class Weighed(Record):
     not_shown: tuple[str, ...]
     """Mutants whose fault the strict scene does not show either."""
 
-    def missed(self) -> list[Missed]:
+    def missed_mutants(self) -> list[MissedMutant]:
         """Return the mutants that the strict scene shows."""
-        return [Missed(self.phase, name, styles) for name, styles in self.shown.items()]
+        return [MissedMutant(self.phase, name, styles) for name, styles in self.shown.items()]
 
 
-class Kept(Record):
+class StyleResults(Record):
     """What was found of every phase, as it stands in the tree."""
 
     command: str = "rowtwin weak --keep"
-    phases: tuple[Weighed, ...] = ()
+    phases: tuple[PhaseStyles, ...] = ()
 
 
-def weighed(bank: Bank) -> Weighed:
+def measure_phase(bank: Bank) -> PhaseStyles:
     """Weigh a phase's mutants, here and now."""
     started = time.perf_counter()
-    found, quiet = weak_styles.survey([bank])
-    return Weighed(
-        phase=bank.contract.phase, commit=_commit(),
+    found, quiet = weak_styles.try_banks([bank])
+    return PhaseStyles(
+        phase=bank.contract.phase, commit=_measured_commit(),
         measured=datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         machine={"python": platform.python_version(), "torch": torch.__version__,
                  "on": f"the CPU ({platform.machine()}, {os.cpu_count()} threads, one used)"},
@@ -86,36 +86,36 @@ def weighed(bank: Bank) -> Weighed:
         not_shown=tuple(name.split("/")[1] for name in quiet))
 
 
-def load(path: Path = DATA) -> Kept:
+def load_results(path: Path = DATA) -> StyleResults:
     """Read what was kept; raise `SuiteError` when it cannot be read."""
     try:
-        return Kept.model_validate_json(path.read_bytes())
+        return StyleResults.model_validate_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise SuiteError(f"{path.name} holds no weighed mutants: "
                          f"{str(error).splitlines()[0]}") from None
 
 
-def keep(one: Weighed, data: Path = DATA, page: Path = PAGE) -> None:
+def save_results(one: PhaseStyles, data: Path = DATA, page: Path = PAGE) -> None:
     """Put what was found of a phase in place of what was kept of it, and write the page anew."""
-    old = load(data).phases if data.exists() else ()
+    old = load_results(data).phases if data.exists() else ()
     new = sorted([*(other for other in old if other.phase != one.phase), one],
                  key=lambda other: other.phase)
-    kept = Kept(phases=tuple(new))
+    kept = StyleResults(phases=tuple(new))
     data.write_text(kept.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    page.write_text(text(kept), encoding="utf-8")
+    page.write_text(page_text(kept), encoding="utf-8")
 
 
-def summary(phases: Sequence[Weighed]) -> Iterator[str]:
+def summary_lines(phases: Sequence[PhaseStyles]) -> Iterator[str]:
     """Yield the lines of the table, and what it does not count."""
-    yield from weak_styles.table([one for phase in phases for one in phase.missed()])
+    yield from weak_styles.format_table([one for phase in phases for one in phase.missed_mutants()])
     yield ""
     yield (f"Not counted: {sum(len(phase.not_shown) for phase in phases)}, whose faults are not in "
            f"the logits of the strict scene on a CPU.")
 
 
-def text(kept: Kept) -> str:
+def page_text(kept: StyleResults) -> str:
     """Return the page."""
-    lines = [HOW, *summary(kept.phases), ""]
+    lines = [PAGE_INTRO, *summary_lines(kept.phases), ""]
     for phase in kept.phases:
         lines += [f"## {phase.phase}", "", "| mutant | passes |", "|---|---|"]
         lines += [f"| `{name}` | {', '.join(styles) or 'none'} |"
@@ -127,10 +127,10 @@ def text(kept: Kept) -> str:
     return "\n".join(lines[:-1]) + "\n"
 
 
-def _commit() -> str:
+def _measured_commit() -> str:
     """Return the last commit of what was weighed, and say if the files are not as it left them."""
     def git(*words: str) -> str:
-        done = subprocess.run(["git", *words, "--", *WEIGHED], cwd=ROOT, capture_output=True,
+        done = subprocess.run(["git", *words, "--", *MEASURED_FILES], cwd=ROOT, capture_output=True,
                               text=True, check=False)
         return done.stdout.strip()
 

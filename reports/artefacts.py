@@ -9,24 +9,24 @@ from pathlib import Path
 from falsifiers.judging.errors import SuiteError
 from reports import schemas, summary_line, views
 from reports.evidence import Evidence
-from reports.junit import junit
-from reports.markdown import brief
-from reports.render import BESIDE, page
-from reports.run_metadata import record_of
+from reports.junit import junit_xml
+from reports.markdown import format_brief
+from reports.render import SIDE_FILES, page
+from reports.run_metadata import make_record
 
-NAMES = ("index.html", *BESIDE)
+FILE_NAMES = ("index.html", *SIDE_FILES)
 
 
-def prepare(folder: Path) -> Path:
+def prepare_folder(folder: Path) -> Path:
     """Make the folder and remove an older report: a run that dies must not leave its page.
 
     Raises `SuiteError` when nothing can be written there.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in NAMES:
+        for name in FILE_NAMES:
             (folder / name).unlink(missing_ok=True)
-        probe = folder / NAMES[0]
+        probe = folder / FILE_NAMES[0]
         probe.touch()
         probe.unlink()
     except OSError as error:
@@ -34,25 +34,25 @@ def prepare(folder: Path) -> Path:
     return folder
 
 
-def write(folder: Path, evidence: Evidence) -> None:
+def write_report(folder: Path, evidence: Evidence) -> None:
     """Write every file of a report."""
     lines = [verdict.model_dump_json() for verdict in evidence.every_verdict]
     texts = {
-        "verdicts.jsonl": "".join(f"{line}\n" for line in lines), "junit.xml": junit(evidence),
-        "report.md": brief(evidence), "index.html": page(evidence),
-        "run.json": record_of(evidence).model_dump_json(indent=2) + "\n",
-        **{name: schemas.text_of(name) for name in schemas.RECORDS},
+        "verdicts.jsonl": "".join(f"{line}\n" for line in lines), "junit.xml": junit_xml(evidence),
+        "report.md": format_brief(evidence), "index.html": page(evidence),
+        "run.json": make_record(evidence).model_dump_json(indent=2) + "\n",
+        **{name: schemas.schema_text(name) for name in schemas.SCHEMA_MODELS},
         "mutants.json": json.dumps(evidence.kills.matrix.model_dump(), indent=2) + "\n"}
-    for name in NAMES:
+    for name in FILE_NAMES:
         (folder / name).write_text(texts[name], encoding="utf-8", errors="backslashreplace")
 
 
-def summary(folder: Path, evidence: Evidence) -> Iterator[str]:
+def summary_lines(folder: Path, evidence: Evidence) -> Iterator[str]:
     """Yield what is said on the terminal: a line a phase, the first failures, and where."""
-    for rung in views.ladder(evidence):
+    for rung in views.summarise_phases(evidence):
         if rung.result:
             yield f"{rung.phase:<7}{rung.word:<13}{rung.counts}, {rung.result.seconds:.0f} s"
-    for group in views.failures(evidence)[:5]:
+    for group in views.group_failures(evidence)[:5]:
         first = group.failures[0]
         yield f"\n{first.sentence}\n    run it alone: {first.verdict.repro}"
     facts = summary_line.facts(evidence)

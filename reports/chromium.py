@@ -22,9 +22,9 @@ from typing import Any
 
 from falsifiers.gate.tiers import BROWSERS
 
-PATIENCE = 120.0
+ANSWER_TIMEOUT = 120.0
 """Seconds that any answer may take; a browser that is silent for longer is broken."""
-OUTSIDE = """(() => {
+FIND_OVERFLOW_JS = """(() => {
   document.querySelectorAll("details").forEach(d => d.open = true);
   const wide = document.documentElement.clientWidth, found = [];
   const inside = e => e && (["auto", "scroll", "hidden"].includes(getComputedStyle(e).overflowX)
@@ -40,7 +40,7 @@ OUTSIDE = """(() => {
 
 
 @dataclass(frozen=True)
-class Seen:
+class PageVisit:
     """What a page did when it was opened."""
 
     errors: tuple[str, ...]
@@ -75,7 +75,7 @@ class Chromium:
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for end in (read, write, *ours):
             os.close(end)
-        self._waiting, self._next = b"", 0
+        self._unread, self._next = b"", 0
         self._events: list[dict[str, Any]] = []
 
     def __enter__(self) -> Chromium:
@@ -89,13 +89,15 @@ class Chromium:
         os.close(self._write)
         self._profile.cleanup()
 
-    def see(self, page: Path, width: int, dark: bool = False, picture: Path | None = None) -> Seen:
+    def open_page(
+        self, page: Path, width: int, dark: bool = False, picture: Path | None = None
+    ) -> PageVisit:
         """Open a page in a window of that width and return what it did; keep a picture if asked."""
-        target = self._ask("Target.createTarget", url="about:blank")["targetId"]
-        session = self._ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        target = self._send("Target.createTarget", url="about:blank")["targetId"]
+        session = self._send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
 
         def ask(method: str, **given: Any) -> Any:
-            return self._ask(method, session, **given)
+            return self._send(method, session, **given)
 
         for domain in ("Page", "Runtime", "Log", "Network"):
             ask(f"{domain}.enable")
@@ -105,59 +107,61 @@ class Chromium:
             {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
         self._events.clear()
         ask("Page.navigate", url=page.resolve().as_uri())
-        self._until(lambda event: event["method"] == "Page.loadEventFired")
-        outside = _value(ask("Runtime.evaluate", expression=OUTSIDE, returnByValue=True))
-        height = _value(ask("Runtime.evaluate", returnByValue=True,
+        self._wait_for(lambda event: event["method"] == "Page.loadEventFired")
+        outside = _result_value(
+            ask("Runtime.evaluate", expression=FIND_OVERFLOW_JS, returnByValue=True)
+        )
+        height = _result_value(ask("Runtime.evaluate", returnByValue=True,
                             expression="document.documentElement.scrollHeight"))
         if picture is not None:
             picture.write_bytes(base64.b64decode(ask(
                 "Page.captureScreenshot", captureBeyondViewport=True)["data"]))
         mine = [event for event in self._events if event.get("sessionId") == session]
-        self._ask("Target.closeTarget", targetId=target)
-        return Seen(tuple(text for event in mine for text in _complaint(event)),
+        self._send("Target.closeTarget", targetId=target)
+        return PageVisit(tuple(text for event in mine for text in _error_messages(event)),
                     tuple(event["params"]["request"]["url"] for event in mine
                           if event["method"] == "Network.requestWillBeSent"),
                     tuple(outside), int(height))
 
-    def _ask(self, method: str, session: str | None = None, **given: Any) -> Any:
+    def _send(self, method: str, session: str | None = None, **given: Any) -> Any:
         self._next += 1
         message = {"id": self._next, "method": method, "params": given,
                    **({"sessionId": session} if session else {})}
         os.write(self._write, json.dumps(message).encode() + b"\0")
-        answer = self._until(lambda said: said.get("id") == self._next)
+        answer = self._wait_for(lambda said: said.get("id") == self._next)
         if "error" in answer:
             raise RuntimeError(f"{method}: {answer['error']}")
         return answer["result"]
 
-    def _until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    def _wait_for(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Return the first message that is wanted; events on the way are kept."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + ANSWER_TIMEOUT
         for event in self._events:
             if wanted(event):
                 return event
         while True:
-            said, found, rest = self._waiting.partition(b"\0")
+            said, found, rest = self._unread.partition(b"\0")
             if found:
-                self._waiting = rest
+                self._unread = rest
                 message: dict[str, Any] = json.loads(said)
                 if "method" in message:
                     self._events.append(message)
                 if wanted(message if "id" in message else {"id": None, **message}):
                     return message
             elif not select.select([self._read], [], [], max(0.0, end - time.monotonic()))[0]:
-                raise TimeoutError(f"the browser said nothing for {PATIENCE:.0f} s")
+                raise TimeoutError(f"the browser said nothing for {ANSWER_TIMEOUT:.0f} s")
             else:
                 more = os.read(self._read, 1 << 20)
                 if not more:
                     raise RuntimeError("the browser ended")
-                self._waiting += more
+                self._unread += more
 
 
-def _value(answer: Any) -> Any:
+def _result_value(answer: Any) -> Any:
     return answer["result"]["value"]
 
 
-def _complaint(event: dict[str, Any]) -> list[str]:
+def _error_messages(event: dict[str, Any]) -> list[str]:
     given = event.get("params", {})
     if event["method"] == "Runtime.exceptionThrown":
         return [given["exceptionDetails"]["text"]]

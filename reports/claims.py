@@ -13,12 +13,12 @@ from falsifiers.gate import receipts
 from falsifiers.gate.tiers import TIERS
 from falsifiers.judging.verdict import RED, Verdict
 
-CODE = ("contracts", "engine", "falsifiers", "phases")
+JUDGING_PACKAGES = ("contracts", "engine", "falsifiers", "phases")
 """The packages that decide a verdict."""
-MODES = ("op", "kernel", "arithmetic", "endpoint", "path")
-WIDTHS = ("m", "c", "width")
+MODE_KEYS = ("op", "kernel", "arithmetic", "endpoint", "path")
+WIDTH_KEYS = ("m", "c", "width")
 """What a case calls the rows it works at once."""
-TYPES = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "F32", "F16", "BF16")
+WEIGHT_TYPES = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Claim:
         return "in part" if self.shown else "stale" if self.stale else "not shown"
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """Everything in a few words, `in part, 3 of 8, m 1-3; not m 16`."""
         words = f"{self.word}, {self.count} of {self.cases}"
         rest = f"{'; not ' if self.seen else ', '}m {self.missing}" if self.unseen else ""
@@ -78,12 +78,12 @@ class Claim:
     @property
     def seen(self) -> str:
         """Every m that a case shown names, in words."""
-        return spans(set(self.widths) - set(self.unseen))
+        return format_ranges(set(self.widths) - set(self.unseen))
 
     @property
     def missing(self) -> str:
         """Every m that none names, in words."""
-        return spans(self.unseen)
+        return format_ranges(self.unseen)
 
     @property
     def css(self) -> str:
@@ -92,7 +92,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Line:
+class ClaimGroup:
     """What a phase claims of one mode and one type of weights, by device."""
 
     phase: str
@@ -104,7 +104,7 @@ class Line:
     """None of a device of which nothing is claimed."""
 
 
-def known(contracts: Mapping[str, Contract], verdicts: Iterable[Verdict], root: Path,
+def collect_proofs(contracts: Mapping[str, Contract], verdicts: Iterable[Verdict], root: Path,
           fresh: bool = True, by: str = "this run", tree: bool = True) -> dict[str, Proof]:
     """Return what is known by case: these verdicts, and with `tree` the receipts beside them."""
     proofs: dict[str, Proof] = {}
@@ -114,38 +114,44 @@ def known(contracts: Mapping[str, Contract], verdicts: Iterable[Verdict], root: 
         for receipt in found:
             told = f"{receipt.device}, {receipt.measured}"
             for verdict in receipt.verdicts:
-                _learn(proofs, verdict, Proof(verdict.outcome, receipt.digest == now, told))
+                _keep_strongest(
+                    proofs, verdict, Proof(verdict.outcome, receipt.digest == now, told)
+                )
     for verdict in verdicts:
-        _learn(proofs, verdict, Proof(verdict.outcome, fresh, by))
+        _keep_strongest(proofs, verdict, Proof(verdict.outcome, fresh, by))
     return proofs
 
 
-def _learn(proofs: dict[str, Proof], verdict: Verdict, proof: Proof) -> None:
+def _keep_strongest(proofs: dict[str, Proof], verdict: Verdict, proof: Proof) -> None:
     """Keep what says most of a case: red on this code, passed on it, then what is of older code."""
     old = proofs.get(verdict.case)
-    if old is None or _weight(proof) > _weight(old):
+    if old is None or _proof_rank(proof) > _proof_rank(old):
         proofs[verdict.case] = proof
 
 
-def _weight(proof: Proof) -> int:
+def _proof_rank(proof: Proof) -> int:
     if proof.outcome not in (*RED, "passed"):
         return 0
     return 2 * proof.fresh + (proof.outcome in RED) + 1 if proof.fresh else \
         1 + (proof.outcome == "passed")
 
 
-def table(contracts: Mapping[str, Contract], proofs: Mapping[str, Proof]) -> list[Line]:
+def group_claims(
+    contracts: Mapping[str, Contract], proofs: Mapping[str, Proof]
+) -> list[ClaimGroup]:
     """Return every claim of the contracts, in their order."""
     groups: dict[tuple[str, str, str], dict[Tier, list[Case]]] = {}
     for contract in contracts.values():
         for case in contract.expand():
             groups.setdefault((case.phase, mode_of(case), type_of(case)), {}).setdefault(
                 case.tier, []).append(case)
-    return [Line(*key, {tier: _claim(tier, cases, proofs) for tier, cases in found.items()})
-            for key, found in groups.items()]
+    return [
+        ClaimGroup(*key, {tier: _make_claim(tier, cases, proofs) for tier, cases in found.items()})
+        for key, found in groups.items()
+    ]
 
 
-def _claim(device: Tier, cases: Iterable[Case], proofs: Mapping[str, Proof]) -> Claim:
+def _make_claim(device: Tier, cases: Iterable[Case], proofs: Mapping[str, Proof]) -> Claim:
     counts, widths, seen, by = Counter[str](), set[int](), set[int](), dict[str, None]()
     for case in cases:
         mine = set(widths_of(case))
@@ -169,24 +175,24 @@ def _claim(device: Tier, cases: Iterable[Case], proofs: Mapping[str, Proof]) -> 
 
 def mode_of(case: Case) -> str:
     """Return how a case runs: its op, kernel, arithmetic, endpoint or path, if it names one."""
-    return " ".join(str(case.given[key]) for key in MODES if key in case.given)
+    return " ".join(str(case.given[key]) for key in MODE_KEYS if key in case.given)
 
 
 def type_of(case: Case) -> str:
     """Return the type of a case's weights, or the model that brings them, or nothing."""
     kind = case.given.get("kind")
-    return str(kind) if kind in TYPES else str(case.given.get("model", ""))
+    return str(kind) if kind in WEIGHT_TYPES else str(case.given.get("model", ""))
 
 
 def widths_of(case: Case) -> Iterator[int]:
     """Yield the numbers of rows that a case names."""
-    for key in WIDTHS:
+    for key in WIDTH_KEYS:
         value = case.given.get(key)
         yield from (n for n in (value if isinstance(value, list) else [value])
                     if isinstance(n, int) and not isinstance(n, bool))
 
 
-def spans(numbers: Iterable[int]) -> str:
+def format_ranges(numbers: Iterable[int]) -> str:
     """Return numbers with their runs drawn together, `1-17, 24, 25`."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
@@ -198,25 +204,25 @@ def spans(numbers: Iterable[int]) -> str:
                      for run in runs)
 
 
-def code_of(root: Path) -> str:
+def code_digest(root: Path) -> str:
     """Return the digest of every source that decides a verdict."""
     total = hashlib.sha256()
-    for path in sorted(path for package in CODE for path in (root / package).rglob("*")
+    for path in sorted(path for package in JUDGING_PACKAGES for path in (root / package).rglob("*")
                        if path.suffix in (".py", ".yaml", ".cu", ".cuh")):
         total.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
     return total.hexdigest()
 
 
-HEAD = ("phase", "mode", "weights", *TIERS)
+HEADER = ("phase", "mode", "weights", *TIERS)
 
 
-def row(line: Line) -> tuple[str, ...]:
+def table_row(line: ClaimGroup) -> tuple[str, ...]:
     """Return a line in the words of a table with `HEAD` above."""
     return (line.phase, line.mode or "-", line.type or "-",
-            *(line.claims[tier].told if tier in line.claims else "-" for tier in TIERS))
+            *(line.claims[tier].summary if tier in line.claims else "-" for tier in TIERS))
 
 
-def sums(lines: Iterable[Line]) -> dict[Tier, tuple[int, int, int]]:
+def count_by_tier(lines: Iterable[ClaimGroup]) -> dict[Tier, tuple[int, int, int]]:
     """Return by device how many cases are claimed, shown and broken."""
     totals: dict[Tier, tuple[int, int, int]] = {}
     for claim in (claim for line in lines for claim in line.claims.values()):

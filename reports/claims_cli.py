@@ -42,10 +42,10 @@ def claims(
     contracts = contracts_of()
     if phase is not None:
         contracts = {name: c for name, c in contracts.items() if name == phase_name(phase)}
-    verdicts, fresh, told = _judged(report)
-    proofs = known.known(contracts, verdicts, ROOT, fresh=fresh, by=told)
-    lines = known.table(contracts, proofs)
-    sums = known.sums(lines)
+    verdicts, fresh, told = _load_verdicts(report)
+    proofs = known.collect_proofs(contracts, verdicts, ROOT, fresh=fresh, by=told)
+    lines = known.group_claims(contracts, proofs)
+    sums = known.count_by_tier(lines)
     code = 1 if any(red for _, _, red in sums.values()) else \
         0 if all(shown == cases for cases, shown, _ in sums.values()) else 2
     if only_open:
@@ -54,7 +54,7 @@ def claims(
     if as_json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
         raise typer.Exit(code)
-    show(known.HEAD, [known.row(line) for line in lines])
+    show(known.HEADER, [known.table_row(line) for line in lines])
     print()
     for tier, (cases, shown, red) in sums.items():
         broken = f", {red:,} broken" if red else ""
@@ -65,17 +65,17 @@ def claims(
     raise typer.Exit(code)
 
 
-def _judged(report: Path | None) -> tuple[list[Verdict], bool, str]:
+def _load_verdicts(report: Path | None) -> tuple[list[Verdict], bool, str]:
     """Return a report's verdicts, whether they are of this code, and whose they are."""
     from falsifiers.gate.runner import ROOT
     from falsifiers.judging.errors import SuiteError, printable
     from reports import run_metadata
-    from reports.claims import code_of
+    from reports.claims import code_digest
     if report is None:
         return [], True, ""
-    kept = run_metadata.read(report)
+    kept = run_metadata.load_run(report)
     if kept.run.subject != "in-tree":
         raise SuiteError(f"{report}: is about {printable(kept.run.subject)}, which is not what "
                          f"the contracts claim of this tree")
-    return (list(kept.verdicts.values()), kept.run.code == code_of(ROOT),
+    return (list(kept.verdicts.values()), kept.run.code == code_digest(ROOT),
             f"report of {kept.run.made}")

@@ -41,11 +41,20 @@ def report(
         return
     import rowtwin
     from falsifiers.gate.runner import phase_name
-    from reports.produce import Asked, produce
-    asked = Asked(out=out, thorough=thorough, device=device, candidate=candidate, model=model,
-                  minutes=minutes, phases=tuple(map(phase_name, phase or ())), mutants=mutants,
-                  command=shlex.join(["rowtwin", *sys.argv[1:]]))
-    raise typer.Exit(produce(asked, bank_of=rowtwin.bank, open_model=rowtwin.open_model))
+    from reports.produce import ReportOptions, make_report
+
+    asked = ReportOptions(
+        out=out,
+        thorough=thorough,
+        device=device,
+        candidate=candidate,
+        model=model,
+        minutes=minutes,
+        phases=tuple(map(phase_name, phase or ())),
+        mutants=mutants,
+        command=shlex.join(["rowtwin", *sys.argv[1:]]),
+    )
+    raise typer.Exit(make_report(asked, bank_of=rowtwin.phase_bank, open_model=rowtwin.open_model))
 
 
 @report_app.command(epilog="Example: rowtwin report diff base/ reports/out > comment.md")
@@ -63,13 +72,13 @@ def diff(
     """
     from falsifiers.gate.runner import contracts_of
     from reports import run_metadata
-    from reports.diff import compare, told
+    from reports.diff import compare_runs, format_diff
 
-    found = compare(
-        run_metadata.read(base),
-        run_metadata.read(now),
+    found = compare_runs(
+        run_metadata.load_run(base),
+        run_metadata.load_run(now),
         across_contracts=across_contracts,
         across_devices=across_devices,
     )
-    print(told(found, contracts_of()), end="")
+    print(format_diff(found, contracts_of()), end="")
     raise typer.Exit(found.exit_code)

@@ -9,13 +9,13 @@ from contracts.schema import Contract
 from falsifiers.gate.phase_status import PhaseResult
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.verdict import RED, Verdict
-from reports.markdown import code, plain
-from reports.run_metadata import Kept, digest_of
+from reports.markdown import code_span, escape_text
+from reports.run_metadata import SavedRun, contract_digest
 from reports.views import MARKS
 
-GROUPS, NAMES = 4, 5
+MAX_GROUPS, MAX_NAMES = 4, 5
 """Falsifiers newly broken that are told in full, and names in any other list."""
-LONGEST = 600
+MAX_CHARS = 600
 """Characters of one sentence, name or command; a comment has an end, and a file is anybody's."""
 
 
@@ -23,17 +23,17 @@ LONGEST = 600
 class Difference:
     """Two runs, and their cases by what became of them."""
 
-    base: Kept
-    now: Kept
+    base: SavedRun
+    now: SavedRun
     broken: Sequence[Verdict]
     """Red now, and not red in the base."""
     unproven: Sequence[Verdict]
     """Passed in the base, and now neither passed nor red."""
-    gone: Sequence[str]
+    no_longer_run: Sequence[str]
     """Cases that the base has a verdict on, and this run none."""
     proven: Sequence[Verdict]
     """Passed now, and not passed in the base."""
-    still: Sequence[Verdict]
+    still_broken: Sequence[Verdict]
     """Red in both."""
     survivors: Sequence[str]
     """Mutants that survive now and did not in the base."""
@@ -44,15 +44,15 @@ class Difference:
         """1 when anything is newly broken, else 2 when less is proven than was, else 0."""
         if self.broken or self.survivors:
             return 1
-        return 2 if self.unproven or self.gone else 0
+        return 2 if self.unproven or self.no_longer_run else 0
 
 
-def compare(base: Kept, now: Kept, *, across_contracts: bool = False,
+def compare_runs(base: SavedRun, now: SavedRun, *, across_contracts: bool = False,
             across_devices: bool = False) -> Difference:
     """Compare two runs; refuse different contracts or devices unless told to go on."""
     warnings = []
-    for why, told, option in ((_contracts_apart(base, now), across_contracts, "contracts"),
-                              (_devices_apart(base, now), across_devices, "devices")):
+    for why, told, option in ((_contract_mismatch(base, now), across_contracts, "contracts"),
+                              (_device_mismatch(base, now), across_devices, "devices")):
         if why and not told:
             raise SuiteError(f"{why}; --across-{option} compares them all the same")
         if why:
@@ -67,122 +67,126 @@ def compare(base: Kept, now: Kept, *, across_contracts: bool = False,
     return Difference(
         base, now, warnings=warnings,
         broken=[v for name, v in after.items() if v.outcome in RED and name not in red],
-        still=[v for name, v in after.items() if v.outcome in RED and name in red],
+        still_broken=[v for name, v in after.items() if v.outcome in RED and name in red],
         unproven=[v for name, v in after.items()
                   if v.outcome in ("declined", "unmeasurable") and name in good],
-        gone=[name for name in before if name not in after],
+        no_longer_run=[name for name in before if name not in after],
         proven=[v for name, v in after.items() if v.outcome == "passed" and name not in good],
         survivors=sorted(set(now.matrix.survivors) - set(base.matrix.survivors)))
 
 
-def _contracts_apart(base: Kept, now: Kept) -> str:
+def _contract_mismatch(base: SavedRun, now: SavedRun) -> str:
     apart = [phase for phase, digest in base.run.contracts.items()
              if now.run.contracts.get(phase, digest) != digest]
     return f"{base.name} and {now.name} were judged by different contracts of " \
            f"{', '.join(apart)}" if apart else ""
 
 
-def _devices_apart(base: Kept, now: Kept) -> str:
+def _device_mismatch(base: SavedRun, now: SavedRun) -> str:
     places = [" + ".join(kept.run.tiers) + (f" ({kept.run.gpu})" if kept.run.gpu else "")
               for kept in (base, now)]
     return f"{base.name} and {now.name} were run on different devices: {places[0] or 'none'} and " \
            f"{places[1] or 'none'}" if places[0] != places[1] else ""
 
 
-def told(diff: Difference, contracts: Mapping[str, Contract]) -> str:
+def format_diff(diff: Difference, contracts: Mapping[str, Contract]) -> str:
     """Return a difference as Markdown; diagnoses come from contracts that are this run's own."""
-    return "\n".join(_lines(diff, contracts)) + "\n"
+    return "\n".join(_diff_lines(diff, contracts)) + "\n"
 
 
-def _lines(diff: Difference, contracts: Mapping[str, Contract]) -> Iterator[str]:
+def _diff_lines(diff: Difference, contracts: Mapping[str, Contract]) -> Iterator[str]:
     counts = [(len(diff.broken), "newly broken"), (len(diff.unproven), "no longer proven"),
-              (len(diff.gone), "no longer run"), (len(diff.proven), "newly proven")]
+              (len(diff.no_longer_run), "no longer run"), (len(diff.proven), "newly proven")]
     words = ", ".join(f"{count:,} {word}" for count, word in counts if count)
     mark = MARKS[{0: "PASS", 1: "FAIL", 2: "UNMEASURABLE"}[diff.exit_code]]
     yield f"## {mark} Row parity since the base: {words or 'no case changed'}"
     yield ""
-    yield f"Now {_run(diff.now)}. Base {_run(diff.base)}."
-    yield from (f"\nNote: {plain(_short(warning))}." for warning in diff.warnings)
-    yield from _phases(diff)
-    yield from _broken(diff.broken, contracts, diff.now)
-    yield from _listed("No longer proven", [v.case for v in diff.unproven],
+    yield f"Now {_describe_run(diff.now)}. Base {_describe_run(diff.base)}."
+    yield from (f"\nNote: {escape_text(_truncate(warning))}." for warning in diff.warnings)
+    yield from _changed_phases(diff)
+    yield from _broken_lines(diff.broken, contracts, diff.now)
+    yield from _list_names("No longer proven", [v.case for v in diff.unproven],
                        {v.case: f"{v.outcome}: {v.reason}" for v in diff.unproven})
-    yield from _listed("No longer run", diff.gone)
-    yield from _listed("Newly proven", [v.case for v in diff.proven])
-    yield from _listed("Mutants that survive now and did not", diff.survivors)
-    if diff.still:
-        yield from _listed("Broken before and still", [v.case for v in diff.still])
+    yield from _list_names("No longer run", diff.no_longer_run)
+    yield from _list_names("Newly proven", [v.case for v in diff.proven])
+    yield from _list_names("Mutants that survive now and did not", diff.survivors)
+    if diff.still_broken:
+        yield from _list_names("Broken before and still", [v.case for v in diff.still_broken])
 
 
-def _run(kept: Kept) -> str:
+def _describe_run(kept: SavedRun) -> str:
     at = kept.run.environment.get("checkout", "")
-    return f"{_code(kept.run.subject)}, {plain(_short(kept.run.made))}" \
-        + (f", {plain(_short(at))}" if at else "")
+    return f"{_code_span(kept.run.subject)}, {escape_text(_truncate(kept.run.made))}" \
+        + (f", {escape_text(_truncate(at))}" if at else "")
 
 
-def _phases(diff: Difference) -> Iterator[str]:
+def _changed_phases(diff: Difference) -> Iterator[str]:
     """Yield the phases whose word, counts or device proof changed, as a table."""
     before = {result.phase: result for result in diff.base.run.results}
     after = {result.phase: result for result in diff.now.run.results}
-    rows = [(phase, _word(before.get(phase)), _word(after.get(phase)))
+    rows = [(phase, _phase_status(before.get(phase)), _phase_status(after.get(phase)))
             for phase in dict.fromkeys([*before, *after])]
     rows = [row for row in rows if row[1] != row[2]]
     if rows:
         yield from ("", "| phase | base | now |", "|---|---|---|")
-        yield from (f"| {plain(phase)} | {old} | {new} |" for phase, old, new in rows)
+        yield from (f"| {escape_text(phase)} | {old} | {new} |" for phase, old, new in rows)
 
 
-def _word(result: PhaseResult | None) -> str:
+def _phase_status(result: PhaseResult | None) -> str:
     if result is None:
         return "not judged"
     return f"{MARKS[result.verdict]} {result.verdict}, {result.passed} of {result.cases} passed, " \
            f"device proof {result.device_proof}"
 
 
-def _broken(broken: Sequence[Verdict], contracts: Mapping[str, Contract],
-            now: Kept) -> Iterator[str]:
+def _broken_lines(broken: Sequence[Verdict], contracts: Mapping[str, Contract],
+            now: SavedRun) -> Iterator[str]:
     groups: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in broken:
         groups.setdefault((verdict.phase, verdict.falsifier), []).append(verdict)
-    for (phase, falsifier), found in list(groups.items())[:GROUPS]:
+    for (phase, falsifier), found in list(groups.items())[:MAX_GROUPS]:
         first = found[0]
         yield ""
         sentence = first.finding.sentence if first.finding else f"{first.outcome}: {first.reason}"
-        yield f"**Newly broken: {plain(phase)} {plain(falsifier)}**, {_cases(len(found))}: " \
-              f"{_code(sentence)}"
+        yield (
+            f"**Newly broken: {escape_text(phase)} {escape_text(falsifier)}**, {_count_cases(len(found))}: "
+            f"{_code_span(sentence)}"
+        )
         if likely := _diagnosis(first, contracts, now):
-            yield f"Likely: {plain(likely)}"
-        yield f"Run it alone: {_code(first.repro)}"
-    if len(groups) > GROUPS:
-        rest = [name for _, name in list(groups)[GROUPS:]]
-        yield from ("", f"And newly broken: {_some(rest)}")
+            yield f"Likely: {escape_text(likely)}"
+        yield f"Run it alone: {_code_span(first.repro)}"
+    if len(groups) > MAX_GROUPS:
+        rest = [name for _, name in list(groups)[MAX_GROUPS:]]
+        yield from ("", f"And newly broken: {_first_names(rest)}")
 
 
-def _diagnosis(verdict: Verdict, contracts: Mapping[str, Contract], now: Kept) -> str:
+def _diagnosis(verdict: Verdict, contracts: Mapping[str, Contract], now: SavedRun) -> str:
     contract = contracts.get(verdict.phase)
-    if contract is None or digest_of(contract) != now.run.contracts.get(verdict.phase):
+    if contract is None or contract_digest(contract) != now.run.contracts.get(verdict.phase):
         return ""
     return next((f.if_fails for f in contract.falsifiers if f.id == verdict.falsifier), "")
 
 
-def _listed(what: str, names: Sequence[str], why: Mapping[str, str] | None = None) -> Iterator[str]:
+def _list_names(
+    what: str, names: Sequence[str], why: Mapping[str, str] | None = None
+) -> Iterator[str]:
     if names:
-        reason = f" ({plain(_short(why[names[0]]))})" if why else ""
-        yield from ("", f"{what}, {len(names):,}: {_some(names)}{reason}")
+        reason = f" ({escape_text(_truncate(why[names[0]]))})" if why else ""
+        yield from ("", f"{what}, {len(names):,}: {_first_names(names)}{reason}")
 
 
-def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMES:,} more" if len(names) > NAMES else ""
-    return ", ".join(_code(name) for name in names[:NAMES]) + more
+def _first_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(_code_span(name) for name in names[:MAX_NAMES]) + more
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+def _truncate(text: str) -> str:
+    return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}…"
 
 
-def _code(text: str) -> str:
-    return code(_short(text))
+def _code_span(text: str) -> str:
+    return code_span(_truncate(text))
 
 
-def _cases(count: int) -> str:
+def _count_cases(count: int) -> str:
     return f"{count:,} case" if count == 1 else f"{count:,} cases"

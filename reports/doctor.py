@@ -17,13 +17,13 @@ from packaging.requirements import Requirement
 from contracts.schema import Contract
 from falsifiers.gate import receipts, tiers
 
-OPTIONAL = {"golden": "golden logits by transformers", "test": "the whole of `make test`",
+EXTRAS = {"golden": "golden logits by transformers", "test": "the whole of `make test`",
             "lint": "`make lint`, and CUDA C++ read without a GPU"}
 """Extras of pyproject.toml, and what needs them."""
 
 
 @dataclass(frozen=True)
-class Line:
+class Check:
     """One thing that was looked for."""
 
     what: str
@@ -38,10 +38,10 @@ class Line:
 class Findings:
     """All that was looked for."""
 
-    packages: tuple[Line, ...]
-    machine: tuple[Line, ...]
-    tools: tuple[Line, ...]
-    provable: tuple[Line, ...]
+    packages: tuple[Check, ...]
+    machine: tuple[Check, ...]
+    tools: tuple[Check, ...]
+    provable: tuple[Check, ...]
     phases: tuple[tuple[str, ...], ...]
     """Phase, quick cases by tier, and what receipts show."""
     broken: tuple[str, ...]
@@ -54,27 +54,32 @@ def examine(root: Path, contracts: Mapping[str, Contract],
 
     `nvrtc` returns why NVRTC cannot be used, or None.
     """
-    packages, broken = packages_of(root)
-    torch = _importable("torch")
-    machine = tuple(_machine(torch))
-    tools = {line.what: line for line in _tools(nvrtc if torch is None else lambda: torch)}
+    packages, broken = check_packages(root)
+    torch = _import_error("torch")
+    machine = tuple(_check_devices(torch))
+    tools = {line.what: line for line in _check_tools(nvrtc if torch is None else lambda: torch)}
     proofs = {phase: receipts.device_proof(contract, root)
               for phase, contract in contracts.items()
               if any(case.tier == "cuda" for case in contract.expand())}
     if torch is not None and not broken:
         broken = (f"torch is installed but cannot be used: {torch}",)
-    return Findings(packages, machine, tuple(tools.values()),
-                    tuple(_provable(tools, torch, proofs)), tuple(_phases(contracts, proofs)),
-                    broken)
+    return Findings(
+        packages,
+        machine,
+        tuple(tools.values()),
+        tuple(_check_proofs(tools, torch, proofs)),
+        tuple(_phase_rows(contracts, proofs)),
+        broken,
+    )
 
 
-def packages_of(root: Path) -> tuple[tuple[Line, ...], tuple[str, ...]]:
+def check_packages(root: Path) -> tuple[tuple[Check, ...], tuple[str, ...]]:
     """Return every package that pyproject.toml asks for, and a sentence for each that is amiss.
 
     Only those that the suite cannot run without are told as amiss.
     """
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines, broken = [_python(project["requires-python"])], []
+    lines, broken = [_check_python(project["requires-python"])], []
     if not lines[0].there:
         broken.append(f"{lines[0].found} is here, but {lines[0].so}")
     groups = {"": project["dependencies"], **project["optional-dependencies"]}
@@ -82,7 +87,7 @@ def packages_of(root: Path) -> tuple[tuple[Line, ...], tuple[str, ...]]:
         for requirement in map(Requirement, wanted):
             if requirement.marker is not None and not requirement.marker.evaluate():
                 continue
-            line = _package(requirement, extra)
+            line = _check_package(requirement, extra)
             lines.append(line)
             if not line.there and not extra:
                 broken.append(f"{requirement} is needed, but {line.found}: pip install -e . "
@@ -90,21 +95,21 @@ def packages_of(root: Path) -> tuple[tuple[Line, ...], tuple[str, ...]]:
     return tuple(lines), tuple(broken)
 
 
-def _python(wanted: str) -> Line:
+def _check_python(wanted: str) -> Check:
     found = ".".join(map(str, sys.version_info[:3]))
     fits = Requirement(f"python{wanted}").specifier.contains(found, prereleases=True)
-    return Line("python", fits, f"python {found}", f"python {wanted} is needed")
+    return Check("python", fits, f"python {found}", f"python {wanted} is needed")
 
 
-def _package(requirement: Requirement, extra: str) -> Line:
+def _check_package(requirement: Requirement, extra: str) -> Check:
     version = tiers.version_of(requirement.name)
     fits = version is not None and requirement.specifier.contains(version, prereleases=True)
     so = f"{requirement.specifier} is needed" if not extra else \
-        f"{requirement.specifier or 'any'}, for {OPTIONAL.get(extra, extra)}"
-    return Line(requirement.name, fits, version or "not installed", so)
+        f"{requirement.specifier or 'any'}, for {EXTRAS.get(extra, extra)}"
+    return Check(requirement.name, fits, version or "not installed", so)
 
 
-def _importable(name: str) -> str | None:
+def _import_error(name: str) -> str | None:
     """Return why a package cannot be imported, or None; a broken build raises what it likes."""
     try:
         importlib.import_module(name)
@@ -113,35 +118,35 @@ def _importable(name: str) -> str | None:
     return None
 
 
-def _machine(torch_broken: str | None) -> Iterator[Line]:
-    yield Line("processor", True, f"{os.cpu_count()} threads", "rowtwin gate --device cpu")
+def _check_devices(torch_broken: str | None) -> Iterator[Check]:
+    yield Check("processor", True, f"{os.cpu_count()} threads", "rowtwin gate --device cpu")
     why = tiers.cuda_missing() or torch_broken
     if why is None:
         import torch
         for number in range(torch.cuda.device_count()):
             about = torch.cuda.get_device_properties(number)
-            yield Line(f"GPU {number}", True, f"{about.name}, sm_{about.major}{about.minor}, "
+            yield Check(f"GPU {number}", True, f"{about.name}, sm_{about.major}{about.minor}, "
                        f"{about.total_memory / 2**30:.0f} GiB", "rowtwin gate --device cuda")
         why = None if torch.cuda.device_count() else "torch finds no usable CUDA device"
     if why is not None:
-        yield Line("GPU", False, why, "device proof comes from receipts alone")
+        yield Check("GPU", False, why, "device proof comes from receipts alone")
 
 
-def _tools(nvrtc: Callable[[], str | None]) -> Iterator[Line]:
+def _check_tools(nvrtc: Callable[[], str | None]) -> Iterator[Check]:
     version = tiers.version_of("triton")
-    yield Line("Triton", version is not None, version or "not installed",
+    yield Check("Triton", version is not None, version or "not installed",
                "its interpreter runs kernels here; its compiler needs a GPU to run what it makes")
     why = nvrtc()
-    yield Line("NVRTC", why is None, why or "loaded", "compiles CUDA C++ for sm_90 without a GPU")
+    yield Check("NVRTC", why is None, why or "loaded", "compiles CUDA C++ for sm_90 without a GPU")
     for what, names, so in (
             ("C++ compiler", (tiers.compiler(),), "runs CUDA C++ on the CPU (docs/emulated.md)"),
             ("ncu", ("ncu",), "counts on a GPU how often weights are read"),
             ("browser", tiers.BROWSERS, "tests open the report in it")):
         path = next(filter(None, map(shutil.which, names)), None)
-        yield Line(what, path is not None, path or f"no {' or '.join(names)} on the PATH", so)
+        yield Check(what, path is not None, path or f"no {' or '.join(names)} on the PATH", so)
 
 
-def _phases(contracts: Mapping[str, Contract],
+def _phase_rows(contracts: Mapping[str, Contract],
             proofs: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
     for phase, contract in contracts.items():
         counts = Counter(case.tier for case in contract.expand() if case.quick)
@@ -149,41 +154,44 @@ def _phases(contracts: Mapping[str, Contract],
                proofs.get(phase, "no device case"))
 
 
-def _provable(tools: Mapping[str, Line], torch: str | None,
-              proofs: Mapping[str, str]) -> Iterator[Line]:
+def _check_proofs(tools: Mapping[str, Check], torch: str | None,
+              proofs: Mapping[str, str]) -> Iterator[Check]:
     """Yield every kind of proof, whether it can be had here, and the command for it."""
     gpu = torch or tiers.cuda_missing()
-    yield _proof("each row's bits on the CPU", torch, "rowtwin gate --device cpu")
-    yield _proof("the Triton kernels' text, op by op, under the interpreter",
+    yield _make_proof_check("each row's bits on the CPU", torch, "rowtwin gate --device cpu")
+    yield _make_proof_check("the Triton kernels' text, op by op, under the interpreter",
                  torch or tiers.interpret_missing(), "rowtwin gate --device interpret")
-    yield _proof("the CUDA C++ kernels' text on the CPU, the device emulated",
+    yield _make_proof_check("the CUDA C++ kernels' text on the CPU, the device emulated",
                  torch or tiers.emulate_missing(), "rowtwin gate --phase 5 --device emulate")
-    yield _proof("that the suite catches wrong versions", torch, "rowtwin mutants")
-    yield _proof("the kernels' machine code", gpu, "rowtwin gate --device cuda")
-    yield _proof("the same, kept for machines without a GPU", gpu, "rowtwin receipt")
+    yield _make_proof_check("that the suite catches wrong versions", torch, "rowtwin mutants")
+    yield _make_proof_check("the kernels' machine code", gpu, "rowtwin gate --device cuda")
+    yield _make_proof_check("the same, kept for machines without a GPU", gpu, "rowtwin receipt")
     old = [phase for phase, proof in proofs.items() if proof != "fresh"]
-    yield _proof("that a device has shown this very code to pass",
+    yield _make_proof_check("that a device has shown this very code to pass",
                  f"no fresh receipt of {', '.join(old)}" if old else None,
                  "rowtwin gate --require-device")
-    yield _proof("how often a device reads weights", gpu or _missing(tools["ncu"]),
-                 "rowtwin gate --phase 3 --device cuda")
-    yield _proof("times beside the memory floor", gpu, "rowtwin bench gemv")
-    yield _proof("that kernels compile for sm_90 without contraction or spills",
-                 torch or _missing(tools["Triton"]) or _missing(tools["NVRTC"]),
+    yield _make_proof_check(
+        "how often a device reads weights",
+        gpu or _missing_reason(tools["ncu"]),
+        "rowtwin gate --phase 3 --device cuda",
+    )
+    yield _make_proof_check("times beside the memory floor", gpu, "rowtwin bench gemv")
+    yield _make_proof_check("that kernels compile for sm_90 without contraction or spills",
+                 torch or _missing_reason(tools["Triton"]) or _missing_reason(tools["NVRTC"]),
                  "pytest engine phases -k compile")
-    yield _proof("that the oracle is Qwen3.5, by transformers",
-                 torch or _installed("transformers"), "rowtwin golden check")
-    yield _proof("that the report shows in a browser", _missing(tools["browser"]),
+    yield _make_proof_check("that the oracle is Qwen3.5, by transformers",
+                 torch or _missing_package("transformers"), "rowtwin golden check")
+    yield _make_proof_check("that the report shows in a browser", _missing_reason(tools["browser"]),
                  "pytest reports/test_browser.py")
 
 
-def _installed(package: str) -> str | None:
+def _missing_package(package: str) -> str | None:
     return None if tiers.version_of(package) else f"{package} is not installed"
 
 
-def _missing(line: Line) -> str | None:
+def _missing_reason(line: Check) -> str | None:
     return None if line.there else line.found
 
 
-def _proof(what: str, missing: str | None, command: str) -> Line:
-    return Line(what, missing is None, missing or "", command)
+def _make_proof_check(what: str, missing: str | None, command: str) -> Check:
+    return Check(what, missing is None, missing or "", command)

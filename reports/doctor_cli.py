@@ -10,9 +10,9 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from reports.doctor import Findings, Line
+    from reports.doctor import Check, Findings
 
-TOLD = ("python", "torch", "triton", "numpy", "transformers")
+ALWAYS_LISTED = ("python", "torch", "triton", "numpy", "transformers")
 """Packages that are told by version; of the others only those that are amiss."""
 
 app = typer.Typer(add_completion=False)
@@ -33,31 +33,34 @@ def doctor(
     """
     from dataclasses import asdict
 
-    from engine.toolchain import nvrtc_missing
+    from engine.toolchain import nvrtc_unavailable_reason
     from falsifiers.gate.runner import ROOT, contracts_of
     from reports.doctor import examine
-    found = examine(ROOT, contracts_of(), nvrtc_missing)
+    found = examine(ROOT, contracts_of(), nvrtc_unavailable_reason)
     if as_json:
         print(json.dumps(asdict(found), indent=2))
     else:
-        tell(found)
+        print_findings(found)
     raise typer.Exit(2 if found.broken else 0)
 
 
-def tell(found: Findings) -> None:
+def print_findings(found: Findings) -> None:
     """Print what was found, what can be proven first."""
     from falsifiers.console.table import show
     from falsifiers.gate import tiers
     show(("what", "here", "command", "why not"), [
-        (line.what, _word(line), line.so, line.found) for line in found.provable],
+        (line.what, _yes_or_no(line), line.so, line.found) for line in found.provable],
         "What can be proven here")
     print()
     show(("phase", *tiers.TIERS, "device proof"), found.phases, "Quick cases by tier")
     print()
-    _lines("Machine", found.machine, "used by")
-    _lines("Compilers and tools", found.tools, "what for")
-    _lines("Packages", [line for line in found.packages if line.what in TOLD or not line.there],
-           "needed")
+    _print_checks("Machine", found.machine, "used by")
+    _print_checks("Compilers and tools", found.tools, "what for")
+    _print_checks(
+        "Packages",
+        [line for line in found.packages if line.what in ALWAYS_LISTED or not line.there],
+        "needed",
+    )
     for sentence in found.broken:
         print(sentence)
     away = sum(not line.there for line in found.provable)
@@ -65,12 +68,12 @@ def tell(found: Findings) -> None:
           + ("start with: rowtwin gate" if not found.broken else "mend the above first"))
 
 
-def _lines(title: str, lines: Iterable[Line], so: str) -> None:
+def _print_checks(title: str, lines: Iterable[Check], so: str) -> None:
     from falsifiers.console.table import show
     show(("what", "here", "found", so), [
-        (line.what, _word(line), line.found, line.so) for line in lines], title)
+        (line.what, _yes_or_no(line), line.found, line.so) for line in lines], title)
     print()
 
 
-def _word(line: Line) -> str:
+def _yes_or_no(line: Check) -> str:
     return "yes" if line.there else "no"

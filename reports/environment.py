@@ -12,27 +12,29 @@ from pathlib import Path
 from contracts.schema import Contract
 from falsifiers.gate import receipts, tiers
 from falsifiers.gate.tiers import Tiers
-from reports.evidence import NotRun
+from reports.evidence import SkippedCases
 
 PACKAGES = ("torch", "triton", "numpy", "gguf", "hypothesis", "pytest", "transformers")
-QUICK = "not in the quick selection"
+NOT_QUICK = "not in the quick selection"
 TIER_WORDS = {"cpu": "PyTorch on the CPU", "interpret": "Triton's interpreter", "cuda": "a GPU",
               "emulate": "a GPU emulated on the CPU"}
 
 
-def describe(root: Path, chosen: Tiers) -> dict[str, str]:
+def describe_machine(root: Path, chosen: Tiers) -> dict[str, str]:
     """Return the facts of this machine and checkout, in the order in which they are told."""
     run = [tier for tier in chosen.run if tier not in chosen.absent]
     facts = {"tiers run": ", ".join(f"{tier} ({TIER_WORDS[tier]})" for tier in run) or "none",
-             "processor": f"{_cpu()}, {os.cpu_count()} threads", "memory": _memory(),
+             "processor": f"{_cpu_name()}, {os.cpu_count()} threads", "memory": _memory(),
              "system": platform.platform(), "python": platform.python_version()}
     facts |= {name: tiers.version_of(name) or "not installed" for name in PACKAGES}
     unused = tiers.cuda_missing() or "present, not asked for"
-    facts["GPU"] = (_devices() if "cuda" in run else "") or unused
+    facts["GPU"] = (_gpu_names() if "cuda" in run else "") or unused
     return {**facts, "checkout": _checkout(root)}
 
 
-def not_run(contracts: Mapping[str, Contract], judged: Set[str], device: str) -> list[NotRun]:
+def list_skipped_cases(
+    contracts: Mapping[str, Contract], judged: Set[str], device: str
+) -> list[SkippedCases]:
     """Return what the contracts hold and no verdict is on, by reason.
 
     `judged` are the ids of the cases that left a verdict.
@@ -42,14 +44,19 @@ def not_run(contracts: Mapping[str, Contract], judged: Set[str], device: str) ->
     for case in (case for contract in contracts.values() for case in contract.expand()):
         if case.id not in judged:
             why = chosen.left_out.get(case.tier) or chosen.absent.get(case.tier)
-            key = (case.tier, f"tier {case.tier}: {why}") if why else ("", QUICK)
+            key = (case.tier, f"tier {case.tier}: {why}") if why else ("", NOT_QUICK)
             counts.setdefault(key, Counter())[case.phase] += 1
-    return [NotRun(f"{count.total()} cases: " + ", ".join(f"{p} {n}" for p, n in count.items()),
-                   why, f"rowtwin report --device {tier}" if tier else "rowtwin report --thorough")
-            for (tier, why), count in counts.items()]
+    return [
+        SkippedCases(
+            f"{count.total()} cases: " + ", ".join(f"{p} {n}" for p, n in count.items()),
+            why,
+            f"rowtwin report --device {tier}" if tier else "rowtwin report --thorough",
+        )
+        for (tier, why), count in counts.items()
+    ]
 
 
-def measured_on(phases: Iterable[str], root: Path) -> dict[str, str]:
+def receipt_devices(phases: Iterable[str], root: Path) -> dict[str, str]:
     """Return the devices and days of every phase's receipts, for those that have one."""
     told = {phase: ", ".join(f"{receipt.device}, {receipt.measured}"
                              for receipt in receipts.load_receipts(phase, root))
@@ -57,7 +64,7 @@ def measured_on(phases: Iterable[str], root: Path) -> dict[str, str]:
     return {phase: words for phase, words in told.items() if words}
 
 
-def _cpu() -> str:
+def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -74,7 +81,7 @@ def _memory() -> str:
     return f"{total / 2**30:.0f} GiB"
 
 
-def _devices() -> str:
+def _gpu_names() -> str:
     import torch
     names = Counter(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
     return ", ".join(f"{n} x {name}" for name, n in names.items())

@@ -11,14 +11,14 @@ from falsifiers.gate.benchmark_records import Products, Steps
 from falsifiers.gate.phase_status import PhaseResult
 from falsifiers.judging.matrix import Matrix
 from falsifiers.judging.verdict import Verdict
-from reports.claims import Line
+from reports.claims import ClaimGroup
 
-NOT_ASKED = "it was not asked for"
+NOT_REQUESTED = "it was not asked for"
 """Why a phase was set aside when others were named."""
 
 
 @dataclass(frozen=True)
-class NotRun:
+class SkippedCases:
     """Cases that this run left out for one reason."""
 
     what: str
@@ -29,7 +29,7 @@ class NotRun:
 
 
 @dataclass(frozen=True)
-class OwnRun:
+class UserModelRun:
     """What was judged on the user's own model file."""
 
     name: str
@@ -49,18 +49,18 @@ class OwnRun:
 
 
 @dataclass(frozen=True)
-class Kills:
+class MutantResults:
     """The kill matrix, and what could not be told about some mutants."""
 
     matrix: Matrix
-    untold: Mapping[str, str] = field(default_factory=dict)
+    inconclusive: Mapping[str, str] = field(default_factory=dict)
     """Why nothing can be said, by `phase/name`: a right version that fails its case as well."""
     sources: Mapping[str, str] = field(default_factory=dict)
     """The public report a mutant comes from, by `phase/name`, where there is one."""
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredBenchmark:
     """Times kept beside the receipts."""
 
     figures: Steps | Products
@@ -76,7 +76,7 @@ class Evidence:
     """Of the phases that were judged, in order."""
     contracts: Mapping[str, Contract]
     verdicts: Sequence[Verdict]
-    kills: Kills
+    kills: MutantResults
     environment: Mapping[str, str]
     command: str
     """What was typed."""
@@ -88,38 +88,38 @@ class Evidence:
     """What went wrong with a process as a whole."""
     output: str = ""
     """The end of what pytest printed, shown with trouble."""
-    not_run: Sequence[NotRun] = ()
-    own: OwnRun | None = None
-    aside: Mapping[str, str] = field(default_factory=dict)
+    not_run: Sequence[SkippedCases] = ()
+    user_model: UserModelRun | None = None
+    not_judged: Mapping[str, str] = field(default_factory=dict)
     """Phases that are built and were not judged, with the reason."""
     devices: Mapping[str, str] = field(default_factory=dict)
     """By phase, the devices that its receipts were measured on, and when."""
-    speeds: Sequence[Kept] = ()
+    speeds: Sequence[StoredBenchmark] = ()
     """Times of the tree's own kernels; a candidate has none."""
-    claims: Sequence[Line] = ()
+    claims: Sequence[ClaimGroup] = ()
     """What the contracts claim, against what this run and the receipts show."""
     code: str = ""
     """The digest of the sources that decide a verdict."""
 
     @property
-    def judged(self) -> list[PhaseResult]:
+    def judged_results(self) -> list[PhaseResult]:
         """The results that count: the phases', and that on the user's own model."""
-        return [*self.results, *([self.own.result] if self.own else [])]
+        return [*self.results, *([self.user_model.result] if self.user_model else [])]
 
     @property
     def exit_code(self) -> int:
         """1 if anything failed, else 2 if anything cannot be told, else 0."""
-        return phase_status.exit_code(self.judged)
+        return phase_status.exit_code(self.judged_results)
 
     @property
     def every_verdict(self) -> list[Verdict]:
         """The phases' verdicts, then those on the user's own model."""
-        return [*self.verdicts, *(self.own.verdicts if self.own else ())]
+        return [*self.verdicts, *(self.user_model.verdicts if self.user_model else ())]
 
     def falsifier(self, verdict: Verdict) -> Falsifier | None:
         """Return the attack that a verdict is about, or None when no contract names it."""
         contract = self.contracts.get(verdict.phase)
-        known = self.own.falsifiers if verdict.phase == "model" and self.own else \
+        known = self.user_model.falsifiers if verdict.phase == "model" and self.user_model else \
             contract.falsifiers if contract else ()
         return next((f for f in known if f.id == verdict.falsifier), None)
 

@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from contracts.schema import Budget, Case, Contract, Falsifier, Parity, Row, StatedTier
+from contracts.schema import Budget, Case, CaseTableRow, Contract, Falsifier, Parity, StatedTier
 from falsifiers.gate import phase_status
 from falsifiers.judging import matrix
 from falsifiers.judging.verdict import Finding, Verdict, Worst
-from reports.evidence import Evidence, Kills, NotRun, OwnRun
+from reports.evidence import Evidence, MutantResults, SkippedCases, UserModelRun
 
-HOSTILE = ("</style></td><script>alert('1')</script><img src=http://x/y onerror=z>"
+HOSTILE_TEXT = ("</style></td><script>alert('1')</script><img src=http://x/y onerror=z>"
            "\"'`|$&_*[a](b)\x07\u202e")
-TAME = "a plain word"
+PLAIN_TEXT = "a plain word"
 BUDGET = Budget(cosine=0.999, norm=1e-3, near_tie=0.05, reason="a made-up reason, long enough",
                 measured="a made-up floor")
 
 
-def contract(phase: str = "p1", text: str = TAME, truth: Any = "bitwise",
+def contract(phase: str = "p1", text: str = PLAIN_TEXT, truth: Any = "bitwise",
              tier: StatedTier = "cpu") -> Contract:
     """Return a contract of two falsifiers, one with a table of cases and one with a single case."""
     attacks = tuple(Falsifier(id=name, attacks=f"{text} attacks", if_fails=f"{text}: look here ...")
                     for name in ("rows_hold", "slots_hold"))
-    cases = (Row(falsifier="rows_hold", id="{model}-m{m}", tier=(tier,),
+    cases = (CaseTableRow(falsifier="rows_hold", id="{model}-m{m}", tier=(tier,),
                  given={"model": ["nano", "tiny"], "m": [1, 2, 3]}),
-             Row(falsifier="slots_hold", id="all"))
+             CaseTableRow(falsifier="slots_hold", id="all"))
     return Contract(phase=phase, package=f"phases.{phase}_made_up", title=f"{text}, the title",
                     claim=f"{text} is what this made-up phase claims", ops=("step",),
                     not_proven=f"{text}, and speed", parity=Parity(twin="bitwise", truth=truth),
                     falsifiers=attacks, cases=cases, mutants=("rolled", "copied", "shown_on_gpu"))
 
 
-def verdict(case: Case, outcome: str = "passed", text: str = TAME, **more: Any) -> Verdict:
+def verdict(case: Case, outcome: str = "passed", text: str = PLAIN_TEXT, **more: Any) -> Verdict:
     """Return a verdict on a case with what its outcome needs."""
     needs: dict[str, Any] = {"reason": f"{text} is why"}
     if outcome == "passed":
@@ -48,7 +48,7 @@ def verdict(case: Case, outcome: str = "passed", text: str = TAME, **more: Any) 
         "repro": f"pytest '{case.id}' --candidate '{text}'", **needs, **more})
 
 
-def kills(text: str = TAME, **fates: Any) -> Kills:
+def kills(text: str = PLAIN_TEXT, **fates: Any) -> MutantResults:
     """Return a matrix of three mutants: one that died, one as `fates` say, one for a device."""
     def row(name: str, device: Any = "cpu", **more: Any) -> matrix.Row:
         return matrix.Row(name=name, phase="p1", fault=f"{text} is wrong.", device=device, **more)
@@ -59,13 +59,21 @@ def kills(text: str = TAME, **fates: Any) -> Kills:
                 rung="law")
     away = row("shown_on_gpu", "cuda", expected=("slots_hold",))
     untold = fates.get("untold", {})
-    return Kills(matrix.Matrix(mutants=(died, other, away), survivors=fates.get("survivors", ()),
-                               idle_falsifiers=fates.get("idle", ()),
-                               not_run=("p1/shown_on_gpu", *untold)),
-                 untold, {"p1/rolled": "B036"})
+    return MutantResults(
+        matrix.Matrix(
+            mutants=(died, other, away),
+            survivors=fates.get("survivors", ()),
+            idle_falsifiers=fates.get("idle", ()),
+            not_run=("p1/shown_on_gpu", *untold),
+        ),
+        untold,
+        {"p1/rolled": "B036"},
+    )
 
 
-def evidence(outcomes: Sequence[str] = ("passed",) * 7, text: str = TAME, **more: Any) -> Evidence:
+def evidence(
+    outcomes: Sequence[str] = ("passed",) * 7, text: str = PLAIN_TEXT, **more: Any
+) -> Evidence:
     """Return a report's evidence on one phase whose seven cases ended as `outcomes` say."""
     made = contract(text=text)
     verdicts = [verdict(case, outcome, text)
@@ -82,7 +90,7 @@ def evidence(outcomes: Sequence[str] = ("passed",) * 7, text: str = TAME, **more
             "subject": text,
             "seconds": 12.0,
             "not_run": [
-                NotRun(f"2 cases: {text}", "no device is here", "rowtwin report --thorough")
+                SkippedCases(f"2 cases: {text}", "no device is here", "rowtwin report --thorough")
             ],
             "devices": {"p1": f"{text}, 2026-01-30"},
             **more,
@@ -90,28 +98,44 @@ def evidence(outcomes: Sequence[str] = ("passed",) * 7, text: str = TAME, **more
     )
 
 
-def own_run(outcome: str = "passed", text: str = TAME) -> OwnRun:
+def user_model_run(outcome: str = "passed", text: str = PLAIN_TEXT) -> UserModelRun:
     """Return what judging one file said."""
     falsifier = Falsifier(id="streams_equal_solo", attacks=f"{text} attacks a file",
                           if_fails=f"{text}: look at the file")
     case = Case(phase="model", falsifier=falsifier.id, tier="cpu", name=f"m3 {text}", given={},
                 quick=True, must_claim=False)
-    return OwnRun(text, {"file": text}, (falsifier,), (case,), (verdict(case, outcome, text),),
-                  (f"{text} was left out",))
+    return UserModelRun(
+        text,
+        {"file": text},
+        (falsifier,),
+        (case,),
+        (verdict(case, outcome, text),),
+        (f"{text} was left out",),
+    )
 
 
-MIXED = ("failed", "failed", "failed", "failed", "declined", "unmeasurable", "error")
+MIXED_OUTCOMES = ("failed", "failed", "failed", "failed", "declined", "unmeasurable", "error")
 
 
-def red(text: str = TAME) -> Evidence:
+def failing_evidence(text: str = PLAIN_TEXT) -> Evidence:
     """Return evidence in which everything that can go wrong did."""
-    return evidence(MIXED, text, own=own_run("failed", text), trouble=[f"pytest died of {text}"],
-                    output=f"the last words\n{text}", aside={"p2": f"{text} is why"},
-                    kills=kills(text, survivors=("p1/copied",), idle=("p1/slots_hold",),
-                                untold={"p1/rolled": f"{text} fails without it"}))
+    return evidence(
+        MIXED_OUTCOMES,
+        text,
+        user_model=user_model_run("failed", text),
+        trouble=[f"pytest died of {text}"],
+        output=f"the last words\n{text}",
+        not_judged={"p2": f"{text} is why"},
+        kills=kills(
+            text,
+            survivors=("p1/copied",),
+            idle=("p1/slots_hold",),
+            untold={"p1/rolled": f"{text} fails without it"},
+        ),
+    )
 
 
-def empty() -> Evidence:
+def empty_evidence() -> Evidence:
     """Return the evidence of a checkout in which nothing is built."""
-    none = Kills(matrix.Matrix(mutants=(), survivors=(), idle_falsifiers=(), not_run=()))
+    none = MutantResults(matrix.Matrix(mutants=(), survivors=(), idle_falsifiers=(), not_run=()))
     return Evidence([], {}, [], none, {}, "rowtwin report", "2026-01-31 12:00 UTC")

@@ -9,17 +9,17 @@ from typing import Any
 from contracts.schema import Case
 from falsifiers.judging.verdict import Verdict
 
-FULL = 0.4
+MIN_FILL = 0.4
 """A table with a smaller part of its cells filled is shown as a list instead."""
-FLAT = 0.75
+MAX_LINE_SHARE = 0.75
 """A table with more lines than this a case is shown as a list instead."""
-WIDE, LONG = 24, 14
+MAX_COLUMNS, MAX_LABEL = 24, 14
 """A table of more columns, or with a longer word above one, is shown as a list instead."""
-DENSE = 14
+DENSE_COLUMNS = 14
 """A table of more columns has narrower cells."""
-BARE = ("tier", "arithmetic", "kind", "model")
+UNLABELLED_KEYS = ("tier", "arithmetic", "kind", "model")
 """Axes whose values say by themselves what they are."""
-WIDTH = "m"
+WIDTH_KEY = "m"
 """The axis that always makes the columns; a case may hold a list of its values."""
 
 
@@ -61,10 +61,10 @@ class Grid:
     @property
     def dense(self) -> bool:
         """Whether its cells are narrow, so that many columns fit."""
-        return len(self.columns) > DENSE
+        return len(self.columns) > DENSE_COLUMNS
 
     @property
-    def filled(self) -> float:
+    def fill_ratio(self) -> float:
         """The part of the table's places that a case stands in."""
         cells = sum(cell is not None for _, line in self.lines for cell in line)
         return cells / max(1, len(self.columns) * len(self.lines))
@@ -93,7 +93,7 @@ def anchor_of(case: str) -> str:
     return "case-" + "".join(c if c.isalnum() else "-" for c in case)
 
 
-def grid_of(cases: Sequence[Case], verdicts: Mapping[str, Verdict]) -> Grid:
+def arrange_cases(cases: Sequence[Case], verdicts: Mapping[str, Verdict]) -> Grid:
     """Arrange the cases of one falsifier by the axes that vary among them, as flat as can be.
 
     Widths that a case goes through by itself take a column each.
@@ -101,72 +101,82 @@ def grid_of(cases: Sequence[Case], verdicts: Mapping[str, Verdict]) -> Grid:
     cells = [cell_of(case, verdicts[case.id]) for case in cases]
     given = [{"tier": case.tier, **case.given} for case in cases]
     wide = [part for one, case, cell in zip(given, cases, cells, strict=True)
-            for part in _widths(one, verdicts[case.id], cell)]
-    tables = [_table(WIDTH, [one for one, _ in wide], [cell for _, cell in wide])] \
+            for part in _split_by_width(one, verdicts[case.id], cell)]
+    tables = [_try_table(WIDTH_KEY, [one for one, _ in wide], [cell for _, cell in wide])] \
         if len(wide) > 2 else []
     if len(cases) > 2:
-        tables += [_table(axis, given, cells) for axis in _axes(given) if axis != WIDTH]
+        tables += [
+            _try_table(axis, given, cells) for axis in _varying_keys(given) if axis != WIDTH_KEY
+        ]
     fits = [grid for grid in tables if grid is not None]
-    return min(fits, key=lambda grid: (grid.axis != WIDTH, len(grid.lines)),
+    return min(fits, key=lambda grid: (grid.axis != WIDTH_KEY, len(grid.lines)),
                default=Grid("", (), (("", tuple(cells)),)))
 
 
-def _widths(given: Mapping[str, Any], verdict: Verdict,
+def _split_by_width(given: Mapping[str, Any], verdict: Verdict,
             cell: Cell) -> Iterator[tuple[dict[str, Any], Cell]]:
     """Yield a case once for each of its widths.
 
     A failure that names its width is drawn there alone: no verdict says how the others ended.
     """
-    widths = given.get(WIDTH)
+    widths = given.get(WIDTH_KEY)
     if not isinstance(widths, list) or not all(isinstance(m, int) for m in widths):
         yield dict(given), cell
         return
-    broken = verdict.finding.where.get(WIDTH) if verdict.finding else None
+    broken = verdict.finding.where.get(WIDTH_KEY) if verdict.finding else None
     symbol, word = SYMBOLS["beside"]
     for m in dict.fromkeys(widths):
         beside = broken in widths and m != broken
-        yield {**given, WIDTH: m}, replace(cell, kind="beside", symbol=symbol, word=word) \
+        yield {**given, WIDTH_KEY: m}, replace(cell, kind="beside", symbol=symbol, word=word) \
             if beside else replace(cell, name=f"{cell.name}, m {m}")
 
 
-def _axes(given: Sequence[Mapping[str, Any]]) -> list[str]:
+def _varying_keys(given: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the keys whose values differ and are no lists."""
     return [key for key in dict.fromkeys(key for one in given for key in one)
-            if len({_text(one.get(key)) for one in given}) > 1
+            if len({_format_value(one.get(key)) for one in given}) > 1
             and not any(isinstance(one.get(key), list | dict) for one in given)]
 
 
-def _table(axis: str, given: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> Grid | None:
+def _try_table(axis: str, given: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> Grid | None:
     """Return the cases with one axis as columns; None when two share a place or it is no table."""
-    axes = _axes(given)
+    axes = _varying_keys(given)
     if axis not in axes:
         return None
-    columns = _columns([values.get(axis) for values in given])
-    if len(columns) > WIDE or max(map(len, columns)) > LONG:
+    columns = _order_columns([values.get(axis) for values in given])
+    if len(columns) > MAX_COLUMNS or max(map(len, columns)) > MAX_LABEL:
         return None
     place: dict[str, dict[str, Cell]] = {}
     for values, cell in zip(given, cells, strict=True):
-        label = ", ".join(_named(key, values[key]) for key in axes
+        label = ", ".join(_format_label(key, values[key]) for key in axes
                           if key != axis and key in values)
         line = place.setdefault(label, {})
-        if _text(values.get(axis)) in line:
+        if _format_value(values.get(axis)) in line:
             return None
-        line[_text(values.get(axis))] = cell
+        line[_format_value(values.get(axis))] = cell
     grid = Grid(axis, columns, tuple((label, tuple(line.get(column) for column in columns))
                                      for label, line in place.items()))
-    return grid if grid.filled >= FULL and len(grid.lines) <= FLAT * len(cells) else None
+    return (
+        grid
+        if grid.fill_ratio >= MIN_FILL and len(grid.lines) <= MAX_LINE_SHARE * len(cells)
+        else None
+    )
 
 
-def _columns(values: Sequence[Any]) -> tuple[str, ...]:
-    found = {_text(value): value for value in values}
+def _order_columns(values: Sequence[Any]) -> tuple[str, ...]:
+    found = {_format_value(value): value for value in values}
     if all(isinstance(value, int | float) for value in found.values()):
         return tuple(sorted(found, key=lambda text: found[text]))
     return tuple(found)
 
 
-def _named(key: str, value: Any) -> str:
-    return _text(value) if key in BARE else f"{key}\N{NO-BREAK SPACE}{_text(value)}"
+def _format_label(key: str, value: Any) -> str:
+    return (
+        _format_value(value)
+        if key in UNLABELLED_KEYS
+        else f"{key}\N{NO-BREAK SPACE}{_format_value(value)}"
+    )
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "" if value is None else str(value)

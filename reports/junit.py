@@ -11,7 +11,7 @@ from reports.evidence import Evidence
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def junit(evidence: Evidence) -> str:
+def junit_xml(evidence: Evidence) -> str:
     """Return one test case for each verdict, a suite for each phase."""
     root = ElementTree.Element("testsuites", name="rowtwin")
     phases = dict.fromkeys(verdict.phase for verdict in evidence.every_verdict)
@@ -24,23 +24,23 @@ def junit(evidence: Evidence) -> str:
             skipped=str(outcomes.count("declined") + outcomes.count("unmeasurable")),
             time=f"{sum(v.seconds for v in mine):.3f}")
         for verdict in mine:
-            _case(suite, verdict)
+            _add_case(suite, verdict)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _case(suite: ElementTree.Element, verdict: Verdict) -> None:
+def _add_case(suite: ElementTree.Element, verdict: Verdict) -> None:
     case = ElementTree.SubElement(
         suite, "testcase", classname=f"{verdict.phase}.{verdict.falsifier}",
-        name=_legal(verdict.case), time=f"{verdict.seconds:.3f}")
+        name=_strip_illegal(verdict.case), time=f"{verdict.seconds:.3f}")
     told = verdict.finding.sentence if verdict.finding else verdict.reason or ""
     tag = {"failed": "failure", "error": "error", "declined": "skipped",
            "unmeasurable": "skipped"}.get(verdict.outcome)
     if tag:
-        bad = ElementTree.SubElement(case, tag, message=_legal(told))
-        bad.text = _legal(f"{told}\nrun it alone: {verdict.repro}")
+        bad = ElementTree.SubElement(case, tag, message=_strip_illegal(told))
+        bad.text = _strip_illegal(f"{told}\nrun it alone: {verdict.repro}")
 
 
-def _legal(text: str) -> str:
+def _strip_illegal(text: str) -> str:
     """Return a text without the characters that XML cannot hold."""
     return _ILLEGAL.sub("?", text)

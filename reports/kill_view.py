@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from falsifiers.judging.matrix import Row
-from reports.evidence import Kills
-from reports.mutant_runner import name_of
+from reports.evidence import MutantResults
+from reports.mutant_runner import mutant_name
 
-MANY = 30
+FOLD_ABOVE = 30
 """A longer matrix in which everything died is folded away."""
-CSS = {"died": "died", "survived": "survived", "cannot tell": "tell", "not run": "away"}
+FATE_CSS = {"died": "died", "survived": "survived", "cannot tell": "tell", "not run": "away"}
 
 
 @dataclass(frozen=True)
-class Line:
+class MutantLine:
     """One wrong version and what became of it."""
 
-    row: Row
+    result: Row
     fate: str
     """`died`, `survived`, `not run`, or `cannot tell`: a right version fails the case as well."""
     source: str
@@ -25,7 +25,7 @@ class Line:
     @property
     def css(self) -> str:
         """The class that colours it."""
-        return CSS[self.fate]
+        return FATE_CSS[self.fate]
 
     @property
     def missed(self) -> str:
@@ -37,11 +37,11 @@ class Line:
 class KillView:
     """The kill matrix of one phase."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[MutantLine, ...]
     """Those that were tried, the ones that did not die first."""
     killers: tuple[str, ...]
     """The falsifiers that some mutant tried names, those with the most kills first."""
-    away: tuple[str, ...]
+    not_tried: tuple[str, ...]
     """Names of those that were not tried here."""
 
     @property
@@ -56,25 +56,28 @@ class KillView:
     @property
     def open(self) -> bool:
         """Whether to show it unfolded."""
-        return len(self.lines) <= MANY or self.count("died") < len(self.lines)
+        return len(self.lines) <= FOLD_ABOVE or self.count("died") < len(self.lines)
 
 
-def kill_view(kills: Kills, phase: str) -> KillView:
+def kill_view(kills: MutantResults, phase: str) -> KillView:
     """Return the part of the kill matrix that is about one phase."""
     rows = [row for row in kills.matrix.mutants if row.phase == phase]
-    told = [Line(row, fate(kills, row), kills.sources.get(name_of(row), "")) for row in rows]
+    told = [
+        MutantLine(row, mutant_fate(kills, row), kills.sources.get(mutant_name(row), ""))
+        for row in rows
+    ]
     lines = sorted((line for line in told if line.fate != "not run"),
                    key=lambda line: line.fate == "died")
-    named = dict.fromkeys(name for line in lines for name in line.row.expected)
-    order = sorted(named, key=lambda name: -sum(name in line.row.killed_by for line in lines))
+    named = dict.fromkeys(name for line in lines for name in line.result.expected)
+    order = sorted(named, key=lambda name: -sum(name in line.result.killed_by for line in lines))
     return KillView(tuple(lines), tuple(order),
-                    tuple(line.row.name for line in told if line.fate == "not run"))
+                    tuple(line.result.name for line in told if line.fate == "not run"))
 
 
-def fate(kills: Kills, row: Row) -> str:
+def mutant_fate(kills: MutantResults, row: Row) -> str:
     """Say in a word what became of a mutant."""
-    name = name_of(row)
-    if name in kills.untold:
+    name = mutant_name(row)
+    if name in kills.inconclusive:
         return "cannot tell"
     if name in kills.matrix.not_run:
         return "not run"

@@ -14,110 +14,123 @@ from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.matrix import Bank, Row
 from falsifiers.judging.subject import Mutant
 from falsifiers.mutation import mutants
-from reports.evidence import Kills
+from reports.evidence import MutantResults
 
 BankOf = Callable[[str], Bank]
 """Returns a phase's bank; it must be importable, since every process calls it."""
 
 
 @dataclass(frozen=True)
-class Tried:
+class TrialResult:
     """What trying one mutant said: a row, or why nothing can be told."""
 
-    row: Row
-    untold: str | None = None
+    mutant_result: Row
+    inconclusive: str | None = None
 
 
-def measure(bank_of: BankOf, phases: Sequence[str], chosen: Tiers, jobs: int,
-            on_row: Callable[[Row], None] = lambda row: None,
-            on_total: Callable[[int], None] = lambda total: None, few: bool = False) -> Kills:
+def run_mutants(
+    bank_of: BankOf,
+    phases: Sequence[str],
+    chosen: Tiers,
+    jobs: int,
+    on_row: Callable[[Row], None] = lambda row: None,
+    on_total: Callable[[int], None] = lambda total: None,
+    few: bool = False,
+) -> MutantResults:
     """Try every mutant of the phases, or a few of each; the others are told as not run.
 
     One whose case fails without it too is told as such.
     """
     tiers.fix_triton_mode(chosen)
-    banks = [ready(bank_of, phase, chosen) for phase in phases]
+    banks = [load_bank(bank_of, phase, chosen) for phase in phases]
     every = [(bank, mutant) for bank in banks for mutant in bank.mutants]
     work, left = every, list[Row]()
     if few:
         drawn = {(bank.contract.phase, name) for bank in banks
                  for name in mutants.sample([m.name for m in bank.mutants])}
         work = [pair for pair in every if (pair[0].contract.phase, pair[1].name) in drawn]
-        left = [blank(bank, mutant) for bank, mutant in every
+        left = [untried_result(bank, mutant) for bank, mutant in every
                 if (bank.contract.phase, mutant.name) not in drawn]
     on_total(len(work))
     if jobs > 1:
-        tried = _spread(bank_of, work, chosen, jobs, on_row)
+        tried = _run_in_processes(bank_of, work, chosen, jobs, on_row)
     else:
         tried = []
         for bank, mutant in work:
             tried.append(attempt(bank, mutant))
-            on_row(tried[-1].row)
-    untold = {name_of(t.row): t.untold for t in tried if t.untold}
-    away = [name_of(t.row) for t, (bank, mutant) in zip(tried, work, strict=True)
-            if not t.row.from_receipt and not bank.runs_here(mutant)]
-    matrix = mutants.close(banks, [*(t.row for t in tried), *left],
-                           [*away, *untold, *map(name_of, left)])
+            on_row(tried[-1].mutant_result)
+    untold = {mutant_name(t.mutant_result): t.inconclusive for t in tried if t.inconclusive}
+    away = [mutant_name(t.mutant_result) for t, (bank, mutant) in zip(tried, work, strict=True)
+            if not t.mutant_result.from_receipt and not bank.runs_here(mutant)]
+    matrix = mutants.close(banks, [*(t.mutant_result for t in tried), *left],
+                           [*away, *untold, *map(mutant_name, left)])
     sources = {f"{bank.contract.phase}/{m.name}": m.source for bank, m in every if m.source}
-    return Kills(matrix, untold, sources)
+    return MutantResults(matrix, untold, sources)
 
 
-def name_of(row: Row) -> str:
+def mutant_name(row: Row) -> str:
     """Return a mutant's name as the matrix lists it, `p1/row_index_is_the_slot`."""
     return f"{row.phase}/{row.name}"
 
 
-def ready(bank_of: BankOf, phase: str, chosen: Tiers) -> Bank:
+def load_bank(bank_of: BankOf, phase: str, chosen: Tiers) -> Bank:
     """Return a phase's bank for the tiers that run here."""
     return bank_of(phase).on(chosen.run)
 
 
-def attempt(bank: Bank, mutant: Mutant) -> Tried:
+def attempt(bank: Bank, mutant: Mutant) -> TrialResult:
     """Try one mutant; a receipt's row stands in for one that only a device can show."""
     if not bank.runs_here(mutant):
         known = [row for receipt in receipts.load_receipts(bank.contract.phase, ROOT)
                  for row in receipt.mutants if row.name == mutant.name]
         if known:
-            return Tried(known[-1].model_copy(update={"from_receipt": True}))
+            return TrialResult(known[-1].model_copy(update={"from_receipt": True}))
     try:
-        return Tried(mutants.try_mutant(bank, mutant))
+        return TrialResult(mutants.try_mutant(bank, mutant))
     except SuiteError as error:
-        return Tried(blank(bank, mutant), str(error))
+        return TrialResult(untried_result(bank, mutant), str(error))
 
 
-def blank(bank: Bank, mutant: Mutant) -> Row:
+def untried_result(bank: Bank, mutant: Mutant) -> Row:
     """Return the row of a mutant that was not tried, or of which nothing can be told."""
     return Row(name=mutant.name, phase=bank.contract.phase, fault=mutant.fault,
                device="cuda" if mutant.device == "cuda" else "cpu", expected=mutant.killers)
 
 
-def _spread(bank_of: BankOf, work: Sequence[tuple[Bank, Mutant]], chosen: Tiers, jobs: int,
-            on_row: Callable[[Row], None]) -> list[Tried]:
+def _run_in_processes(
+    bank_of: BankOf,
+    work: Sequence[tuple[Bank, Mutant]],
+    chosen: Tiers,
+    jobs: int,
+    on_row: Callable[[Row], None],
+) -> list[TrialResult]:
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    with ProcessPoolExecutor(jobs, context, _start, (bank_of, chosen)) as pool:
-        futures = [pool.submit(_try, bank.contract.phase, mutant.name) for bank, mutant in work]
+    with ProcessPoolExecutor(jobs, context, _start_worker, (bank_of, chosen)) as pool:
+        futures = [
+            pool.submit(_try_by_name, bank.contract.phase, mutant.name) for bank, mutant in work
+        ]
         try:
             for future in as_completed(futures):
-                on_row(future.result().row)
+                on_row(future.result().mutant_result)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return [future.result() for future in futures]
 
 
-_made: dict[str, Bank] = {}
+_banks: dict[str, Bank] = {}
 """The banks of a worker process, each made once."""
-_how: list[tuple[BankOf, Tiers]] = []
+_worker_setup: list[tuple[BankOf, Tiers]] = []
 
 
-def _start(bank_of: BankOf, chosen: Tiers) -> None:
+def _start_worker(bank_of: BankOf, chosen: Tiers) -> None:
     tiers.one_thread()
-    _how.append((bank_of, chosen))
+    _worker_setup.append((bank_of, chosen))
 
 
-def _try(phase: str, name: str) -> Tried:
-    if phase not in _made:
-        bank_of, chosen = _how[0]
-        _made[phase] = ready(bank_of, phase, chosen)
-    bank = _made[phase]
+def _try_by_name(phase: str, name: str) -> TrialResult:
+    if phase not in _banks:
+        bank_of, chosen = _worker_setup[0]
+        _banks[phase] = load_bank(bank_of, phase, chosen)
+    bank = _banks[phase]
     return attempt(bank, next(m for m in bank.mutants if m.name == name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
-VOID = {"meta", "link", "img", "br", "hr", "input", "wbr", "path", "use", "rect"}
+VOID_TAGS = {"meta", "link", "img", "br", "hr", "input", "wbr", "path", "use", "rect"}
 
 
 class Outline(HTMLParser):
@@ -31,18 +31,18 @@ class Outline(HTMLParser):
                        and name in ("href", "src", "xlink:href", "action", "data", "srcset")]
         name = f"{tag}.{(known.get('class') or '').partition(' ')[0]}"
         self.inside.setdefault(name, []).append("")
-        if tag not in VOID:
+        if tag not in VOID_TAGS:
             self.open.append((tag, name))
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Take an element without content."""
         self.handle_starttag(tag, attrs)
-        if tag not in VOID:
+        if tag not in VOID_TAGS:
             self.open.pop()
 
     def handle_endtag(self, tag: str) -> None:
         """Take the end of an element, which must be the last that began."""
-        if tag in VOID:
+        if tag in VOID_TAGS:
             return
         assert self.open, f"</{tag}> closes nothing"
         assert self.open[-1][0] == tag, f"</{tag}> closes <{self.open[-1][0]}>"

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def filled(template: str, context: Mapping[str, Any]) -> str:
+def fill_template(template: str, context: Mapping[str, Any]) -> str:
     """Return a template filled in; nothing in it is left undefined."""
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True,
                               undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 INK, ACCENT, LIMIT = "#010203", "#010204", "#010205"
 """Stand-ins that are replaced by the page's own colours."""
-KINDS = tuple(f"#01021{number}" for number in range(7))
+KIND_COLOURS = tuple(f"#01021{number}" for number in range(7))
 """Stand-ins for things of different kinds in one picture."""
 COLOURS = {INK: "currentColor", ACCENT: "var(--plot)", LIMIT: "var(--bad)",
-           **{stand_in: f"var(--kind-{number})" for number, stand_in in enumerate(KINDS)}}
-SMALLEST = 1e-17
+           **{stand_in: f"var(--kind-{number})" for number, stand_in in enumerate(KIND_COLOURS)}}
+ZERO_POSITION = 1e-17
 """Where an exact 0 is drawn on a logarithmic axis."""
 
 
@@ -32,16 +32,16 @@ class Plot:
     caption: str
 
 
-def distance(phase: str, verdicts: Sequence[Verdict], budget: Budget) -> Plot | None:
+def distance_plot(phase: str, verdicts: Sequence[Verdict], budget: Budget) -> Plot | None:
     """Return each case's worst 1 - cosine against the budget, or None when none was measured."""
     points = [(v.case.partition("/")[2], 1 - w.cosine) for v in verdicts for w in v.worst
               if w.cosine is not None and v.phase == phase]
     if not points:
         return None
-    figure, axes = axes_of(len(points), f"{phase}: how far from the independent implementation")
+    figure, axes = make_axes(len(points), f"{phase}: how far from the independent implementation")
     rows = range(len(points))
     axes.set_xscale("log")
-    axes.plot([max(gap, SMALLEST) for _, gap in points], rows, "o", color=ACCENT, markersize=6)
+    axes.plot([max(gap, ZERO_POSITION) for _, gap in points], rows, "o", color=ACCENT, markersize=6)
     axes.axvline(1 - budget.cosine, color=LIMIT, linewidth=1.5, linestyle="--")
     label_rows(axes, [name for name, _ in points])
     axes.set_ylim(len(points) - 0.5, -1.1)
@@ -49,12 +49,12 @@ def distance(phase: str, verdicts: Sequence[Verdict], budget: Budget) -> Plot | 
                   va="center", xytext=(-5, 0), textcoords="offset points")
     axes.set_xlabel("1 - cosine of the worst row (no unit, logarithmic)")
     worst = max(gap for _, gap in points)
-    return finished(figure, f"{phase}-distance", f"The largest 1 - cosine of any row is "
+    return render_plot(figure, f"{phase}-distance", f"The largest 1 - cosine of any row is "
                     f"{worst:.1e} over {len(points)} cases; the budget is "
                     f"{1 - budget.cosine:.1e}.")
 
 
-def seconds(verdicts: Sequence[Verdict], most: int = 12) -> Plot | None:
+def time_plot(verdicts: Sequence[Verdict], most: int = 12) -> Plot | None:
     """Return where the gate's time went, by falsifier, or None when nothing ran."""
     spent: dict[str, float] = {}
     for v in verdicts:
@@ -63,27 +63,27 @@ def seconds(verdicts: Sequence[Verdict], most: int = 12) -> Plot | None:
     top = sorted(spent.items(), key=lambda item: -item[1])[:most]
     if not top or not sum(spent.values()):
         return None
-    figure, axes = axes_of(len(top), "Where the time went")
+    figure, axes = make_axes(len(top), "Where the time went")
     axes.barh(range(len(top)), [value for _, value in top], color=ACCENT, height=0.6)
     label_rows(axes, [name for name, _ in top])
     axes.set_xlabel("time in all cases (s)")
     share = sum(value for _, value in top) / sum(spent.values())
-    return finished(figure, "seconds", f"The {len(top)} longest falsifiers take {share:.0%} of "
+    return render_plot(figure, "seconds", f"The {len(top)} longest falsifiers take {share:.0%} of "
                     f"{sum(spent.values()):.0f} s; the longest is {top[0][0]} at "
                     f"{top[0][1]:.1f} s.")
 
 
-def axes_of(rows: int, title: str) -> tuple[Any, Any]:
+def make_axes(rows: int, title: str) -> tuple[Any, Any]:
     """Return a figure for a number of labelled rows; no window system is asked for."""
     from matplotlib.figure import Figure
     figure = Figure(figsize=(7.2, 1.25 + 0.27 * rows), layout="constrained")
     axes = figure.add_subplot()
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK)
-    dressed(axes, "x")
+    style_axes(axes, "x")
     return figure, axes
 
 
-def dressed(axes: Any, grid: str, size: int = 9) -> Any:
+def style_axes(axes: Any, grid: str, size: int = 9) -> Any:
     """Give axes the page's look, with lines across one axis; return them."""
     axes.tick_params(colors=INK, labelsize=size, length=3)
     axes.tick_params(axis="y", length=0)
@@ -100,17 +100,17 @@ def dressed(axes: Any, grid: str, size: int = 9) -> Any:
 
 def label_rows(axes: Any, names: Sequence[str]) -> None:
     """Name the rows of a picture from the top."""
-    axes.set_yticks(range(len(names)), [plain(name) for name in names])
+    axes.set_yticks(range(len(names)), [escape_label(name) for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
 
 
-def plain(name: str, most: int = 60) -> str:
+def escape_label(name: str, most: int = 60) -> str:
     """Return a name without what matplotlib would read as a formula, cut to a line."""
     name = "".join(c if c.isprintable() else "?" for c in name.replace("$", "\\$"))
     return name if len(name) <= most else f"{name[:most - 3]}…"
 
 
-def finished(figure: Any, name: str, caption: str) -> Plot:
+def render_plot(figure: Any, name: str, caption: str) -> Plot:
     """Return a figure as markup in the page's colours; its ids begin with `name`."""
     import matplotlib as mpl
     out = io.StringIO()

@@ -20,20 +20,20 @@ from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.verdict import Verdict
 from falsifiers.mutation import mutants
 from reports import artefacts, claims, environment, mutant_runner, speeds
-from reports.evidence import NOT_ASKED, Evidence, Kills, OwnRun
+from reports.evidence import NOT_REQUESTED, Evidence, MutantResults, UserModelRun
 from reports.mutant_runner import BankOf
 
 if TYPE_CHECKING:
-    from reports.user_model import Opened
+    from reports.user_model import UserModel
 
-OpenModel = Callable[[str, str | None], "Opened"]
+ModelOpener = Callable[[str, str | None], "UserModel"]
 """Opens a file for a candidate's path, or for the tree's when there is no candidate."""
-WORKERS = 4
+MAX_WORKERS = 4
 """More processes than this wait for memory rather than for each other."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReportOptions:
     """What a report was asked for."""
 
     out: Path
@@ -49,44 +49,63 @@ class Asked:
     """Whether to try the suite's own mutants."""
 
 
-def produce(asked: Asked, bank_of: BankOf, open_model: OpenModel | None) -> int:
+def make_report(asked: ReportOptions, bank_of: BankOf, open_model: ModelOpener | None) -> int:
     """Make the report, say where it lies, and return the gate's exit code."""
     if not 0 < asked.minutes < float("inf"):
         raise SuiteError(f"--minutes {asked.minutes:g} is refused: give a number above 0")
     chosen, contracts = tiers.choose(asked.device), runner.contracts_of()
     tiers.fix_triton_mode(chosen)
-    built, aside = _built(asked, contracts)
-    opened = _opened(asked, open_model)
-    folder = artefacts.prepare(asked.out)  # only now: a mistake leaves an older report alone
+    built, aside = _choose_phases(asked, contracts)
+    opened = _open_model(asked, open_model)
+    folder = artefacts.prepare_folder(asked.out)  # only now: a mistake leaves an older report alone
     started = time.perf_counter()
-    own = _own(asked, opened)
+    own = _judge_user_model(asked, opened)
     phases = tuple(phase for phase in built if phase not in aside)
     wanted = Wanted(phases, candidate=asked.candidate, device=asked.device, thorough=asked.thorough,
                     jobs=1 if "cuda" in chosen.run else min(2, os.cpu_count() or 1))
     expected = expected_cases(wanted, contracts)
     with one_thread():
-        gated = _gate(wanted, len(expected))
-        kills = _kills(bank_of, phases if asked.mutants else (), chosen, few=not asked.thorough)
-    verdicts = [*gated.run.verdicts, *lost(expected, gated.run.verdicts, contracts, asked)]
+        gated = _run_gate(wanted, len(expected))
+        kills = _run_mutants(
+            bank_of, phases if asked.mutants else (), chosen, few=not asked.thorough
+        )
+    verdicts = [
+        *gated.run.verdicts,
+        *missing_verdicts(expected, gated.run.verdicts, contracts, asked),
+    ]
     evidence = Evidence(
-        results=gated.results, contracts=contracts, verdicts=verdicts, kills=kills, own=own,
-        command=asked.command, aside=aside, devices={} if asked.candidate else
-        environment.measured_on(phases, ROOT),  # a candidate borrows nobody's receipts
-        subject=asked.candidate or "in-tree", trouble=gated.run.trouble, output=gated.run.output,
-        environment=environment.describe(ROOT, chosen), seconds=time.perf_counter() - started,
-        speeds=() if asked.candidate else speeds.kept(ROOT, contracts),
-        claims=_claims(phases, contracts, verdicts, asked), code=claims.code_of(ROOT),
+        results=gated.results,
+        contracts=contracts,
+        verdicts=verdicts,
+        kills=kills,
+        user_model=own,
+        command=asked.command,
+        not_judged=aside,
+        devices={}
+        if asked.candidate
+        else environment.receipt_devices(phases, ROOT),  # a candidate borrows nobody's receipts
+        subject=asked.candidate or "in-tree",
+        trouble=gated.run.trouble,
+        output=gated.run.output,
+        environment=environment.describe_machine(ROOT, chosen),
+        seconds=time.perf_counter() - started,
+        speeds=() if asked.candidate else speeds.load_benchmarks(ROOT, contracts),
+        claims=_group_claims(phases, contracts, verdicts, asked),
+        code=claims.code_digest(ROOT),
         made=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        not_run=environment.not_run({phase: contracts[phase] for phase in phases},
-                                    {v.case for v in verdicts}, asked.device))
-    artefacts.write(folder, evidence)
-    for line in artefacts.summary(folder, evidence):
+        not_run=environment.list_skipped_cases(
+            {phase: contracts[phase] for phase in phases}, {v.case for v in verdicts}, asked.device
+        ),
+    )
+    artefacts.write_report(folder, evidence)
+    for line in artefacts.summary_lines(folder, evidence):
         print(line)
     return evidence.exit_code
 
 
-def _built(asked: Asked, contracts: Mapping[str, Contract]) -> tuple[tuple[str, ...],
-                                                                  dict[str, str]]:
+def _choose_phases(
+    asked: ReportOptions, contracts: Mapping[str, Contract]
+) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the phases that are built, and those of them that are not judged, with the reason."""
     built = tuple(
         p for p in ("engine", *phase_status.PHASES) if runner.built(contracts.get(p), ROOT)
@@ -94,11 +113,11 @@ def _built(asked: Asked, contracts: Mapping[str, Contract]) -> tuple[tuple[str, 
     if absent := [phase for phase in asked.phases if phase not in built]:
         raise SuiteError(f"phase {absent[0]} is not built")
     named = tuple(phase for phase in built if not asked.phases or phase in asked.phases)
-    others = {phase: NOT_ASKED for phase in built if phase not in named}
-    return built, {**others, **set_aside(asked.candidate, named, contracts)}
+    others = {phase: NOT_REQUESTED for phase in built if phase not in named}
+    return built, {**others, **phases_not_judged(asked.candidate, named, contracts)}
 
 
-def set_aside(candidate: str | None, phases: Sequence[str],
+def phases_not_judged(candidate: str | None, phases: Sequence[str],
               contracts: Mapping[str, Contract]) -> dict[str, str]:
     """Return the phases that a candidate has no part in, with the reason.
 
@@ -123,13 +142,15 @@ def set_aside(candidate: str | None, phases: Sequence[str],
     return aside
 
 
-def _claims(phases: Sequence[str], contracts: Mapping[str, Contract],
-            verdicts: Sequence[Verdict], asked: Asked) -> list[claims.Line]:
+def _group_claims(phases: Sequence[str], contracts: Mapping[str, Contract],
+            verdicts: Sequence[Verdict], asked: ReportOptions) -> list[claims.ClaimGroup]:
     mine = {phase: contracts[phase] for phase in phases}
-    return claims.table(mine, claims.known(mine, verdicts, ROOT, tree=asked.candidate is None))
+    return claims.group_claims(
+        mine, claims.collect_proofs(mine, verdicts, ROOT, tree=asked.candidate is None)
+    )
 
 
-def _opened(asked: Asked, open_model: OpenModel | None) -> Opened | None:
+def _open_model(asked: ReportOptions, open_model: ModelOpener | None) -> UserModel | None:
     if asked.model is None:
         return None
     if open_model is None:
@@ -137,7 +158,7 @@ def _opened(asked: Asked, open_model: OpenModel | None) -> Opened | None:
     return open_model(asked.model, asked.candidate)
 
 
-def _own(asked: Asked, opened: Opened | None) -> OwnRun | None:
+def _judge_user_model(asked: ReportOptions, opened: UserModel | None) -> UserModelRun | None:
     if opened is None:
         return None
     from reports.user_model import judge_model
@@ -146,19 +167,28 @@ def _own(asked: Asked, opened: Opened | None) -> OwnRun | None:
                            lambda line: print(line, flush=True), tell)
 
 
-def _gate(wanted: Wanted, total: int) -> Gated:
+def _run_gate(wanted: Wanted, total: int) -> Gated:
     with Stage("cases", total) as tell:
         return runner.run_gate(wanted, through=True, on_verdict=lambda v: tell(v.case))
 
 
-def _kills(bank_of: BankOf, phases: Sequence[str], chosen: tiers.Tiers, few: bool) -> Kills:
+def _run_mutants(
+    bank_of: BankOf, phases: Sequence[str], chosen: tiers.Tiers, few: bool
+) -> MutantResults:
     if chosen.absent or not phases:  # what was asked for cannot be had: nothing can be killed
-        return Kills(mutants.close([], [], []))
+        return MutantResults(mutants.close([], [], []))
     here = tiers.choose("auto")  # a mutant that another tier shows has not survived this one
     tried = chosen if "cuda" in (*here.run, *chosen.run) else here
     with Stage("mutants") as tell:
-        return mutant_runner.measure(bank_of, phases, tried, min(WORKERS, os.cpu_count() or 1),
-                               lambda row: tell(mutant_runner.name_of(row)), tell.of, few)
+        return mutant_runner.run_mutants(
+            bank_of,
+            phases,
+            tried,
+            min(MAX_WORKERS, os.cpu_count() or 1),
+            lambda row: tell(mutant_runner.mutant_name(row)),
+            tell.of,
+            few,
+        )
 
 
 def expected_cases(wanted: Wanted, contracts: Mapping[str, Contract]) -> list[Case]:
@@ -167,8 +197,12 @@ def expected_cases(wanted: Wanted, contracts: Mapping[str, Contract]) -> list[Ca
             for case in runner.expected_cases(wanted, contracts[phase], device)]
 
 
-def lost(expected: Sequence[Case], verdicts: Sequence[Verdict], contracts: Mapping[str, Contract],
-         asked: Asked) -> Iterator[Verdict]:
+def missing_verdicts(
+    expected: Sequence[Case],
+    verdicts: Sequence[Verdict],
+    contracts: Mapping[str, Contract],
+    asked: ReportOptions,
+) -> Iterator[Verdict]:
     """Yield an error for every case that left no verdict, so that it is told like any other."""
     known = {verdict.case for verdict in verdicts}
     for case in expected:

@@ -11,49 +11,66 @@ from reports.grid import SYMBOLS
 from reports.plots import Plot
 from reports.views import Section
 
-BESIDE = ("report.md", "verdicts.jsonl", "junit.xml", "run.json", "mutants.json",
-          *schemas.RECORDS)
+SIDE_FILES = ("report.md", "verdicts.jsonl", "junit.xml", "run.json", "mutants.json",
+          *schemas.SCHEMA_MODELS)
 """The files that lie beside the page."""
-TAIL = 60
+OUTPUT_LINES = 60
 """Lines of pytest's output that are shown when the run itself went wrong."""
 
 
 def page(evidence: Evidence) -> str:
     """Return the report as a self-contained HTML page; everything in it is escaped."""
-    return pages.filled("page.html", context(evidence))
+    return pages.fill_template("page.html", context(evidence))
 
 
 def context(evidence: Evidence) -> dict[str, Any]:
     """Return what the templates are filled with."""
-    sections, groups, matrix = views.sections(evidence), views.failures(evidence), \
+    sections, groups, matrix = views.sections(evidence), views.group_failures(evidence), \
         evidence.kills.matrix
     survivors = [row for row in matrix.mutants if f"{row.phase}/{row.name}" in matrix.survivors]
-    untold = evidence.kills.untold
+    untold = evidence.kills.inconclusive
     device = {f"{row.phase}/{row.name}" for row in matrix.mutants if row.device == "cuda"}
-    own = evidence.own
+    own = evidence.user_model
     return {
-        "word": summary_line.word(evidence), "mark": summary_line.mark(evidence),
-        "answer": summary_line.answer(evidence), "facts": summary_line.facts(evidence),
-        "ladder": views.ladder(evidence), "sections": sections, "marks": views.MARKS,
+        "word": summary_line.verdict_word(evidence),
+        "mark": summary_line.verdict_mark(evidence),
+        "answer": summary_line.answer(evidence),
+        "facts": summary_line.facts(evidence),
+        "ladder": views.summarise_phases(evidence),
+        "sections": sections,
+        "marks": views.MARKS,
         "symbols": SYMBOLS,
         "red": bool(groups or evidence.trouble or survivors or matrix.idle_falsifiers or untold),
-        "groups": groups, "trouble": evidence.trouble, "survivors": survivors,
-        "output": "\n".join(evidence.output.splitlines()[-TAIL:]),
-        "idle": matrix.idle_falsifiers, "untold": untold,
+        "groups": groups,
+        "trouble": evidence.trouble,
+        "survivors": survivors,
+        "output": "\n".join(evidence.output.splitlines()[-OUTPUT_LINES:]),
+        "idle": matrix.idle_falsifiers,
+        "untold": untold,
         "away": [name for name in matrix.not_run if name not in untold and name in device],
         "left": sum(name not in untold and name not in device for name in matrix.not_run),
-        "devices": evidence.devices, "own": own, "speeds": speeds.views(evidence),
-        "speed_head": speeds.HEAD,
-        "own_worst": views.worst_of(own.verdicts) if own else (),
-        "own_attacks": views.attacks(own.falsifiers, own.cases, own.verdicts) if own else (),
-        "plots": pictures(evidence, sections), "time_plot": plots.seconds(evidence.verdicts),
-        "claims": evidence.claims, "claimed": claims.sums(evidence.claims), "tiers": TIERS,
-        "beside": BESIDE, "not_run": evidence.not_run, "environment": evidence.environment}
+        "devices": evidence.devices,
+        "own": own,
+        "speeds": speeds.speed_views(evidence),
+        "speed_head": speeds.HEADER,
+        "own_worst": views.worst_by_op(own.verdicts) if own else (),
+        "own_attacks": views.group_by_falsifier(own.falsifiers, own.cases, own.verdicts)
+        if own
+        else (),
+        "plots": budget_plots(evidence, sections),
+        "time_plot": plots.time_plot(evidence.verdicts),
+        "claims": evidence.claims,
+        "claimed": claims.count_by_tier(evidence.claims),
+        "tiers": TIERS,
+        "beside": SIDE_FILES,
+        "not_run": evidence.not_run,
+        "environment": evidence.environment,
+    }
 
 
-def pictures(evidence: Evidence, sections: list[Section]) -> dict[str, Plot]:
+def budget_plots(evidence: Evidence, sections: list[Section]) -> dict[str, Plot]:
     """Return a plot for every phase whose cases were measured against a budget."""
-    made = {section.rung.phase: plots.distance(section.rung.phase, evidence.verdicts,
+    made = {section.rung.phase: plots.distance_plot(section.rung.phase, evidence.verdicts,
                                                section.budget)
             for section in sections if section.budget}
     return {phase: plot for phase, plot in made.items() if plot is not None}

@@ -21,7 +21,7 @@ from falsifiers.tensor_files.safetensors_file import UnreadableError, content
 from reports.evidence import Evidence
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
-LARGEST = 1 << 28
+MAX_BYTES = 1 << 28
 """A file with more bytes than this is refused unread."""
 
 
@@ -49,7 +49,7 @@ class RunRecord(Record):
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedRun:
     """A run as its folder keeps it."""
 
     name: str
@@ -60,62 +60,68 @@ class Kept:
     matrix: Matrix
 
 
-def record_of(evidence: Evidence) -> RunRecord:
+def make_record(evidence: Evidence) -> RunRecord:
     """Return the record of a run."""
     found = {verdict.tier for verdict in evidence.verdicts}
-    contracts = {result.phase: digest_of(evidence.contracts[result.phase])
+    contracts = {result.phase: contract_digest(evidence.contracts[result.phase])
                  for result in evidence.results if result.phase in evidence.contracts}
-    own = evidence.own
+    own = evidence.user_model
     return RunRecord(
-        subject=_text(evidence.subject), command=_text(evidence.command), made=evidence.made,
-        exit_code=evidence.exit_code, tiers=tuple(tier for tier in TIERS if tier in found),
-        gpu=evidence.environment.get("GPU", "") if "cuda" in found else "", contracts=contracts,
-        code=evidence.code, model=_text(f"{own.name}, {own.facts.get('size', '?')}") if own else "",
-        results=tuple(evidence.judged),
-        environment={key: _text(value) for key, value in evidence.environment.items()})
+        subject=_utf8_text(evidence.subject),
+        command=_utf8_text(evidence.command),
+        made=evidence.made,
+        exit_code=evidence.exit_code,
+        tiers=tuple(tier for tier in TIERS if tier in found),
+        gpu=evidence.environment.get("GPU", "") if "cuda" in found else "",
+        contracts=contracts,
+        code=evidence.code,
+        model=_utf8_text(f"{own.name}, {own.facts.get('size', '?')}") if own else "",
+        results=tuple(evidence.judged_results),
+        environment={key: _utf8_text(value) for key, value in evidence.environment.items()},
+    )
 
 
-def digest_of(contract: Contract) -> str:
+def contract_digest(contract: Contract) -> str:
     """Return the digest of what a contract says, however its file is laid out."""
     return hashlib.sha256(contract.model_dump_json().encode()).hexdigest()
 
 
-def _text(words: str) -> str:
+def _utf8_text(words: str) -> str:
     """Return words that any file can hold: bytes of a name that are not UTF-8 are spelt out."""
     return words.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def read(folder: Path) -> Kept:
+def load_run(folder: Path) -> SavedRun:
     """Read a report's folder; raise `SuiteError` in one sentence when it is none, or not whole."""
-    run = _parsed(RunRecord, folder / "run.json", _bytes(folder / "run.json"))
-    matrix = _parsed(Matrix, folder / "mutants.json", _bytes(folder / "mutants.json"))
+    run = _parse_json(RunRecord, folder / "run.json", _read_file(folder / "run.json"))
+    matrix = _parse_json(Matrix, folder / "mutants.json", _read_file(folder / "mutants.json"))
     path = folder / "verdicts.jsonl"
-    lines = _bytes(path).split(b"\n")
+    lines = _read_file(path).split(b"\n")
     if lines.pop():
         raise SuiteError(f"{path}: its last line is cut off")
     verdicts: dict[str, Verdict] = {}
     for number, line in enumerate(lines, 1):
-        verdict = _parsed(Verdict, f"{path}:{number}", line)
+        verdict = _parse_json(Verdict, f"{path}:{number}", line)
         if verdict.case in verdicts:
             raise SuiteError(f"{path}:{number}: {verdict.case} stands twice")
         verdicts[verdict.case] = verdict
-    _agree(folder, run.results, verdicts)
-    return Kept(str(folder), run, verdicts, matrix)
+    _check_counts(folder, run.results, verdicts)
+    return SavedRun(str(folder), run, verdicts, matrix)
 
 
-def _bytes(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     try:
         if not path.is_file():
             raise SuiteError(f"{path.parent}: is no report, since it has no {path.name}: make one "
                              f"with rowtwin report --out {path.parent}")
-        return content(path, LARGEST)
+        return content(path, MAX_BYTES)
     except UnreadableError as error:
         raise SuiteError(str(error)) from None
     except OSError as error:
         raise SuiteError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _parsed(kind: type[Parsed], where: Path | str, data: bytes) -> Parsed:
+def _parse_json(kind: type[Parsed], where: Path | str, data: bytes) -> Parsed:
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
@@ -125,7 +131,9 @@ def _parsed(kind: type[Parsed], where: Path | str, data: bytes) -> Parsed:
                          f"{first['msg']}") from None
 
 
-def _agree(folder: Path, results: Sequence[PhaseResult], verdicts: Mapping[str, Verdict]) -> None:
+def _check_counts(
+    folder: Path, results: Sequence[PhaseResult], verdicts: Mapping[str, Verdict]
+) -> None:
     """Refuse words that are not about these verdicts."""
     counts: dict[str, Counter[str]] = {result.phase: Counter() for result in results}
     for verdict in verdicts.values():

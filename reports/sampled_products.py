@@ -14,11 +14,11 @@ from falsifiers.instruments import scalar_reference
 from falsifiers.judging.batch_driver import prompt_of
 from falsifiers.judging.judge import Judge
 
-SCALES = (1.0, 1 / 64, 16.0)
+INPUT_SCALES = (1.0, 1 / 64, 16.0)
 """The sizes of the input rows."""
 
 
-class Sampler:
+class ProductSampler:
     """Chooses one matrix of each role and type, and holds rows of its product to integers."""
 
     rows = 3
@@ -32,28 +32,28 @@ class Sampler:
             role = weight.name.removesuffix(".weight").rsplit(".", 1)[-1]
             groups.setdefault((role, weight.kind), []).append(weight)
         # the smallest first, so that as many types as possible fit a short time
-        self.chosen = sorted((group[len(group) // 2] for group in groups.values()),
+        self.selection = sorted((group[len(group) // 2] for group in groups.values()),
                              key=lambda weight: weight.n * weight.k)
 
     @property
-    def seconds(self) -> float:
+    def estimated_seconds(self) -> float:
         """About how long the rows worked by hand take, from one of them measured now."""
-        if not self.chosen:
+        if not self.selection:
             return 0.0
-        weight: Any = self.chosen[0]
+        weight: Any = self.selection[0]
         started = time.perf_counter()
-        _by_hand(weight, 0, _inputs(weight.k)[0].numpy())
+        _reference_value(weight, 0, _input_rows(weight.k)[0].numpy())
         rate = (time.perf_counter() - started) / weight.k
-        return float(rate * self.rows * len(SCALES) * sum(int(w.k) for w in self.chosen))
+        return float(rate * self.rows * len(INPUT_SCALES) * sum(int(w.k) for w in self.selection))
 
-    def attack(self, weight: Any, judge: Judge) -> None:
+    def check_product(self, weight: Any, judge: Judge) -> None:
         """Hold sampled rows of W[N, K] to integer arithmetic, and an input row to itself alone."""
-        x = _inputs(weight.k)
+        x = _input_rows(weight.k)
         together, single = torch.empty(len(x), weight.n), torch.empty(1, weight.n)
         self.project(weight, x, together)
-        for row in _spread(weight.n, self.rows):
+        for row in _spread_rows(weight.n, self.rows):
             for number, values in enumerate(x.numpy()):
-                want = torch.tensor([_by_hand(weight, row, values)])
+                want = torch.tensor([_reference_value(weight, row, values)])
                 judge.equal("product", together[number, row:row + 1], want, rule="truth",
                             tensor=weight.name, row=number, output=row)
         self.project(weight, x[1:2].clone(), single)
@@ -61,19 +61,19 @@ class Sampler:
         judge.engaged(type=weight.kind, arithmetic=weight.arithmetic, n=weight.n, k=weight.k)
 
 
-def _spread(n: int, count: int) -> list[int]:
+def _spread_rows(n: int, count: int) -> list[int]:
     """Return up to `count` row numbers from the first to the last."""
     return sorted({round(i * (n - 1) / max(1, count - 1)) for i in range(count)})
 
 
-def _inputs(k: int) -> Tensor:
+def _input_rows(k: int) -> Tensor:
     """Return one input row f32[k] of each size, the same on every machine."""
-    rows = [prompt_of(1000 + i, k, 1 << 16) for i in range(len(SCALES))]
+    rows = [prompt_of(1000 + i, k, 1 << 16) for i in range(len(INPUT_SCALES))]
     values = (np.array(rows, dtype=np.float32) - 32768) / 16384
-    return torch.from_numpy(values * np.array(SCALES, dtype=np.float32)[:, None])
+    return torch.from_numpy(values * np.array(INPUT_SCALES, dtype=np.float32)[:, None])
 
 
-def _by_hand(weight: Any, row: int, x: np.ndarray) -> float:
+def _reference_value(weight: Any, row: int, x: np.ndarray) -> float:
     work = (
         scalar_reference.ordered_row
         if weight.arithmetic == "ordered"

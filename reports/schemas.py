@@ -13,11 +13,11 @@ from falsifiers.judging.verdict import Verdict
 from reports.run_metadata import RunRecord
 
 FOLDER = Path(__file__).parent / "schema"
-RECORDS: dict[str, type[BaseModel]] = {
+SCHEMA_MODELS: dict[str, type[BaseModel]] = {
     "verdict.schema.json": Verdict, "run.schema.json": RunRecord, "mutants.schema.json": Matrix}
 """By file: one line of verdicts.jsonl, run.json, mutants.json."""
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
-RULES: tuple[dict[str, Any], ...] = (
+EXTRA_RULES: tuple[dict[str, Any], ...] = (
     {"if": {"properties": {"outcome": {"const": "failed"}}},
      "then": {"properties": {"finding": {"type": "object"}}},
      "else": {"properties": {"finding": {"type": "null"}}}},
@@ -30,16 +30,16 @@ RULES: tuple[dict[str, Any], ...] = (
 
 def schema_of(name: str) -> dict[str, Any]:
     """Return the JSON schema of a report's file."""
-    record = RECORDS[name]
+    record = SCHEMA_MODELS[name]
     made = {"$schema": DRAFT, **record.model_json_schema(mode="serialization")}
-    return {**made, "allOf": list(RULES)} if record is Verdict else made
+    return {**made, "allOf": list(EXTRA_RULES)} if record is Verdict else made
 
 
-def text_of(name: str) -> str:
+def schema_text(name: str) -> str:
     """Return a schema as its file holds it."""
     return json.dumps(schema_of(name), indent=2) + "\n"
 
 
 if __name__ == "__main__":
-    for name in RECORDS:
-        (FOLDER / name).write_text(text_of(name), encoding="utf-8")
+    for name in SCHEMA_MODELS:
+        (FOLDER / name).write_text(schema_text(name), encoding="utf-8")

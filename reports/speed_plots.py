@@ -10,95 +10,110 @@ from reports import llama_cpp_baseline
 from reports.plots import (
     ACCENT,
     INK,
-    KINDS,
+    KIND_COLOURS,
     LIMIT,
     Plot,
-    axes_of,
-    dressed,
-    finished,
+    escape_label,
     label_rows,
-    plain,
+    make_axes,
+    render_plot,
+    style_axes,
 )
 
-FAMILIES: dict[str, Callable[[str], bool]] = {
+OP_FAMILIES: dict[str, Callable[[str], bool]] = {
     "projections": lambda op: op.startswith("project."), "head": lambda op: op == "head",
     "recurrence": lambda op: op in ("conv_step", "gates", "delta_step", "gated_norm"),
     "attention": lambda op: op == "attend" or op.startswith("rotate"),
     "norms": lambda op: "norm" in op, "SiLU": lambda op: op == "silu_mul",
     "others": lambda op: True}
 """Families of ops as they are told apart in a picture; the first that fits takes an op."""
-MARKERS, PEER = "os^Dv", 6
+MARKERS, BASELINE_COLOUR = "os^Dv", 6
 
 
-def step_times(steps: Steps) -> Plot:
+def step_time_plot(steps: Steps) -> Plot:
     """Return the time of a step against m, by path and context, over its floor."""
-    figure, axes = _field(f"Time of a decode step, {plain(steps.device)}", "rows in the step, m",
-                          "time (ms)")
-    groups = _groups(steps.figures)
-    _widths(axes, {f.m for f in steps.figures})
+    figure, axes = _make_log_axes(
+        f"Time of a decode step, {escape_label(steps.device)}", "rows in the step, m", "time (ms)"
+    )
+    groups = _group_steps(steps.figures)
+    _set_width_ticks(axes, {f.m for f in steps.figures})
     for number, ((path, context), mine) in enumerate(groups.items()):
-        ms, colour = [f.m for f in mine], KINDS[number % PEER]
+        ms, colour = [f.m for f in mine], KIND_COLOURS[number % BASELINE_COLOUR]
         axes.plot(ms, [f.milliseconds for f in mine], f"{MARKERS[number % len(MARKERS)]}-",
                   color=colour, linewidth=1.6, markersize=5,
-                  label=f"{plain(path, 24)}, context {context:,}")
+                  label=f"{escape_label(path, 24)}, context {context:,}")
         axes.vlines(ms, [f.fastest for f in mine], [f.slowest for f in mine], color=colour,
                     linewidth=1)
         axes.plot(ms, [f.floor for f in mine], "--", color=colour, linewidth=1.2,
                   label=f"floor, context {context:,}")
-    if llama_cpp_baseline.compares(steps):
+    if llama_cpp_baseline.is_comparable(steps):
         axes.plot(
             list(llama_cpp_baseline.MILLISECONDS),
             list(llama_cpp_baseline.MILLISECONDS.values()),
             "x-",
-            color=KINDS[PEER],
+            color=KIND_COLOURS[BASELINE_COLOUR],
             linewidth=1.3,
             markersize=6,
-            label=llama_cpp_baseline.NAME,
+            label=llama_cpp_baseline.LABEL,
         )
-    _legend(axes)
+    _add_legend(axes)
     best = min(steps.figures, key=lambda f: f.milliseconds / f.floor)
-    return finished(figure, "step-times", f"{steps.model}. Medians, with the least and the most; "
-                    f"the floor is every weight and cached value once and the recurrent state "
-                    f"twice at {steps.bandwidth_tb_s:.2f} TB/s. Nearest to it is {best.path} at "
-                    f"m = {best.m}, context {best.context:,}: {best.milliseconds:.2f} ms over "
-                    f"{best.floor:.2f} ms." + (f" The crosses are {llama_cpp_baseline.CONDITIONS}."
-                                               if llama_cpp_baseline.compares(steps) else ""))
+    return render_plot(
+        figure,
+        "step-times",
+        f"{steps.model}. Medians, with the least and the most; "
+        f"the floor is every weight and cached value once and the recurrent state "
+        f"twice at {steps.bandwidth_tb_s:.2f} TB/s. Nearest to it is {best.path} at "
+        f"m = {best.m}, context {best.context:,}: {best.milliseconds:.2f} ms over "
+        f"{best.floor:.2f} ms."
+        + (
+            f" The crosses are {llama_cpp_baseline.CONDITIONS}."
+            if llama_cpp_baseline.is_comparable(steps)
+            else ""
+        ),
+    )
 
 
-def step_split(steps: Steps) -> Plot | None:
+def step_split_plot(steps: Steps) -> Plot | None:
     """Return where a step's time goes, by width and context, or None when it was not split."""
     figures = [f for f in steps.figures if f.split]
     if not figures:
         return None
-    figure, axes = axes_of(len(figures) + 2, f"Where a step's time goes, {plain(steps.device)}")
-    shares = [families(f) for f in figures]
+    figure, axes = make_axes(
+        len(figures) + 2, f"Where a step's time goes, {escape_label(steps.device)}"
+    )
+    shares = [time_by_family(f) for f in figures]
     left = [0.0] * len(figures)
-    for number, name in enumerate(FAMILIES):
+    for number, name in enumerate(OP_FAMILIES):
         width = [share[name] for share in shares]
-        axes.barh(range(len(figures)), width, left=left, height=0.66, color=KINDS[number],
+        axes.barh(range(len(figures)), width, left=left, height=0.66, color=KIND_COLOURS[number],
                   label=name)
         left = [a + b for a, b in zip(left, width, strict=True)]
     label_rows(axes, [f"{f.path}, context {f.context:,}, m = {f.m}" for f in figures])
     axes.set_xlabel(f"time by op (ms), on the {figures[0].clock}")
-    _legend(axes, columns=4)
+    _add_legend(axes, columns=4)
     last = shares[-1]
     top = max(last, key=lambda name: last[name])
-    return finished(figure, "step-split", f"Kernels' own time, without the gaps between them; one "
-                    f"that starts early counts its waiting too, so a bar may be longer than its "
-                    f"step. At m = {figures[-1].m}, context {figures[-1].context:,}, the largest "
-                    f"share of {sum(last.values()):.2f} ms is {top}: "
-                    f"{last[top] / sum(last.values()):.0%}.")
+    return render_plot(
+        figure,
+        "step-split",
+        f"Kernels' own time, without the gaps between them; one "
+        f"that starts early counts its waiting too, so a bar may be longer than its "
+        f"step. At m = {figures[-1].m}, context {figures[-1].context:,}, the largest "
+        f"share of {sum(last.values()):.2f} ms is {top}: "
+        f"{last[top] / sum(last.values()):.0%}.",
+    )
 
 
-def families(step: Step) -> dict[str, float]:
+def time_by_family(step: Step) -> dict[str, float]:
     """Return a step's split by family of ops."""
-    told = dict.fromkeys(FAMILIES, 0.0)
+    told = dict.fromkeys(OP_FAMILIES, 0.0)
     for op, ms in step.split.items():
-        told[next(name for name, fits in FAMILIES.items() if fits(op))] += ms
+        told[next(name for name, fits in OP_FAMILIES.items() if fits(op))] += ms
     return told
 
 
-def product_times(products: Products) -> Plot:
+def product_time_plot(products: Products) -> Plot:
     """Return the time of each matrix's product against m, a panel a matrix, over its floor."""
     from matplotlib.figure import Figure
     groups: dict[str, list[Product]] = {}
@@ -106,12 +121,12 @@ def product_times(products: Products) -> Plot:
         groups.setdefault(f"{f.name} {f.kind}, {f.rows:,} x {f.columns:,}", []).append(f)
     rows = -(-len(groups) // 3)
     figure = Figure(figsize=(7.2, 0.6 + 1.75 * rows), layout="constrained")
-    figure.suptitle(f"Time of one product (us) against m, {plain(products.device)}", x=0.01,
+    figure.suptitle(f"Time of one product (us) against m, {escape_label(products.device)}", x=0.01,
                     ha="left", fontsize=11, color=INK)
     for number, (name, mine) in enumerate(groups.items()):
-        axes = dressed(figure.add_subplot(rows, 3, number + 1), "y", size=8)
-        axes.set_title(plain(name, 40), fontsize=8, color=INK, loc="left")
-        _widths(axes, {f.m for f in mine})
+        axes = style_axes(figure.add_subplot(rows, 3, number + 1), "y", size=8)
+        axes.set_title(escape_label(name, 40), fontsize=8, color=INK, loc="left")
+        _set_width_ticks(axes, {f.m for f in mine})
         ms = [f.m for f in mine]
         axes.plot(ms, [f.microseconds for f in mine], "o-", color=ACCENT, linewidth=1.5,
                   markersize=3.5)
@@ -121,19 +136,19 @@ def product_times(products: Products) -> Plot:
             axes.annotate("floor", (ms[-1], mine[-1].floor), color=LIMIT, fontsize=8, ha="right",
                           va="bottom")
     best = min(products.figures, key=lambda f: f.microseconds / f.floor)
-    return finished(figure, "products", f"Medians of graph replays over weights that do not fit "
+    return render_plot(figure, "products", f"Medians of graph replays over weights that do not fit "
                     f"the cache, activations already quantised; the dashed line is the file's "
                     f"bytes once at {products.bandwidth_tb_s:.2f} TB/s. Nearest to it is "
                     f"{best.name} ({best.kind}) at m = {best.m}, "
                     f"{best.microseconds / best.floor:.2f} times the floor.")
 
 
-def _field(title: str, across: str, up: str) -> tuple[Any, Any]:
+def _make_log_axes(title: str, across: str, up: str) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullLocator
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK)
-    axes = dressed(figure.add_subplot(), "y")
+    axes = style_axes(figure.add_subplot(), "y")
     axes.set_xlabel(across)
     axes.set_ylabel(up)
     axes.set_yscale("log")
@@ -143,19 +158,19 @@ def _field(title: str, across: str, up: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _widths(axes: Any, ms: set[int]) -> None:
+def _set_width_ticks(axes: Any, ms: set[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(ms), [str(m) for m in sorted(ms)])
 
 
-def _groups(figures: Sequence[Step]) -> dict[tuple[str, int], list[Step]]:
+def _group_steps(figures: Sequence[Step]) -> dict[tuple[str, int], list[Step]]:
     groups: dict[tuple[str, int], list[Step]] = {}
     for f in sorted(figures, key=lambda f: f.m):
         groups.setdefault((f.path, f.context), []).append(f)
     return dict(sorted(groups.items()))
 
 
-def _legend(axes: Any, columns: int = 3) -> None:
+def _add_legend(axes: Any, columns: int = 3) -> None:
     """Put the legend under the title; it takes the page's ink."""
     legend = axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False,
                          fontsize=8, handlelength=1.8, columnspacing=1.2, borderaxespad=0.2)

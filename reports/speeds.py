@@ -10,10 +10,10 @@ from contracts.schema import Contract
 from falsifiers.gate.benchmark_records import Products, Steps, load_products, load_steps
 from falsifiers.gate.receipts import digest_of
 from reports import speed_plots
-from reports.evidence import Evidence, Kept
+from reports.evidence import Evidence, StoredBenchmark
 from reports.plots import Plot
 
-HEAD = ("path", "context", "m", "ms", "least", "most", "floor, ms", "times floor", "tokens/s",
+HEADER = ("path", "context", "m", "ms", "least", "most", "floor, ms", "times floor", "tokens/s",
         "kernels", "launches")
 
 
@@ -23,14 +23,14 @@ class SpeedView:
 
     title: str
     conditions: str
-    told: tuple[str, ...]
+    notes: tuple[str, ...]
     """What the figures say, and what was left out."""
     plots: tuple[Plot, ...]
     rows: tuple[tuple[str, ...], ...] = ()
     """The figures as a table, with `HEAD` above."""
 
 
-def kept(root: Path, contracts: Mapping[str, Contract]) -> list[Kept]:
+def load_benchmarks(root: Path, contracts: Mapping[str, Contract]) -> list[StoredBenchmark]:
     """Read what is kept of the tree's own kernels, and whether it is about this checkout."""
     now: dict[str, str] = {}
 
@@ -39,21 +39,21 @@ def kept(root: Path, contracts: Mapping[str, Contract]) -> list[Kept]:
             now[phase] = digest_of(contracts[phase], root)
         return bool(digest) and now.get(phase) == digest
 
-    return [*(Kept(found, fresh(found.digest, found.figures[0].path))
+    return [*(StoredBenchmark(found, fresh(found.digest, found.figures[0].path))
               for found in load_steps(root) if found.figures),
-            *(Kept(found, fresh(found.digest, "p3")) for found in load_products(root)
+            *(StoredBenchmark(found, fresh(found.digest, "p3")) for found in load_products(root)
               if found.figures)]
 
 
-def views(evidence: Evidence) -> list[SpeedView]:
+def speed_views(evidence: Evidence) -> list[SpeedView]:
     """Return every measurement to show; none when anything is red, whatever was kept before."""
     if evidence.exit_code == 1 or evidence.kills.matrix.survivors:
         return []
-    return [_steps(one.figures, one.fresh) if isinstance(one.figures, Steps)
-            else _products(one.figures, one.fresh) for one in evidence.speeds]
+    return [_step_view(one.figures, one.fresh) if isinstance(one.figures, Steps)
+            else _product_view(one.figures, one.fresh) for one in evidence.speeds]
 
 
-def _conditions(figures: Steps | Products, fresh: bool) -> str:
+def _format_conditions(figures: Steps | Products, fresh: bool) -> str:
     day = f", {figures.measured}" if figures.measured else ""
     code = "of these very kernels" if fresh else \
         "not known to be of these very kernels: the code has changed since, or was not recorded"
@@ -61,23 +61,28 @@ def _conditions(figures: Steps | Products, fresh: bool) -> str:
     return f"{figures.device}, torch {figures.torch}{driver}{day}; {code}."
 
 
-def _steps(steps: Steps, fresh: bool) -> SpeedView:
+def _step_view(steps: Steps, fresh: bool) -> SpeedView:
     rows = tuple((f.path, f"{f.context:,}", str(f.m), f"{f.milliseconds:.3f}", f"{f.fastest:.3f}",
                   f"{f.slowest:.3f}", f"{f.floor:.3f}", f"{f.milliseconds / f.floor:.1f}",
                   f"{f.tokens_a_second:,.0f}", f"{f.kernels:,}" if f.kernels else "-",
                   f"{f.launches:,}" if f.launches else "-") for f in steps.figures)
     prompts = tuple(f"{p.path}: a prompt of {p.tokens:,} tokens in {p.seconds:.3f} s, "
                     f"{p.tokens_a_second:,.0f} tokens/s" for p in steps.prefill)
-    split = speed_plots.step_split(steps)
-    plots = (speed_plots.step_times(steps), *([split] if split else []))
-    return SpeedView("Whole decode steps", f"{_conditions(steps, fresh)} {steps.model}. Before it "
-                     f"was timed, each step equalled the looped path's bit for bit in logits and "
-                     f"state.", (*steps.verdicts(), *prompts,
-                                 *(f"left out: {why}" for why in steps.left_out)), plots, rows)
+    split = speed_plots.step_split_plot(steps)
+    plots = (speed_plots.step_time_plot(steps), *([split] if split else []))
+    return SpeedView(
+        "Whole decode steps",
+        f"{_format_conditions(steps, fresh)} {steps.model}. Before it "
+        f"was timed, each step equalled the looped path's bit for bit in logits and "
+        f"state.",
+        (*steps.verdicts(), *prompts, *(f"left out: {why}" for why in steps.left_out)),
+        plots,
+        rows,
+    )
 
 
-def _products(products: Products, fresh: bool) -> SpeedView:
-    return SpeedView("Single products", _conditions(products, fresh), (
+def _product_view(products: Products, fresh: bool) -> SpeedView:
+    return SpeedView("Single products", _format_conditions(products, fresh), (
         f"Quantising eight rows takes {products.quantize_m8_us:.1f} us, shared by products that "
         f"read the same ones, and is not in these times.",),
-        (speed_plots.product_times(products),))
+        (speed_plots.product_time_plot(products),))

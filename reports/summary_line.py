@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-from reports.evidence import NOT_ASKED, Evidence
+from reports.evidence import NOT_REQUESTED, Evidence
 from reports.views import MARKS
 
-WORDS = {0: "PASS", 1: "FAIL", 2: "UNMEASURABLE"}
+EXIT_VERDICTS = {0: "PASS", 1: "FAIL", 2: "UNMEASURABLE"}
 
 
-def word(evidence: Evidence) -> str:
+def verdict_word(evidence: Evidence) -> str:
     """Return the whole run's verdict."""
-    return WORDS[evidence.exit_code]
+    return EXIT_VERDICTS[evidence.exit_code]
 
 
-def mark(evidence: Evidence) -> str:
+def verdict_mark(evidence: Evidence) -> str:
     """Return the symbol that goes with the word."""
-    return MARKS[word(evidence)]
+    return MARKS[verdict_word(evidence)]
 
 
 def answer(evidence: Evidence) -> str:
     """Answer the suite's question in one sentence."""
-    red = [r for r in evidence.judged if r.verdict == "FAIL"]
+    red = [r for r in evidence.judged_results if r.verdict == "FAIL"]
     if red:
-        told = ", ".join(f"{name(r.phase)} fails in {r.failed} of {r.cases} cases" for r in red)
+        told = ", ".join(
+            f"{phase_label(r.phase)} fails in {r.failed} of {r.cases} cases" for r in red
+        )
         return f"No: {told}."
     if evidence.exit_code:
-        unsure = [name(r.phase) for r in evidence.judged if r.verdict != "PASS"]
+        unsure = [phase_label(r.phase) for r in evidence.judged_results if r.verdict != "PASS"]
         if not unsure:
             return "Cannot tell: nothing is proven, since nothing was judged."
-        return f"Cannot tell: {listed(unsure)} {'is' if len(unsure) == 1 else 'are'} not proven."
-    told = "in what was asked for" if NOT_ASKED in evidence.aside.values() else \
-        "where the candidate has a part" if evidence.aside else "as far as it is built"
-    green = [name(r.phase) for r in evidence.judged]
-    return f"Yes, {told}: {listed(green)} {'passes' if len(green) == 1 else 'pass'}."
+        return (
+            f"Cannot tell: {join_names(unsure)} {'is' if len(unsure) == 1 else 'are'} not proven."
+        )
+    told = "in what was asked for" if NOT_REQUESTED in evidence.not_judged.values() else \
+        "where the candidate has a part" if evidence.not_judged else "as far as it is built"
+    green = [phase_label(r.phase) for r in evidence.judged_results]
+    return f"Yes, {told}: {join_names(green)} {'passes' if len(green) == 1 else 'pass'}."
 
 
 def facts(evidence: Evidence) -> dict[str, str]:
@@ -41,7 +45,7 @@ def facts(evidence: Evidence) -> dict[str, str]:
     matrix = kills.matrix
     tried = len(matrix.mutants) - len(matrix.not_run)
     passed = sum(v.outcome == "passed" for v in verdicts)
-    total = sum(r.cases for r in evidence.judged)
+    total = sum(r.cases for r in evidence.judged_results)
     return {
         "cases": f"{passed} of {total} passed",
         "values and laws compared": f"{sum(v.compared for v in verdicts):,}",
@@ -51,12 +55,12 @@ def facts(evidence: Evidence) -> dict[str, str]:
         "took": f"{evidence.seconds:.0f} s", "command": evidence.command}
 
 
-def name(phase: str) -> str:
+def phase_label(phase: str) -> str:
     """Return how a phase is written in a sentence."""
     return {"engine": "the engine", "model": "your model file"}.get(phase, phase.upper())
 
 
-def listed(names: list[str]) -> str:
+def join_names(names: list[str]) -> str:
     """Join names as a sentence does."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" \
         if names else ""

@@ -15,11 +15,15 @@ from reports.chromium import Chromium
 from reports.render import page
 
 pytestmark = pytest.mark.browser
-PHONE, DESK = 400, 1280
-LONG = "a_name_that_has_no_end_" * 12
-CLAIMS = claims.table({"p1": fake_evidence.contract()}, {})
-PAGES = {"green": fake_evidence.evidence(claims=CLAIMS), "red": fake_evidence.red(),
-         "hostile": fake_evidence.red(fake_evidence.HOSTILE), "long": fake_evidence.red(LONG)}
+PHONE, DESKTOP = 400, 1280
+LONG_NAME = "a_name_that_has_no_end_" * 12
+CLAIMS = claims.group_claims({"p1": fake_evidence.contract()}, {})
+PAGES = {
+    "green": fake_evidence.evidence(claims=CLAIMS),
+    "red": fake_evidence.failing_evidence(),
+    "hostile": fake_evidence.failing_evidence(fake_evidence.HOSTILE_TEXT),
+    "long": fake_evidence.failing_evidence(LONG_NAME),
+}
 
 
 @pytest.fixture(scope="module")
@@ -30,19 +34,19 @@ def browser() -> Iterator[Chromium]:
 
 @pytest.mark.parametrize(("name", "width", "dark"), [
     ("green", PHONE, False), ("red", PHONE, True), ("hostile", PHONE, False),
-    ("long", PHONE, False), ("red", DESK, False), ("long", DESK, True)])
+    ("long", PHONE, False), ("red", DESKTOP, False), ("long", DESKTOP, True)])
 def test_page_is_quiet_alone_and_fits(browser: Chromium, tmp_path: Path, name: str, width: int,
                                       dark: bool) -> None:
     file = tmp_path / "index.html"
     file.write_text(page(PAGES[name]), encoding="utf-8")
-    seen = browser.see(file, width, dark)
+    seen = browser.open_page(file, width, dark)
     assert seen.errors == ()
     assert seen.requests == (file.as_uri(),)
     assert seen.outside == ()
     assert seen.height > 1000
 
 
-WRONG = """<!doctype html><title>x</title><meta name="viewport" content="width=device-width">
+BROKEN_PAGE = """<!doctype html><title>x</title><meta name="viewport" content="width=device-width">
 <body>{}</body>"""
 
 
@@ -56,6 +60,6 @@ WRONG = """<!doctype html><title>x</title><meta name="viewport" content="width=d
 def test_browser_sees_what_a_page_must_not_do(browser: Chromium, tmp_path: Path, body: str,
                                               what: str) -> None:
     file = tmp_path / "wrong.html"
-    file.write_text(WRONG.format(body))
-    seen = browser.see(file, PHONE)
+    file.write_text(BROKEN_PAGE.format(body))
+    seen = browser.open_page(file, PHONE)
     assert len(getattr(seen, what)) > (what == "requests")

@@ -23,7 +23,7 @@ from reports.cli import app
 RECIPE, TUTORIAL = ROOT / "docs" / "ci.md", ROOT / "docs" / "tutorial.md"
 
 
-LEFT = shutil.ignore_patterns(".git", ".venv", ".cache", ".*_cache", "__pycache__", "out",
+NOT_CLONED = shutil.ignore_patterns(".git", ".venv", ".cache", ".*_cache", "__pycache__", "out",
                               "*.egg-info", ".hypothesis", ".benchmarks")
 """What a clone would not hold."""
 
@@ -38,12 +38,12 @@ def workflow() -> dict[Any, Any]:
     return told
 
 
-def steps(told: dict[Any, Any]) -> dict[str, dict[str, Any]]:
+def command_steps(told: dict[Any, Any]) -> dict[str, dict[str, Any]]:
     """Return a workflow's steps that run commands, by name."""
     return {step["name"]: step for step in told["jobs"]["parity"]["steps"] if "run" in step}
 
 
-def kernel(mended: bool) -> str:
+def tutorial_kernel(mended: bool) -> str:
     (text,) = [block.text for block in blocks(TUTORIAL) if block.kind == "file"]
     return text.replace("parts = 4 if m == 1 else 1", "parts = 4") if mended else text
 
@@ -62,7 +62,7 @@ def test_every_option_of_the_recipe_exists() -> None:
     known = {option for command in (report, report.commands["diff"])
              for parameter in command.params for option in (*parameter.opts,
                                                             *parameter.secondary_opts)}
-    used = {word for step in steps(workflow()).values()
+    used = {word for step in command_steps(workflow()).values()
             for line in step["run"].split("rowtwin report")[1:]
             for word in re.findall(r"(?<= )--[a-z-]+", line.split("||")[0])}
     assert len(used) >= 5
@@ -83,29 +83,34 @@ class Repository:
         for tool in tools.iterdir():
             tool.chmod(0o755)
         self.summary = folder / "summary.md"
-        self.around = {
+        self.environment = {
             **os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1",
             "GITHUB_STEP_SUMMARY": str(self.summary), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": "",
             **{f"GIT_{who}_{what}": "sample@example.org" for who in ("AUTHOR", "COMMITTER")
                for what in ("NAME", "EMAIL")}}
         self.git("init", "--quiet")
-        self.workflow = self.pasted(folder, part)
-        self.around |= {key: str(value) for key, value in self.workflow["env"].items()}
+        self.workflow = self.paste_recipe(folder, part)
+        self.environment |= {key: str(value) for key, value in self.workflow["env"].items()}
 
-    def pasted(self, folder: Path, part: str) -> dict[Any, Any]:
+    def paste_recipe(self, folder: Path, part: str) -> dict[Any, Any]:
         """Publish a part of this tree, clone it, paste the recipe, and return what it wrote."""
-        shutil.copytree(ROOT / part, folder / "published" / part, ignore=LEFT)
+        shutil.copytree(ROOT / part, folder / "published" / part, ignore=NOT_CLONED)
         for words in (("init", "--quiet"), ("add", "-A"), ("commit", "--quiet", "-m", "all")):
             self.git("-C", str(folder / "published"), *words)
         self.git("clone", "--quiet", str(folder / "published"), str(folder / "clone"))
-        subprocess.run(["bash", "-c", recipe()["paste.sh"]], cwd=self.folder, check=True,
-                       env={**self.around, "JUDGE": str(folder / "clone")}, capture_output=True)
+        subprocess.run(
+            ["bash", "-c", recipe()["paste.sh"]],
+            cwd=self.folder,
+            check=True,
+            env={**self.environment, "JUDGE": str(folder / "clone")},
+            capture_output=True,
+        )
         wrote: dict[Any, Any] = yaml.safe_load(
             (self.folder / ".github" / "workflows" / "row-parity.yml").read_text())
         return wrote
 
     def git(self, *words: str) -> str:
-        return subprocess.run(["git", *words], cwd=self.folder, env=self.around, check=True,
+        return subprocess.run(["git", *words], cwd=self.folder, env=self.environment, check=True,
                               capture_output=True, text=True).stdout.strip()
 
     def commit(self, text: str) -> str:
@@ -117,14 +122,18 @@ class Repository:
     def step(self, name: str, **more: str) -> int:
         """Run one step of the recipe as its runner does, and return how it ended."""
         return subprocess.run(
-            ["bash", "-e", "-o", "pipefail", "-c", steps(self.workflow)[name]["run"]],
-            cwd=self.folder, env={**self.around, **more}, check=False, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL).returncode
+            ["bash", "-e", "-o", "pipefail", "-c", command_steps(self.workflow)[name]["run"]],
+            cwd=self.folder,
+            env={**self.environment, **more},
+            check=False,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ).returncode
 
     def run(self, base: str) -> dict[str, int]:
         """Run the recipe's steps in turn, and return how each ended."""
         ends: dict[str, int] = {}
-        for name, step in steps(self.workflow).items():
+        for name, step in command_steps(self.workflow).items():
             if not any(ends.values()) or step.get("if") == "always()":
                 ends[name] = self.step(name, BASE=base)
         self.git("worktree", "remove", "--force", ".base")
@@ -146,13 +155,13 @@ def test_what_is_pasted_fetches_the_clone_s_own_commit(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_steps_stop_a_bad_kernel_and_pass_a_good_one(tmp_path: Path) -> None:
     sample = Repository(tmp_path)
-    good = sample.commit(kernel(mended=True))
-    bad = sample.commit(kernel(mended=False))
+    good = sample.commit(tutorial_kernel(mended=True))
+    bad = sample.commit(tutorial_kernel(mended=False))
     assert sample.run(good) == {"fetch the judge": 0, "install": 0, "judge the base": 0,
                                 "judge the pull request": 1, "say what changed": 1}
     assert "newly broken" in sample.summary.read_text().splitlines()[0]
     assert "**Newly broken: p3 rows_equal_alone**" in sample.summary.read_text()
     sample.summary.unlink()
-    sample.commit(kernel(mended=True))
+    sample.commit(tutorial_kernel(mended=True))
     assert set(sample.run(bad).values()) == {0}
     assert sample.summary.read_text().startswith("## ✓ Row parity since the base: 3 newly proven")

@@ -21,11 +21,11 @@ CONTRACTS = {"p1": fake_evidence.contract()}
 CASES = list(CONTRACTS["p1"].expand())
 
 
-def claim(outcomes: dict[int, tuple[str, bool]]) -> Claim:
+def make_claim(outcomes: dict[int, tuple[str, bool]]) -> Claim:
     """Return the claim of `nano` at m 1, 2 and 3, when its cases ended so, on this code or not."""
     proofs = {CASES[n].id: Proof(outcome, fresh, "a run") for n, (outcome, fresh) in
               outcomes.items()}
-    line = claims.table(CONTRACTS, proofs)[0]
+    line = claims.group_claims(CONTRACTS, proofs)[0]
     assert (line.phase, line.mode, line.type) == ("p1", "", "nano")
     return line.claims["cpu"]
 
@@ -40,14 +40,14 @@ def claim(outcomes: dict[int, tuple[str, bool]]) -> Claim:
     ({0: ("declined", True), 1: ("unmeasurable", True)}, "not shown, 0 of 3, m 1-3"),
     (dict.fromkeys(range(3), ("declined", True)), "declined, 3 of 3, m 1-3")])
 def test_claim_is_told_by_what_was_shown(outcomes: dict[int, tuple[str, bool]], told: str) -> None:
-    assert claim(outcomes).told == told
+    assert make_claim(outcomes).summary == told
 
 
 def test_older_code_is_named_beside_what_it_showed() -> None:
-    assert claim({0: ("passed", False)}).by == ("a run, of older code",)
+    assert make_claim({0: ("passed", False)}).by == ("a run, of older code",)
 
 
-def receipt(tmp_path: Path, outcome: str, digest: str) -> None:
+def write_receipt(tmp_path: Path, outcome: str, digest: str) -> None:
     folder = tmp_path / receipts.FOLDER / "a-device"
     folder.mkdir(parents=True)
     (folder / "p1.json").write_text(Receipt(
@@ -64,14 +64,16 @@ def test_red_on_this_code_outweighs_every_pass_and_every_older_word(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, kept: str, digest: str,
         told: tuple[str, bool]) -> None:
     monkeypatch.setattr(receipts, "digest_of", lambda contract, root: "now")
-    receipt(tmp_path, kept, digest)
-    proof = claims.known(CONTRACTS, [fake_evidence.verdict(CASES[0], here)], tmp_path)[CASES[0].id]
+    write_receipt(tmp_path, kept, digest)
+    proof = claims.collect_proofs(CONTRACTS, [fake_evidence.verdict(CASES[0], here)], tmp_path)[
+        CASES[0].id
+    ]
     assert (proof.outcome, proof.fresh) == told
 
 
 def test_candidate_borrows_no_receipt(tmp_path: Path) -> None:
-    receipt(tmp_path, "passed", "now")
-    assert claims.known(CONTRACTS, [], tmp_path, tree=False) == {}
+    write_receipt(tmp_path, "passed", "now")
+    assert claims.collect_proofs(CONTRACTS, [], tmp_path, tree=False) == {}
 
 
 @pytest.mark.parametrize(("given", "widths", "kind", "mode"), [
@@ -90,22 +92,22 @@ def test_case_says_what_it_claims(given: dict[str, Any], widths: list[int], kind
 @pytest.mark.parametrize(("numbers", "told"), [
     ([], ""), ([3], "3"), ([2, 1], "1, 2"), ([1, 2, 3, 5, 5, 8, 9], "1-3, 5, 8, 9")])
 def test_runs_are_drawn_together(numbers: list[int], told: str) -> None:
-    assert claims.spans(numbers) == told
+    assert claims.format_ranges(numbers) == told
 
 
 def test_digest_of_the_code_sees_a_source_and_no_receipt(tmp_path: Path) -> None:
     (tmp_path / "engine").mkdir()
     (tmp_path / "engine" / "a.py").write_text("x = 1\n")
-    before = claims.code_of(tmp_path)
+    before = claims.code_digest(tmp_path)
     (tmp_path / "reports").mkdir()
     (tmp_path / "reports" / "a.py").write_text("")
-    assert claims.code_of(tmp_path) == before
+    assert claims.code_digest(tmp_path) == before
     (tmp_path / "engine" / "b.cu").write_text("")
-    assert claims.code_of(tmp_path) != before
+    assert claims.code_digest(tmp_path) != before
 
 
 def test_page_tells_every_claim() -> None:
-    lines = claims.table(CONTRACTS, {CASES[0].id: Proof("passed", True, "this run")})
+    lines = claims.group_claims(CONTRACTS, {CASES[0].id: Proof("passed", True, "this run")})
     text = page(fake_evidence.evidence(claims=lines))
     assert "<b>cpu</b> 1 of 7 shown." in " ".join(text.split())
     assert "not shown: 2, 3" in text
@@ -114,7 +116,7 @@ def test_page_tells_every_claim() -> None:
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     monkeypatch.setattr(runner, "contracts_of", lambda: CONTRACTS)
-    monkeypatch.setattr(claims, "code_of", lambda root: "code")
+    monkeypatch.setattr(claims, "code_digest", lambda root: "code")
     monkeypatch.setattr(artefacts, "page", lambda evidence: "")
 
     return main_of(rowtwin.main, monkeypatch, capsys, "claims")
@@ -126,7 +128,7 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         (fake_evidence.evidence(code="code", subject="in-tree"), 0, "shown, 3 of 3, m 1-3"),
         (fake_evidence.evidence(code="other", subject="in-tree"), 2, "stale, 3 of 3, m 1-3"),
         (
-            fake_evidence.evidence(fake_evidence.MIXED, code="code", subject="in-tree"),
+            fake_evidence.evidence(fake_evidence.MIXED_OUTCOMES, code="code", subject="in-tree"),
             1,
             "broken, 3 of 3, m 1-3",
         ),
@@ -135,7 +137,7 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 def test_command_takes_a_report_at_its_word_about_its_own_code(
     told: Main, tmp_path: Path, evidence: Any, code: int, words: str
 ) -> None:
-    artefacts.write(tmp_path, evidence)
+    artefacts.write_report(tmp_path, evidence)
     got, out, _ = told("--report", str(tmp_path))
     assert got == code
     assert words in out
@@ -149,7 +151,7 @@ def test_command_says_how_to_show_more(told: Main) -> None:
 
 
 def test_report_of_a_candidate_is_refused(told: Main, tmp_path: Path) -> None:
-    artefacts.write(tmp_path, fake_evidence.evidence(subject="file:mine.py"))
+    artefacts.write_report(tmp_path, fake_evidence.evidence(subject="file:mine.py"))
     code, out, err = told("--report", str(tmp_path))
     assert (code, out) == (2, "")
     assert err.startswith(f"rowtwin: {tmp_path}: is about file:mine.py, which is not")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rowtwin
-from engine.testmodels import path_of
+from engine.testmodels import model_path
 from falsifiers.meta.console.command import Main, main_of
 from reports.user_model import judge_model
 
@@ -43,7 +43,7 @@ def test_mistake_ends_in_one_sentence(report: Main, words: list[str], sentence: 
 
 
 def test_own_file_is_judged_on_the_newest_path() -> None:
-    run = judge_model(rowtwin.open_model(str(path_of("nano"))), 5, "in-tree", print,
+    run = judge_model(rowtwin.open_model(str(model_path("nano"))), 5, "in-tree", print,
                       lambda what: None)
     assert run.result.verdict == "PASS"
     assert len(run.verdicts) == 16

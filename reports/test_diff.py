@@ -16,11 +16,11 @@ from falsifiers.judging.errors import SuiteError
 from reports import artefacts, markdown, run_metadata
 from reports import fake_evidence as fakes
 from reports.cli import app
-from reports.diff import Difference, compare, told
-from reports.evidence import Evidence, Kills
-from reports.run_metadata import Kept
+from reports.diff import Difference, compare_runs, format_diff
+from reports.evidence import Evidence, MutantResults
+from reports.run_metadata import SavedRun
 
-GREEN = ("passed",) * 7
+ALL_PASSED = ("passed",) * 7
 
 
 @pytest.fixture(autouse=True)
@@ -29,17 +29,19 @@ def _no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artefacts, "page", lambda evidence: "")
 
 
-def kept(folder: Path, evidence: Evidence) -> Kept:
+def save_and_load(folder: Path, evidence: Evidence) -> SavedRun:
     folder.mkdir(parents=True)
-    artefacts.write(folder, evidence)
-    return run_metadata.read(folder)
+    artefacts.write_report(folder, evidence)
+    return run_metadata.load_run(folder)
 
 
-def diff(tmp_path: Path, base: Evidence, now: Evidence, **options: bool) -> Difference:
-    return compare(kept(tmp_path / "base", base), kept(tmp_path / "now", now), **options)
+def make_diff(tmp_path: Path, base: Evidence, now: Evidence, **options: bool) -> Difference:
+    return compare_runs(
+        save_and_load(tmp_path / "base", base), save_and_load(tmp_path / "now", now), **options
+    )
 
 
-def without(evidence: Evidence, count: int) -> dict[str, Any]:
+def without_last_cases(evidence: Evidence, count: int) -> dict[str, Any]:
     """Return what evidence is when its last cases were not run."""
     left = list(evidence.verdicts)[:-count]
     return {"verdicts": left, "results": [phase_status.judge_phase("p1", left)]}
@@ -48,58 +50,58 @@ def without(evidence: Evidence, count: int) -> dict[str, Any]:
 def test_run_reads_back_as_it_was_written(tmp_path: Path) -> None:
     for name, evidence in {
         "green": fakes.evidence(),
-        "red": fakes.red(fakes.HOSTILE),
-        "empty": fakes.empty(),
+        "red": fakes.failing_evidence(fakes.HOSTILE_TEXT),
+        "empty": fakes.empty_evidence(),
     }.items():
-        read = kept(tmp_path / name, evidence)
+        read = save_and_load(tmp_path / name, evidence)
         assert list(read.verdicts.values()) == evidence.every_verdict
         assert read.matrix == evidence.kills.matrix
         assert read.run.exit_code == evidence.exit_code
 
 
 def test_same_run_twice_changes_nothing(tmp_path: Path) -> None:
-    for number, evidence in enumerate((fakes.evidence(), fakes.red())):
-        same = diff(tmp_path / str(number), evidence, evidence)
-        assert (same.broken, same.proven, same.gone, same.unproven) == ([], [], [], [])
+    for number, evidence in enumerate((fakes.evidence(), fakes.failing_evidence())):
+        same = make_diff(tmp_path / str(number), evidence, evidence)
+        assert (same.broken, same.proven, same.no_longer_run, same.unproven) == ([], [], [], [])
         assert same.exit_code == 0
-        assert "no case changed" in told(same, {})
+        assert "no case changed" in format_diff(same, {})
 
 
 @pytest.mark.parametrize(("before", "after", "count", "code"), [
     ("passed", "failed", "broken", 1), ("passed", "error", "broken", 1),
     ("declined", "failed", "broken", 1), ("failed", "passed", "proven", 0),
     ("unmeasurable", "passed", "proven", 0), ("passed", "declined", "unproven", 2),
-    ("passed", "unmeasurable", "unproven", 2), ("failed", "error", "still", 0)])
+    ("passed", "unmeasurable", "unproven", 2), ("failed", "error", "still_broken", 0)])
 def test_case_is_counted_by_what_became_of_it(tmp_path: Path, before: str, after: str, count: str,
                                               code: int) -> None:
-    found = diff(tmp_path, fakes.evidence((before, *GREEN[1:])),
-                 fakes.evidence((after, *GREEN[1:])))
+    found = make_diff(tmp_path, fakes.evidence((before, *ALL_PASSED[1:])),
+                 fakes.evidence((after, *ALL_PASSED[1:])))
     counts = {name: len(getattr(found, name))
-              for name in ("broken", "proven", "unproven", "gone", "still")}
+              for name in ("broken", "proven", "unproven", "no_longer_run", "still_broken")}
     assert counts == {**dict.fromkeys(counts, 0), count: 1}
     assert found.exit_code == code
 
 
 def test_case_without_a_verdict_is_gone_and_a_new_one_is_proven(tmp_path: Path) -> None:
     whole = fakes.evidence()
-    part = fakes.evidence(**without(whole, 2))
-    found = diff(tmp_path, whole, part)
-    assert found.gone == ["p1/rows_hold[cpu-tiny-m3]", "p1/slots_hold[cpu-all]"]
+    part = fakes.evidence(**without_last_cases(whole, 2))
+    found = make_diff(tmp_path, whole, part)
+    assert found.no_longer_run == ["p1/rows_hold[cpu-tiny-m3]", "p1/slots_hold[cpu-all]"]
     assert found.exit_code == 2
-    back = compare(found.now, found.base)
-    assert ([v.case for v in back.proven], back.exit_code) == (list(found.gone), 0)
+    back = compare_runs(found.now, found.base)
+    assert ([v.case for v in back.proven], back.exit_code) == (list(found.no_longer_run), 0)
 
 
 def test_new_survivor_is_told_and_is_red(tmp_path: Path) -> None:
-    found = diff(tmp_path, fakes.evidence(), fakes.evidence(
+    found = make_diff(tmp_path, fakes.evidence(), fakes.evidence(
         kills=fakes.kills(survivors=("p1/copied",))))
     assert (found.survivors, found.exit_code) == (["p1/copied"], 1)
-    assert "Mutants that survive now and did not, 1: `p1/copied`" in told(found, {})
+    assert "Mutants that survive now and did not, 1: `p1/copied`" in format_diff(found, {})
 
 
 def test_comment_tells_cause_diagnosis_and_command(tmp_path: Path) -> None:
-    now = fakes.evidence(("failed", *GREEN[1:]))
-    text = told(diff(tmp_path, fakes.evidence(), now), now.contracts)
+    now = fakes.evidence(("failed", *ALL_PASSED[1:]))
+    text = format_diff(make_diff(tmp_path, fakes.evidence(), now), now.contracts)
     assert text.startswith("## ✗ Row parity since the base: 1 newly broken\n")
     for words in ("**Newly broken: p1 rows_hold**, 1 case: `p1/rows_hold[cpu-nano-m1]: a plain",
                   "Likely: a plain word: look here ...", "Run it alone: `pytest 'p1/rows_hold",
@@ -108,12 +110,12 @@ def test_comment_tells_cause_diagnosis_and_command(tmp_path: Path) -> None:
 
 
 def test_diagnosis_of_another_contract_is_not_given(tmp_path: Path) -> None:
-    now = fakes.evidence(("failed", *GREEN[1:]))
+    now = fakes.evidence(("failed", *ALL_PASSED[1:]))
     other = {"p1": fakes.contract(text="another contract")}
-    assert "Likely" not in told(diff(tmp_path, fakes.evidence(), now), other)
+    assert "Likely" not in format_diff(make_diff(tmp_path, fakes.evidence(), now), other)
 
 
-def large(outcome: str, text: str) -> Evidence:
+def large_evidence(outcome: str, text: str) -> Evidence:
     """Return a run of every phase, each with many falsifiers, all with one outcome."""
     phases = ("engine", *phase_status.PHASES)
     verdicts, results = [], list[PhaseResult]()
@@ -133,7 +135,7 @@ def large(outcome: str, text: str) -> Evidence:
     return fakes.evidence(
         verdicts=verdicts,
         results=results,
-        kills=Kills(
+        kills=MutantResults(
             matrix.Matrix(mutants=tuple(rows), survivors=told, idle_falsifiers=(), not_run=())
         ),
         contracts={phase: fakes.contract(phase, text) for phase in phases},
@@ -141,70 +143,81 @@ def large(outcome: str, text: str) -> Evidence:
 
 
 @pytest.mark.parametrize(
-    "text", [fakes.TAME, fakes.HOSTILE, f"{fakes.HOSTILE}\n" * 20]
+    "text", [fakes.PLAIN_TEXT, fakes.HOSTILE_TEXT, f"{fakes.HOSTILE_TEXT}\n" * 20]
 )
 @pytest.mark.parametrize("outcome", ["failed", "error", "declined"])
 def test_comment_has_under_sixty_lines_and_fits_a_comment(tmp_path: Path, text: str,
                                                           outcome: str) -> None:
-    base, now = large("passed", text), large(outcome, text)
-    text = told(diff(tmp_path, base, now), now.contracts)
+    base, now = large_evidence("passed", text), large_evidence(outcome, text)
+    text = format_diff(make_diff(tmp_path, base, now), now.contracts)
     assert text.count("\n") < 60
     assert len(text) < 65_536
 
 
 def test_comment_lets_no_word_act_as_markup(tmp_path: Path) -> None:
-    hostile = fakes.HOSTILE
-    text = told(diff(tmp_path, fakes.evidence(text=hostile), fakes.red(hostile)), {})
+    hostile = fakes.HOSTILE_TEXT
+    text = format_diff(
+        make_diff(tmp_path, fakes.evidence(text=hostile), fakes.failing_evidence(hostile)), {}
+    )
     for line in text.splitlines():
         outside = line.split("`" * 2)[::2]  # the hostile word holds a backtick, so fences are two
         assert not any("<script" in part or "](b)" in part for part in outside)
 
 
 @pytest.fixture
-def apart(tmp_path: Path) -> tuple[Kept, Kept]:
+def apart(tmp_path: Path) -> tuple[SavedRun, SavedRun]:
     """Two runs that differ in contract and in tier."""
     other = fakes.contract(tier="interpret")
-    return kept(tmp_path / "base", fakes.evidence()), kept(tmp_path / "now", fakes.evidence(
-        contracts={"p1": other}, verdicts=[fakes.verdict(case) for case in other.expand()]))
+    return save_and_load(tmp_path / "base", fakes.evidence()), save_and_load(
+        tmp_path / "now",
+        fakes.evidence(
+            contracts={"p1": other}, verdicts=[fakes.verdict(case) for case in other.expand()]
+        ),
+    )
 
 
 def test_text_lets_no_word_act_on_a_terminal() -> None:
-    for shown in (markdown.plain, markdown.code):
+    for shown in (markdown.escape_text, markdown.code_span):
         assert "a\\x1b[2J \\u202eb" in shown("a\x1b[2J\n\u202eb").replace("&#92;", "\\")
 
 
 def test_report_behind_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "run.json").symlink_to("/proc/kmsg")  # says that it is empty, and never ends
     with pytest.raises(SuiteError, match=r"run\.json is a symbolic link"):
-        run_metadata.read(tmp_path)
+        run_metadata.load_run(tmp_path)
 
 
-def test_other_contracts_and_devices_are_refused_unless_told(apart: tuple[Kept, Kept]) -> None:
+def test_other_contracts_and_devices_are_refused_unless_told(
+    apart: tuple[SavedRun, SavedRun],
+) -> None:
     with pytest.raises(SuiteError, match="judged by different contracts of p1; --across-contracts"):
-        compare(*apart)
+        compare_runs(*apart)
     with pytest.raises(SuiteError, match=r"different devices: cpu and cpu \+ interpret; --across-"):
-        compare(*apart, across_contracts=True)
-    found = compare(*apart, across_contracts=True, across_devices=True)
-    text = told(found, {})
+        compare_runs(*apart, across_contracts=True)
+    found = compare_runs(*apart, across_contracts=True, across_devices=True)
+    text = format_diff(found, {})
     assert "Note: " in text
     assert "different contracts of p1." in text
     assert len(found.proven) == 6
 
 
 def test_other_model_file_is_left_out_and_said(tmp_path: Path) -> None:
-    found = diff(
+    found = make_diff(
         tmp_path,
-        fakes.evidence(own=fakes.own_run("passed")),
-        fakes.evidence(own=fakes.own_run("failed", "another file")),
+        fakes.evidence(user_model=fakes.user_model_run("passed")),
+        fakes.evidence(user_model=fakes.user_model_run("failed", "another file")),
     )
-    assert (found.broken, found.gone) == ([], [])
-    assert "different model files, which are left out" in told(found, {})
-    same = diff(tmp_path.joinpath("again"), fakes.evidence(own=fakes.own_run("passed")),
-                fakes.evidence(own=fakes.own_run("failed")))
+    assert (found.broken, found.no_longer_run) == ([], [])
+    assert "different model files, which are left out" in format_diff(found, {})
+    same = make_diff(
+        tmp_path.joinpath("again"),
+        fakes.evidence(user_model=fakes.user_model_run("passed")),
+        fakes.evidence(user_model=fakes.user_model_run("failed")),
+    )
     assert [v.phase for v in same.broken] == ["model"]
 
 
-def change(folder: Path, name: str, edit: Any) -> None:
+def edit_file(folder: Path, name: str, edit: Any) -> None:
     text = (folder / name).read_text()
     (folder / name).write_text(edit(text))
 
@@ -223,10 +236,10 @@ def change(folder: Path, name: str, edit: Any) -> None:
     ("mutants.json", lambda text: "[]", "mutants.json: is not what a report wrote")])
 def test_folder_that_is_not_whole_is_refused_in_one_sentence(tmp_path: Path, name: str, edit: Any,
                                                              sentence: str) -> None:
-    kept(tmp_path / "run", fakes.evidence())
-    change(tmp_path / "run", name, edit)
+    save_and_load(tmp_path / "run", fakes.evidence())
+    edit_file(tmp_path / "run", name, edit)
     with pytest.raises(SuiteError) as refused:
-        run_metadata.read(tmp_path / "run")
+        run_metadata.load_run(tmp_path / "run")
     assert sentence in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -234,23 +247,26 @@ def test_folder_that_is_not_whole_is_refused_in_one_sentence(tmp_path: Path, nam
 def test_file_that_is_missing_or_too_large_is_refused(tmp_path: Path,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SuiteError, match=r"none: is no report, since it has no run.json: make one"):
-        run_metadata.read(tmp_path / "none")
-    kept(tmp_path / "run", fakes.evidence())
-    monkeypatch.setattr(run_metadata, "LARGEST", 10)
+        run_metadata.load_run(tmp_path / "none")
+    save_and_load(tmp_path / "run", fakes.evidence())
+    monkeypatch.setattr(run_metadata, "MAX_BYTES", 10)
     with pytest.raises(SuiteError, match="bytes, but at most 10 can be meant"):
-        run_metadata.read(tmp_path / "run")
+        run_metadata.load_run(tmp_path / "run")
 
 
 def test_command_prints_the_comment_and_ends_as_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "contracts_of", dict)
-    for name, evidence in (("base", fakes.evidence()), ("now", fakes.evidence(fakes.MIXED))):
-        kept(tmp_path / name, evidence)
+    for name, evidence in (
+        ("base", fakes.evidence()),
+        ("now", fakes.evidence(fakes.MIXED_OUTCOMES)),
+    ):
+        save_and_load(tmp_path / name, evidence)
     run = CliRunner().invoke
     done = run(app, ["report", "diff", str(tmp_path / "base"), str(tmp_path / "now")])
     assert (done.exit_code, done.stdout.splitlines()[0]) == (
         1, "## ✗ Row parity since the base: 5 newly broken, 2 no longer proven")
     assert run(app, ["report", "diff", str(tmp_path / "now"), str(tmp_path / "now")]).exit_code == 0
     told = json.loads((tmp_path / "now" / "run.json").read_text())
-    assert told["contracts"] == {"p1": run_metadata.digest_of(fakes.contract())}
+    assert told["contracts"] == {"p1": run_metadata.contract_digest(fakes.contract())}

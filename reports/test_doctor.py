@@ -22,13 +22,13 @@ golden = ["no-such-package>=5", "pytest>=1; sys_platform == 'nowhere'"]
 """
 
 
-def project(folder: Path, needed: str = "numpy>=1", python: str = ">=3.11") -> Path:
+def write_project(folder: Path, needed: str = "numpy>=1", python: str = ">=3.11") -> Path:
     (folder / "pyproject.toml").write_text(PROJECT.format(needed=needed, python=python))
     return folder
 
 
 def test_package_that_fits_is_not_complained_of(tmp_path: Path) -> None:
-    lines, broken = doctor.packages_of(project(tmp_path))
+    lines, broken = doctor.check_packages(write_project(tmp_path))
     assert broken == ()
     assert {line.what: line.there for line in lines} == {
         "python": True, "pytest": True, "numpy": True, "no-such-package": False}
@@ -39,18 +39,23 @@ def test_package_that_fits_is_not_complained_of(tmp_path: Path) -> None:
     ("numpy>=999", "numpy>=999 is needed, but ")])
 def test_package_that_is_missing_or_too_old_is_named(tmp_path: Path, needed: str,
                                                      sentence: str) -> None:
-    (broken,) = doctor.packages_of(project(tmp_path, needed))[1]
+    (broken,) = doctor.check_packages(write_project(tmp_path, needed))[1]
     assert broken.startswith(sentence)
 
 
 def test_python_that_is_too_old_is_named(tmp_path: Path) -> None:
-    (broken,) = doctor.packages_of(project(tmp_path, python=">=4"))[1]
+    (broken,) = doctor.check_packages(write_project(tmp_path, python=">=4"))[1]
     assert broken.endswith("is here, but python >=4 is needed")
 
 
-def here(monkeypatch: pytest.MonkeyPatch, *, gpu: str | None = "no CUDA device was found",
-         which: str | None = None, nvrtc: str | None = None,
-         proof: str = "fresh") -> dict[str, doctor.Line]:
+def provable_checks(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    gpu: str | None = "no CUDA device was found",
+    which: str | None = None,
+    nvrtc: str | None = None,
+    proof: str = "fresh",
+) -> dict[str, doctor.Check]:
     monkeypatch.setattr(tiers, "cuda_missing", lambda: gpu)
     monkeypatch.setattr("shutil.which", lambda name: which)
     monkeypatch.setattr(receipts, "device_proof", lambda contract, root: proof)
@@ -60,7 +65,7 @@ def here(monkeypatch: pytest.MonkeyPatch, *, gpu: str | None = "no CUDA device w
 
 def test_without_a_gpu_nothing_about_one_is_said_to_be_provable(
         monkeypatch: pytest.MonkeyPatch) -> None:
-    told = here(monkeypatch)
+    told = provable_checks(monkeypatch)
     away = [line for line in told.values() if line.found == "no CUDA device was found"]
     assert {line.so for line in away} >= {"rowtwin gate --device cuda", "rowtwin receipt"}
     assert not any(line.there for line in away)
@@ -68,10 +73,10 @@ def test_without_a_gpu_nothing_about_one_is_said_to_be_provable(
 
 
 def test_tool_that_is_missing_takes_its_proof_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = here(monkeypatch, nvrtc="NVRTC was not found")
+    told = provable_checks(monkeypatch, nvrtc="NVRTC was not found")
     assert told["that the report shows in a browser"].found.startswith("no chromium or ")
     assert not told["that kernels compile for sm_90 without contraction or spills"].there
-    there = here(monkeypatch, which="/bin/tool")
+    there = provable_checks(monkeypatch, which="/bin/tool")
     assert there["that the report shows in a browser"].there
     assert there["that kernels compile for sm_90 without contraction or spills"].there
 
@@ -79,19 +84,21 @@ def test_tool_that_is_missing_takes_its_proof_away(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(("proof", "there"), [("fresh", True), ("stale", False), ("none", False)])
 def test_receipts_are_told_as_they_are(monkeypatch: pytest.MonkeyPatch, proof: str,
                                        there: bool) -> None:
-    line = here(monkeypatch, proof=proof)["that a device has shown this very code to pass"]
+    line = provable_checks(monkeypatch, proof=proof)[
+        "that a device has shown this very code to pass"
+    ]
     assert (line.there, "p3" in line.found) == (there, not there)
 
 
 def test_torch_that_cannot_be_imported_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_importable", lambda name: "OSError: no libtorch")
+    monkeypatch.setattr(doctor, "_import_error", lambda name: "OSError: no libtorch")
     found = doctor.examine(ROOT, {"p1": fake_evidence.contract()}, lambda: None)
     assert found.broken == ("torch is installed but cannot be used: OSError: no libtorch",)
     by_torch = [line for line in found.provable if line.found == "OSError: no libtorch"]
     assert {line.so for line in by_torch} >= {"rowtwin gate --device cpu", "rowtwin mutants"}
 
 
-def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+def run_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
          *words: str) -> tuple[int, str]:
     monkeypatch.setattr(runner, "contracts_of", lambda: {"p1": fake_evidence.contract()})
     monkeypatch.setattr(sys, "argv", ["rowtwin", "doctor", *words])
@@ -104,7 +111,7 @@ def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 
 def test_command_prints_plain_columns_to_a_pipe(capsys: pytest.CaptureFixture[str],
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out = told(capsys, monkeypatch)
+    code, out = run_doctor(capsys, monkeypatch)
     assert code == 0
     assert out.startswith("What can be proven here\nwhat  ")
     assert "start with: rowtwin gate\n" in out
@@ -113,7 +120,7 @@ def test_command_prints_plain_columns_to_a_pipe(capsys: pytest.CaptureFixture[st
 
 def test_command_prints_one_object_for_programs(capsys: pytest.CaptureFixture[str],
                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out = told(capsys, monkeypatch, "--json")
+    code, out = run_doctor(capsys, monkeypatch, "--json")
     found = json.loads(out)
     assert (code, found["broken"], found["phases"]) == (0, [], [["p1", "7", "-", "-", "-",
                                                                 "no device case"]])
@@ -121,8 +128,8 @@ def test_command_prints_one_object_for_programs(capsys: pytest.CaptureFixture[st
 
 def test_missing_package_is_told_and_ends_in_exit_code_two(
         capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "packages_of", lambda root: ((), ("torch>=9 is needed",)))
-    code, out = told(capsys, monkeypatch)
+    monkeypatch.setattr(doctor, "check_packages", lambda root: ((), ("torch>=9 is needed",)))
+    code, out = run_doctor(capsys, monkeypatch)
     assert code == 2
     assert "torch>=9 is needed\n" in out
     assert "mend the above first" in out

@@ -9,7 +9,7 @@ import pytest
 from contracts.schema import Case
 from falsifiers.judging.verdict import Finding
 from reports.fake_evidence import verdict
-from reports.grid import Cell, Grid, grid_of
+from reports.grid import Cell, Grid, arrange_cases
 
 
 def grid(*given: dict[str, Any], broken: dict[int, dict[str, Any]] | None = None) -> Grid:
@@ -20,10 +20,10 @@ def grid(*given: dict[str, Any], broken: dict[int, dict[str, Any]] | None = None
     for number, where in (broken or {}).items():
         finding = Finding(rule="twin", rung="bits", sentence="it broke", where=where)
         verdicts[cases[number].id] = verdict(cases[number], "failed", finding=finding)
-    return grid_of(cases, verdicts)
+    return arrange_cases(cases, verdicts)
 
 
-def placed(found: Grid) -> list[list[str]]:
+def cell_names(found: Grid) -> list[list[str]]:
     return [[cell.name if isinstance(cell, Cell) else "" for cell in cells]
             for _, cells in found.lines]
 
@@ -33,12 +33,12 @@ def test_width_makes_the_columns_in_order_of_size() -> None:
                    for m in (16, 2, 1)))
     assert (found.axis, found.columns) == ("m", ("1", "2", "16"))
     assert [label for label, _ in found.lines] == ["Q4_K", "Q6_K", "F32", "F16"]
-    assert placed(found)[0] == ["cpu-n2", "cpu-n1", "cpu-n0"]
+    assert cell_names(found)[0] == ["cpu-n2", "cpu-n1", "cpu-n0"]
 
 
 def test_places_that_no_case_takes_stay_empty() -> None:
     found = grid({"k": 1, "n": 1}, {"k": 2, "n": 1}, {"k": 3, "n": 1}, {"k": 1, "n": 2})
-    assert placed(found) == [["cpu-n0", "cpu-n1", "cpu-n2"], ["cpu-n3", "", ""]]
+    assert cell_names(found) == [["cpu-n0", "cpu-n1", "cpu-n2"], ["cpu-n3", "", ""]]
 
 
 def test_flattest_table_is_taken() -> None:
@@ -62,14 +62,14 @@ def test_sparse_and_long_tables_become_a_list() -> None:
 def test_cases_that_differ_in_lists_alone_lose_none() -> None:
     found = grid({"m": 1, "rows": [1]}, {"m": 1, "rows": [2]}, {"m": 2, "rows": [1]})
     assert found.columns == ()
-    assert placed(found) == [["cpu-n0", "cpu-n1", "cpu-n2"]]
+    assert cell_names(found) == [["cpu-n0", "cpu-n1", "cpu-n2"]]
 
 
 def test_widths_that_a_case_goes_through_take_a_column_each() -> None:
     found = grid({"kind": "Q4_K", "m": [1, 2, 16]}, {"kind": "F32", "m": [2, 1]},
                  {"kind": "F16", "m": 3})
     assert (found.axis, found.columns) == ("m", ("1", "2", "3", "16"))
-    assert placed(found) == [["cpu-n0, m 1", "cpu-n0, m 2", "", "cpu-n0, m 16"],
+    assert cell_names(found) == [["cpu-n0, m 1", "cpu-n0, m 2", "", "cpu-n0, m 16"],
                              ["cpu-n1, m 1", "cpu-n1, m 2", "", ""], ["", "", "cpu-n2", ""]]
 
 
@@ -88,6 +88,6 @@ def test_failure_is_drawn_at_the_width_that_it_names(where: dict[str, Any],
 
 def test_widths_that_make_no_table_leave_the_cases_as_they_are() -> None:
     found = grid({"k": 1, "m": [1, 2]}, {"k": 1, "m": [2, 3]}, {"k": 2, "m": [1]})
-    assert placed(found) == [["cpu-n0", "cpu-n1", "cpu-n2"]]
+    assert cell_names(found) == [["cpu-n0", "cpu-n1", "cpu-n2"]]
     assert not found.dense
     assert grid({"m": list(range(1, 23))}).dense

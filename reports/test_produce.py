@@ -16,8 +16,8 @@ from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.matrix import Bank
 from reports import fake_evidence, produce, speeds
 from reports.fake_bank import bank_of
-from reports.mutant_runner import measure
-from reports.produce import Asked
+from reports.mutant_runner import run_mutants
+from reports.produce import ReportOptions
 
 CPU = tiers.Tiers(("cpu",), {}, {})
 
@@ -39,14 +39,16 @@ def tree(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(runner, "built", lambda contract, root: contract is not None)
     monkeypatch.setattr(runner, "run_gate", run_gate)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    monkeypatch.setattr(speeds, "kept", lambda root, contracts: ())  # pictures that take a while
+    monkeypatch.setattr(
+        speeds, "load_benchmarks", lambda root, contracts: ()
+    )  # pictures that take a while
     return tree
 
 
 def test_report_writes_its_files_and_exits_as_the_gate_does(
         tree: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = Asked(tmp_path, device="cpu", thorough=True)
-    assert produce.produce(asked, bank_of, None) == 0
+    asked = ReportOptions(tmp_path, device="cpu", thorough=True)
+    assert produce.make_report(asked, bank_of, None) == 0
     assert (tree["wanted"].phases, tree["wanted"].thorough) == (("p1",), True)
     assert "✓ PASS" in (tmp_path / "index.html").read_text()
     rows = json.loads((tmp_path / "mutants.json").read_text())["mutants"]
@@ -58,7 +60,10 @@ def test_report_writes_its_files_and_exits_as_the_gate_does(
 
 def test_mutants_are_not_tried_when_they_are_not_wanted(tree: dict[str, Any],
                                                         tmp_path: Path) -> None:
-    assert produce.produce(Asked(tmp_path, device="cpu", mutants=False), bank_of, None) == 0
+    assert (
+        produce.make_report(ReportOptions(tmp_path, device="cpu", mutants=False), bank_of, None)
+        == 0
+    )
     assert json.loads((tmp_path / "mutants.json").read_text())["mutants"] == []
     assert "none tried" in (tmp_path / "index.html").read_text()
 
@@ -67,20 +72,20 @@ def test_phases_that_were_not_named_are_set_aside(tree: dict[str, Any], tmp_path
                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     both = {"p1": fake_evidence.contract(), "p3": fake_evidence.contract("p3")}
     monkeypatch.setattr(runner, "contracts_of", lambda: both)
-    asked = Asked(tmp_path, device="cpu", mutants=False, phases=("p1",))
-    assert produce.produce(asked, bank_of, None) == 0
+    asked = ReportOptions(tmp_path, device="cpu", mutants=False, phases=("p1",))
+    assert produce.make_report(asked, bank_of, None) == 0
     assert tree["wanted"].phases == ("p1",)
     text = (tmp_path / "index.html").read_text()
     assert "Yes, in what was asked for: P1 passes." in text
     assert "it was not asked for" in text
     with pytest.raises(SuiteError, match="phase p4 is not built"):
-        produce.produce(Asked(tmp_path, phases=("p4",)), bank_of, None)
+        produce.make_report(ReportOptions(tmp_path, phases=("p4",)), bank_of, None)
 
 
 def test_case_that_left_no_verdict_is_told_as_an_error_with_its_repro(
         tree: dict[str, Any], tmp_path: Path) -> None:
     gone = tree["verdicts"].pop()
-    assert produce.produce(Asked(tmp_path, device="cpu"), bank_of, None) == 2
+    assert produce.make_report(ReportOptions(tmp_path, device="cpu"), bank_of, None) == 2
     page = (tmp_path / "index.html").read_text()
     assert f"{gone.case}" in page
     assert "it left no verdict" in page
@@ -90,41 +95,43 @@ def test_case_that_left_no_verdict_is_told_as_an_error_with_its_repro(
 def test_failure_ends_in_exit_code_one(tree: dict[str, Any], tmp_path: Path) -> None:
     made = fake_evidence.contract()
     tree["verdicts"] = [fake_evidence.verdict(case, "failed") for case in made.expand()]
-    assert produce.produce(Asked(tmp_path, device="cpu"), bank_of, None) == 1
+    assert produce.make_report(ReportOptions(tmp_path, device="cpu"), bank_of, None) == 1
 
 
 @pytest.mark.parametrize("minutes", [0, -1, float("nan"), float("inf")])
 def test_time_that_is_none_is_refused(minutes: float, tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match=r"--minutes .* is refused"):
-        produce.produce(Asked(tmp_path, minutes=minutes), bank_of, None)
+        produce.make_report(ReportOptions(tmp_path, minutes=minutes), bank_of, None)
 
 
-def aside(tmp_path: Path, text: str, **ops: tuple[str, ...]) -> dict[str, str]:
+def find_not_judged(tmp_path: Path, text: str, **ops: tuple[str, ...]) -> dict[str, str]:
     file = tmp_path / "mine.py"
     file.write_text(text)
     contracts: dict[str, Contract] = {
         phase: fake_evidence.contract(phase).model_copy(update={"ops": names})
         for phase, names in ops.items()}
-    return produce.set_aside(f"file:{file}", tuple(ops), contracts)
+    return produce.phases_not_judged(f"file:{file}", tuple(ops), contracts)
 
 
 def test_candidate_is_judged_where_it_has_a_part(tmp_path: Path) -> None:
-    step = aside(tmp_path, "def step(): pass", engine=("step",), p0=(), p1=("step",), p3=("rows",))
+    step = find_not_judged(
+        tmp_path, "def step(): pass", engine=("step",), p0=(), p1=("step",), p3=("rows",)
+    )
     assert list(step) == ["p0", "p3", "engine"]
-    whole = aside(tmp_path, "def engine(model): pass", p1=("step",), p3=("rows",))
+    whole = find_not_judged(tmp_path, "def engine(model): pass", p1=("step",), p3=("rows",))
     assert list(whole) == ["p3"]
 
 
 def test_candidate_without_any_part_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match="offers none of the functions that phases judge: "
                                          "engine, step"):
-        aside(tmp_path, "x = 1", p0=(), p1=("step",))
+        find_not_judged(tmp_path, "x = 1", p0=(), p1=("step",))
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_mutants_are_tried_alike_on_one_process_and_on_two(jobs: int) -> None:
     told: list[str] = []
-    kills = measure(bank_of, ["p1"], CPU, jobs, lambda row: told.append(row.name))
+    kills = run_mutants(bank_of, ["p1"], CPU, jobs, lambda row: told.append(row.name))
     assert sorted(told) == ["unseen", "wrong"]
     assert [(row.name, row.killed_by) for row in kills.matrix.mutants] == \
         [("wrong", ("rows_hold",)), ("unseen", ())]
@@ -138,7 +145,7 @@ def test_mutant_whose_case_fails_without_it_too_is_told_as_such() -> None:
         bank.subject_for = lambda case: bank.mutants[0].build(bank_of(phase).subject_for(case))
         return bank
 
-    kills = measure(red, ["p1"], CPU, 1)
-    assert "does not pass without a mutant either" in kills.untold["p1/wrong"]
+    kills = run_mutants(red, ["p1"], CPU, 1)
+    assert "does not pass without a mutant either" in kills.inconclusive["p1/wrong"]
     assert kills.matrix.not_run == ("p1/wrong",)
     assert kills.matrix.survivors == ("p1/unseen",)  # of which the failing case says nothing

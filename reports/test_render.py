@@ -12,33 +12,33 @@ import pytest
 from contracts.schema import StatedTier
 from reports import fake_evidence
 from reports.evidence import Evidence
-from reports.markdown import brief
+from reports.markdown import format_brief
 from reports.outline import Outline
-from reports.render import BESIDE, page
+from reports.render import SIDE_FILES, page
 
 PAGES = {
     "green": fake_evidence.evidence(),
-    "red": fake_evidence.red(),
-    "hostile": fake_evidence.red(fake_evidence.HOSTILE),
-    "empty": fake_evidence.empty(),
+    "red": fake_evidence.failing_evidence(),
+    "hostile": fake_evidence.failing_evidence(fake_evidence.HOSTILE_TEXT),
+    "empty": fake_evidence.empty_evidence(),
 }
 
 
 @cache
-def rendered(name: str) -> tuple[Evidence, Outline, str]:
+def render_named(name: str) -> tuple[Evidence, Outline, str]:
     text = page(PAGES[name])
     return PAGES[name], Outline(text), text
 
 
 @pytest.fixture(params=PAGES)
 def made(request: pytest.FixtureRequest) -> tuple[Evidence, Outline, str]:
-    return rendered(request.param)
+    return render_named(request.param)
 
 
-Made = tuple[Evidence, Outline, str]
+PageParts = tuple[Evidence, Outline, str]
 
 
-def test_page_is_sound_html(made: Made) -> None:
+def test_page_is_sound_html(made: PageParts) -> None:
     _, outline, text = made
     assert text.startswith("<!doctype html>")
     assert outline.open == []
@@ -49,10 +49,10 @@ def test_page_is_sound_html(made: Made) -> None:
     assert outline.tags.count("main") == outline.tags.count("h1") == 1
 
 
-def test_page_needs_nothing_but_itself(made: Made) -> None:
+def test_page_needs_nothing_but_itself(made: PageParts) -> None:
     _, outline, text = made
     outside = [link for link in outline.links if not link.startswith("#")]
-    assert set(outside) == {"data:,", *BESIDE}
+    assert set(outside) == {"data:,", *SIDE_FILES}
     assert {link[1:] for link in outline.links if link.startswith("#")} <= set(outline.ids)
     assert not {"script", "iframe", "object", "embed", "base", "img"} & set(outline.tags)
     assert [name for name, _ in outline.attributes if name.startswith("on")] == []
@@ -61,7 +61,7 @@ def test_page_needs_nothing_but_itself(made: Made) -> None:
     assert "url(" not in style
 
 
-def test_page_can_be_read_without_eyes(made: Made) -> None:
+def test_page_can_be_read_without_eyes(made: PageParts) -> None:
     _, outline, _ = made
     assert ("lang", "en") in outline.attributes
     assert outline.tags.count("table") == outline.tags.count("caption")
@@ -74,7 +74,7 @@ def test_page_can_be_read_without_eyes(made: Made) -> None:
 
 
 def test_every_failure_has_its_sentence_diagnosis_and_repro() -> None:
-    evidence, outline, _ = rendered("red")
+    evidence, outline, _ = render_named("red")
     bad = [v for v in evidence.every_verdict if v.outcome in ("failed", "error")]
     told = outline.texts("pre.repro")
     assert len(bad) == 6
@@ -89,14 +89,16 @@ def test_every_failure_has_its_sentence_diagnosis_and_repro() -> None:
 
 
 def test_suite_s_own_weakness_is_told_as_a_failure() -> None:
-    whole = " ".join(rendered("red")[1].texts("article.failure"))
+    whole = " ".join(render_named("red")[1].texts("article.failure"))
     assert "p1/copied survived: a plain word is wrong." in whole
     assert "but only rows_hold did" in whole
     assert "p1/slots_hold killed no mutant" in whole
     assert "p1/rolled : a plain word fails without it" in whole.replace("rolled:", "rolled :")
 
 
-@pytest.mark.parametrize("outcomes", [("passed",) * 7, fake_evidence.MIXED, ("error",) * 7])
+@pytest.mark.parametrize(
+    "outcomes", [("passed",) * 7, fake_evidence.MIXED_OUTCOMES, ("error",) * 7]
+)
 def test_counts_agree_with_the_verdicts(outcomes: tuple[str, ...]) -> None:
     outline = Outline(page(fake_evidence.evidence(outcomes)))
     counts = Counter(outcomes)
@@ -111,39 +113,39 @@ def test_counts_agree_with_the_verdicts(outcomes: tuple[str, ...]) -> None:
 
 
 def test_hostile_words_change_no_element_of_the_page() -> None:
-    tame, hostile = rendered("red")[2], rendered("hostile")[2]
-    assert Counter(Outline(hostile).tags) - Counter(code_of(hostile)) == \
-        Counter(Outline(tame).tags) - Counter(code_of(tame))
+    tame, hostile = render_named("red")[2], render_named("hostile")[2]
+    assert Counter(Outline(hostile).tags) - Counter(code_elements(hostile)) == \
+        Counter(Outline(tame).tags) - Counter(code_elements(tame))
     assert "<script" not in hostile
     assert hostile.count("&lt;script&gt;") > 20
 
 
-def code_of(text: str) -> list[str]:
+def code_elements(text: str) -> list[str]:
     """Return the code elements, which a contract's backticks make, and possible line breaks."""
     return [tag for tag in Outline(text).tags if tag in ("code", "wbr")]
 
 
 def test_green_page_says_yes_and_tells_no_failure() -> None:
-    outline = rendered("green")[1]
+    outline = render_named("green")[1]
     assert outline.texts("h1.")[0].startswith("✓ PASS Yes")
     assert "failures" not in outline.ids
     assert outline.texts("article.failure") == []
 
 
 def test_red_page_says_no_before_anything_else() -> None:
-    outline = rendered("red")[1]
+    outline = render_named("red")[1]
     assert outline.texts("h1.")[0].startswith("✗ FAIL No: P1 fails in 4 of 7 cases")
     assert outline.ids.index("ladder") < outline.ids.index("failures") < outline.ids.index("p1")
 
 
 def test_page_about_nothing_passes_nothing() -> None:
-    outline = rendered("empty")[1]
+    outline = render_named("empty")[1]
     assert outline.texts("h1.")[0].startswith("? UNMEASURABLE Cannot tell")
     assert len([text for text in outline.texts("span.badge") if text == "· not built"]) == 10
 
 
 def test_ladder_names_every_phase_and_what_is_not_proven() -> None:
-    rows = rendered("red")[1].texts("table.wide")[0]
+    rows = render_named("red")[1].texts("table.wide")[0]
     for phase in ("engine", *(f"P{n}" for n in range(9)), "model"):
         assert phase in rows
     assert "Not proven: a plain word, and speed" in rows
@@ -156,7 +158,7 @@ def test_ladder_misses_no_proof_where_no_case_asks_for_a_device(tier: StatedTier
     evidence = fake_evidence.evidence(contracts={"p1": fake_evidence.contract(tier=tier)})
     rows = Outline(page(evidence)).texts("table.wide")[0]
     assert f"7 passed {told}a plain word, 2026-01-30" in rows  # a receipt's device, below
-    assert f"| 7 passed | {told} |" in brief(evidence)
+    assert f"| 7 passed | {told} |" in format_brief(evidence)
 
 
 def test_budget_in_force_is_told_with_reason_floor_and_picture() -> None:

@@ -16,9 +16,9 @@ from reports.evidence import Evidence
 
 PAGES = {
     "green": fake_evidence.evidence(),
-    "red": fake_evidence.red(),
-    "hostile": fake_evidence.red(fake_evidence.HOSTILE),
-    "empty": fake_evidence.empty(),
+    "red": fake_evidence.failing_evidence(),
+    "hostile": fake_evidence.failing_evidence(fake_evidence.HOSTILE_TEXT),
+    "empty": fake_evidence.empty_evidence(),
 }
 
 
@@ -31,18 +31,18 @@ def _no_page(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(params=PAGES)
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     evidence: Evidence = PAGES[request.param]
-    artefacts.write(tmp_path, evidence)
+    artefacts.write_report(tmp_path, evidence)
     return tmp_path
 
 
-@pytest.mark.parametrize("name", schemas.RECORDS)
+@pytest.mark.parametrize("name", schemas.SCHEMA_MODELS)
 def test_published_schema_is_the_record_s(name: str) -> None:
     held = json.loads((schemas.FOLDER / name).read_text())
     assert held == schemas.schema_of(name), "python -m reports.schemas writes them anew"
     Draft202012Validator.check_schema(held)
 
 
-def strict(text: str) -> Any:
+def parse_strict(text: str) -> Any:
     """Parse JSON as the standard has it, in which there is no NaN."""
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is not JSON")
@@ -51,16 +51,16 @@ def strict(text: str) -> Any:
 
 
 def test_every_file_validates_against_the_schema_beside_it(folder: Path) -> None:
-    held = {name: strict((folder / name).read_text()) for name in schemas.RECORDS}
+    held = {name: parse_strict((folder / name).read_text()) for name in schemas.SCHEMA_MODELS}
     for line in (folder / "verdicts.jsonl").read_text().splitlines():
-        Draft202012Validator(held["verdict.schema.json"]).validate(strict(line))
+        Draft202012Validator(held["verdict.schema.json"]).validate(parse_strict(line))
     for name in ("run", "mutants"):
         Draft202012Validator(held[f"{name}.schema.json"]).validate(
-            strict((folder / f"{name}.json").read_text()))
+            parse_strict((folder / f"{name}.json").read_text()))
     xmlschema.XMLSchema(schemas.FOLDER / "junit.xsd").validate(folder / "junit.xml")
 
 
-def line(outcome: str = "passed") -> dict[str, Any]:
+def verdict_line(outcome: str = "passed") -> dict[str, Any]:
     case = next(fake_evidence.contract().expand())
     told: dict[str, Any] = json.loads(fake_evidence.verdict(case, outcome).model_dump_json())
     return told
@@ -73,17 +73,17 @@ def line(outcome: str = "passed") -> dict[str, Any]:
     ("passed", {"seconds": "1"})])
 def test_schema_refuses_what_the_record_refuses(outcome: str, change: dict[str, Any]) -> None:
     schema = Draft202012Validator(schemas.schema_of("verdict.schema.json"))
-    assert schema.is_valid(line(outcome))
-    assert not schema.is_valid({**line(outcome), **change})
+    assert schema.is_valid(verdict_line(outcome))
+    assert not schema.is_valid({**verdict_line(outcome), **change})
     with pytest.raises(ValueError, match="validation error"):
-        Verdict.model_validate_json(json.dumps({**line(outcome), **change}), strict=True)
+        Verdict.model_validate_json(json.dumps({**verdict_line(outcome), **change}), strict=True)
 
 
 @pytest.mark.parametrize(("old", "new"), [
     ('failures="1"', 'failures="many"'), ("failure", "fault"), ('name="p1"', 'name="p9"'),
     (' message="', ' sentence="')])
 def test_junit_schema_can_fail(tmp_path: Path, old: str, new: str) -> None:
-    artefacts.write(tmp_path, fake_evidence.evidence(("failed",) + ("passed",) * 6))
+    artefacts.write_report(tmp_path, fake_evidence.evidence(("failed",) + ("passed",) * 6))
     text = (tmp_path / "junit.xml").read_text()
     assert old in text
     schema = xmlschema.XMLSchema(schemas.FOLDER / "junit.xsd")

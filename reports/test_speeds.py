@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from contracts.load import load_all
+from contracts.load import load_contracts
 from falsifiers.gate.benchmark_records import load_products, load_steps
 from falsifiers.gate.receipts import FOLDER, digest_of, load_receipts
 from falsifiers.gate.runner import ROOT
 from falsifiers.meta.gate.fake_benchmarks import products, step, steps
-from falsifiers.witness.cli import verdict
+from falsifiers.witness.cli import judge_file
 from reports import fake_evidence, llama_cpp_baseline, speed_plots, speeds
-from reports.evidence import Evidence, Kept
+from reports.evidence import Evidence, StoredBenchmark
 from reports.outline import Outline
 from reports.render import page
 
@@ -23,7 +23,9 @@ H200 = {"device": llama_cpp_baseline.DEVICE, "model": f"{llama_cpp_baseline.SHAP
 
 
 def with_speeds(**more: Any) -> Evidence:
-    return fake_evidence.evidence(speeds=(Kept(steps(), True), Kept(products(), False)), **more)
+    return fake_evidence.evidence(
+        speeds=(StoredBenchmark(steps(), True), StoredBenchmark(products(), False)), **more
+    )
 
 
 def test_page_shows_steps_and_products_with_their_conditions() -> None:
@@ -45,40 +47,45 @@ def test_page_without_kept_times_says_nothing_of_speed() -> None:
     assert 'id="speed"' not in page(fake_evidence.evidence())
 
 
-@pytest.mark.parametrize("red", [
-    {"outcomes": fake_evidence.MIXED}, {"kills": fake_evidence.kills(survivors=("p1/copied",))},
-    {"own": fake_evidence.own_run("failed")}])
+@pytest.mark.parametrize(
+    "red",
+    [
+        {"outcomes": fake_evidence.MIXED_OUTCOMES},
+        {"kills": fake_evidence.kills(survivors=("p1/copied",))},
+        {"own": fake_evidence.user_model_run("failed")},
+    ],
+)
 def test_red_page_shows_no_speed(red: dict[str, Any]) -> None:
     assert 'id="speed"' not in page(with_speeds(**red))
 
 
 def test_peer_is_drawn_only_beside_its_own_conditions_and_labelled() -> None:
-    beside = speed_plots.step_times(steps(**H200))
-    assert llama_cpp_baseline.NAME in beside.svg
+    beside = speed_plots.step_time_plot(steps(**H200))
+    assert llama_cpp_baseline.LABEL in beside.svg
     assert llama_cpp_baseline.CONDITIONS in beside.caption
     for other in (steps(), steps(**{**H200, "device": "another"}),
                   steps(step(1, 4096), **H200), steps(**{**H200, "model": "24 layers"})):
-        assert llama_cpp_baseline.NAME not in speed_plots.step_times(other).svg
+        assert llama_cpp_baseline.LABEL not in speed_plots.step_time_plot(other).svg
 
 
 def test_split_is_drawn_by_family_and_nothing_is_lost() -> None:
     one = step(4, split={"project.attn_q": 1.0, "norm.q": 2.0, "rotate.k": 4.0, "conv_step": 8.0,
                          "gated_norm": 16.0, "argmax": 32.0, "head": 64.0, "silu_mul": 128.0})
-    told = speed_plots.families(one)
+    told = speed_plots.time_by_family(one)
     assert told == {"projections": 1.0, "head": 64.0, "recurrence": 24.0, "attention": 4.0,
                     "norms": 2.0, "SiLU": 128.0, "others": 32.0}
-    assert speed_plots.step_split(steps(step(4, split={}))) is None
+    assert speed_plots.step_split_plot(steps(step(4, split={}))) is None
 
 
 def test_hostile_words_of_kept_figures_are_escaped() -> None:
     hostile = page(
         fake_evidence.evidence(
             speeds=[
-                Kept(
+                StoredBenchmark(
                     steps(
-                        device=fake_evidence.HOSTILE,
-                        model=fake_evidence.HOSTILE,
-                        left_out=(fake_evidence.HOSTILE,),
+                        device=fake_evidence.HOSTILE_TEXT,
+                        model=fake_evidence.HOSTILE_TEXT,
+                        left_out=(fake_evidence.HOSTILE_TEXT,),
                     ),
                     True,
                 )
@@ -90,7 +97,7 @@ def test_hostile_words_of_kept_figures_are_escaped() -> None:
 
 
 def test_kept_times_are_fresh_only_for_the_kernels_that_were_measured(tmp_path: Path) -> None:
-    contracts = load_all()
+    contracts = load_contracts()
     now = digest_of(contracts["p4"], ROOT)
     for name, digest in (("a", now), ("b", "older"), ("c", "")):
         folder = tmp_path / FOLDER / name
@@ -99,8 +106,12 @@ def test_kept_times_are_fresh_only_for_the_kernels_that_were_measured(tmp_path: 
     (tmp_path / "engine").symlink_to(ROOT / "engine")
     (tmp_path / "phases").symlink_to(ROOT / "phases")
     (tmp_path / "contracts").symlink_to(ROOT / "contracts")
-    assert [one.fresh for one in speeds.kept(tmp_path, contracts)] == [True, False, False]
-    kept = speeds.kept(ROOT, contracts)
+    assert [one.fresh for one in speeds.load_benchmarks(tmp_path, contracts)] == [
+        True,
+        False,
+        False,
+    ]
+    kept = speeds.load_benchmarks(ROOT, contracts)
     assert len(kept) == len(load_steps(ROOT)) + len(load_products(ROOT)) > 0
 
 
@@ -154,7 +165,7 @@ def test_readme_counts_the_device_cases_that_are_kept() -> None:
 
 def test_the_witness_that_is_kept_is_admitted_and_quoted() -> None:
     path = ROOT / FOLDER / "nvidia-h200/witness-p8.json"
-    assert verdict(path, "4b-shape")[0] == "ADMISSIBLE"
+    assert judge_file(path, "4b-shape")[0] == "ADMISSIBLE"
     bands = json.loads(path.read_text())["bands"]
     rates = [f"{band['decode_tok_s']:.0f}" for band in bands]
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
@@ -164,7 +175,7 @@ def test_the_witness_that_is_kept_is_admitted_and_quoted() -> None:
 
 def test_the_looped_path_s_witness_is_refused_for_its_rate_and_what_it_lacks() -> None:
     path = ROOT / FOLDER / "nvidia-h200/witness-p1.json"
-    said, reasons = verdict(path, "4b-shape")
+    said, reasons = judge_file(path, "4b-shape")
     assert (said, [reason["rule"] for reason in reasons]) == ("NOT ADMISSIBLE", ["S2", "S2", "S7"])
     bands = json.loads(path.read_text())["bands"]
     assert [(band["m_formed"], band["result"]) for band in bands] == [(1, "PASS"), (4, "PASS")]

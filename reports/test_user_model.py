@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from falsifiers.instruments import scalar_reference
-from reports.evidence import OwnRun
-from reports.user_model import Opened, judge_model
-from reports.user_model_claims import LONGEST, plan
+from reports.evidence import UserModelRun
+from reports.user_model import UserModel, judge_model
+from reports.user_model_claims import MAX_TOKENS, plan_streams
 
 VOCAB = 11
 Step = Callable[[Tensor, Sequence[int], Any], Tensor]
@@ -37,7 +37,7 @@ def advance(state: Tensor, token: int) -> Tensor:
     return torch.sin(state * 3)
 
 
-def loop(pool: Tensor, tokens: Sequence[int], rows: Rows) -> Tensor:
+def run_rows(pool: Tensor, tokens: Sequence[int], rows: Rows) -> Tensor:
     """Run each row's tokens alone, as a right engine does."""
     out, left = [], list(tokens)
     for slot, count in zip(rows.slots, rows.counts, strict=True):
@@ -50,7 +50,7 @@ def loop(pool: Tensor, tokens: Sequence[int], rows: Rows) -> Tensor:
 class Engine:
     """A made-up engine of one step function."""
 
-    def __init__(self, step: Step = loop, seconds: float = 0.0) -> None:
+    def __init__(self, step: Step = run_rows, seconds: float = 0.0) -> None:
         self.run, self.seconds = step, seconds
 
     def new_pool(self, slots: int, capacity: int) -> Tensor:
@@ -102,23 +102,23 @@ def oracle(tokens: Sequence[int]) -> Iterator[Tensor]:
         yield advance(state, token)
 
 
-RIGHT = Opened(name="my <file>.gguf", size=123, shape="1 layer", vocab=VOCAB, path="p1",
+RIGHT_MODEL = UserModel(name="my <file>.gguf", size=123, shape="1 layer", vocab=VOCAB, path="p1",
                engine=Engine(), rows=Rows, oracle=oracle, project=product, matrices=[
                    matrix("blk.0.attn_qkv.weight"), matrix("blk.1.attn_qkv.weight"),
                    matrix("output.weight")])
 
 
-def judged(opened: Opened, minutes: float = 1) -> tuple[OwnRun, list[str]]:
+def run_judge(opened: UserModel, minutes: float = 1) -> tuple[UserModelRun, list[str]]:
     said: list[str] = []
     return judge_model(opened, minutes, "in-tree", said.append, lambda what: None), said
 
 
-def outcomes(run: OwnRun) -> dict[str, str]:
+def outcomes(run: UserModelRun) -> dict[str, str]:
     return {verdict.falsifier: verdict.outcome for verdict in reversed(run.verdicts)}
 
 
 def test_right_model_passes_every_attack_after_an_estimate() -> None:
-    run, said = judged(RIGHT)
+    run, said = run_judge(RIGHT_MODEL)
     assert (run.result.verdict, run.result.passed) == ("PASS", 4)
     assert "123 bytes, 3 matrices of type F32" in said[0]
     assert "one token takes" in said[1]
@@ -129,29 +129,29 @@ def test_right_model_passes_every_attack_after_an_estimate() -> None:
 
 
 def test_what_was_not_sampled_is_named() -> None:
-    run, _ = judged(RIGHT)
+    run, _ = run_judge(RIGHT_MODEL)
     assert any(line.startswith("1 of 3 matrices") for line in run.left_out)
-    assert any(f"longer than {LONGEST} tokens" in line for line in run.left_out)
+    assert any(f"longer than {MAX_TOKENS} tokens" in line for line in run.left_out)
 
 
 def rolled(pool: Tensor, tokens: Sequence[int], rows: Rows) -> Tensor:
-    return loop(pool, tokens, rows).roll(1, 0)
+    return run_rows(pool, tokens, rows).roll(1, 0)
 
 
 def writes_idle(pool: Tensor, tokens: Sequence[int], rows: Rows) -> Tensor:
-    logits = loop(pool, tokens, rows)
+    logits = run_rows(pool, tokens, rows)
     if len(rows.slots) > 1:
         pool[1] = pool[rows.slots[0]]
     return logits
 
 
 def reads_idle(pool: Tensor, tokens: Sequence[int], rows: Rows) -> Tensor:
-    return loop(pool, tokens, rows) + (0 * pool[1] if len(pool) > 1 else 0)
+    return run_rows(pool, tokens, rows) + (0 * pool[1] if len(pool) > 1 else 0)
 
 
 @pytest.mark.parametrize("wrong", [rolled, writes_idle, reads_idle])
 def test_wrong_step_fails_in_a_batch_alone(wrong: Step) -> None:
-    run, _ = judged(replace(RIGHT, engine=Engine(wrong)))
+    run, _ = run_judge(replace(RIGHT_MODEL, engine=Engine(wrong)))
     assert outcomes(run) == {"alone_equals_oracle": "passed", "streams_equal_solo": "failed",
                              "products_equal_integer_arithmetic": "passed"}
     assert run.result.verdict == "FAIL"
@@ -161,7 +161,7 @@ def test_oracle_of_other_bits_fails_the_truth_rule() -> None:
     def other(tokens: Sequence[int]) -> Iterator[Tensor]:
         yield from (logits * 1.0000002 for logits in oracle(tokens))
 
-    finding = judged(replace(RIGHT, oracle=other))[0].verdicts[0].finding
+    finding = run_judge(replace(RIGHT_MODEL, oracle=other))[0].verdicts[0].finding
     assert finding is not None
     assert (finding.rule, finding.rung) == ("truth", "bits")
 
@@ -179,7 +179,7 @@ def other_above_one(weight: Matrix, x: Tensor, out: Tensor) -> None:
 
 @pytest.mark.parametrize(("wrong", "rule"), [(last_row_off, "truth"), (other_above_one, "twin")])
 def test_wrong_product_fails_by_its_rule(wrong: Any, rule: str) -> None:
-    run, _ = judged(replace(RIGHT, project=wrong))
+    run, _ = run_judge(replace(RIGHT_MODEL, project=wrong))
     findings = [v.finding for v in run.verdicts if v.finding is not None]
     assert [finding.rule for finding in findings] == [rule, rule]
 
@@ -188,14 +188,14 @@ def test_crash_is_an_error_and_the_rest_is_judged() -> None:
     def crash(pool: Tensor, tokens: Sequence[int], rows: Rows) -> Tensor:
         raise IndexError("row 3")
 
-    run, _ = judged(replace(RIGHT, engine=Engine(crash)))
+    run, _ = run_judge(replace(RIGHT_MODEL, engine=Engine(crash)))
     assert outcomes(run)["streams_equal_solo"] == "error"
     assert outcomes(run)["products_equal_integer_arithmetic"] == "passed"
     assert run.result.verdict == "UNMEASURABLE"
 
 
 def test_time_that_runs_out_is_told_and_never_a_pass_of_what_was_not_run() -> None:
-    run, _ = judged(replace(RIGHT, engine=Engine(seconds=0.02)), minutes=0.001)
+    run, _ = run_judge(replace(RIGHT_MODEL, engine=Engine(seconds=0.02)), minutes=0.001)
     assert any("the time was used up" in line for line in run.left_out)
     assert "passed" not in {v.outcome for v in run.verdicts
                             if v.falsifier == "streams_equal_solo"}
@@ -210,16 +210,25 @@ def test_slow_first_token_is_not_spent_twice() -> None:
         time.sleep(0.02)
         yield from oracle(tokens)
 
-    _, said = judged(replace(RIGHT, oracle=slow), minutes=0.0006)
+    _, said = run_judge(replace(RIGHT_MODEL, oracle=slow), minutes=0.0006)
     assert begun[1:2] != [1]  # what follows is a stream, not a second measurement
     took, first = re.findall(r"(\d+\.\d+) s\b", said[1])[:2]
     assert took == first != "0.00"  # one token was measured, and that was the first
 
 
-@pytest.mark.parametrize(("seconds", "single", "batch"), [
-    (0.001, LONGEST, LONGEST), (1.0, 6, 6), (2.0, 3, 3), (3.0, 7, 0), (15.0, 1, 0), (40.0, 0, 0)])
+@pytest.mark.parametrize(
+    ("seconds", "single", "batch"),
+    [
+        (0.001, MAX_TOKENS, MAX_TOKENS),
+        (1.0, 6, 6),
+        (2.0, 3, 3),
+        (3.0, 7, 0),
+        (15.0, 1, 0),
+        (40.0, 0, 0),
+    ],
+)
 def test_streams_are_as_long_as_the_time_allows(seconds: float, single: int, batch: int) -> None:
-    made = plan(seconds, left=60, minutes=1)
+    made = plan_streams(seconds, left=60, minutes=1)
     assert (made.single, made.batch) == (single, batch)
     assert made.tokens * seconds <= 0.7 * 60
     assert bool(made.left_out) == (batch == 0)

@@ -14,15 +14,15 @@ from reports.kill_view import kill_view
 CASES = list(fake_evidence.contract().expand())
 
 
-def worst(case: int, op: str = "logits", **values: Any) -> Any:
+def make_worst(case: int, op: str = "logits", **values: Any) -> Any:
     record = {"op": op, "rung": "bits", "ulps": 0, "compared": 5, **values}
     return fake_evidence.verdict(CASES[case], worst=[record])
 
 
 def test_worst_of_an_op_is_the_least_cosine_and_then_the_most_ulps() -> None:
-    rows = views.worst_of([worst(0, ulps=900), worst(1, cosine=0.99, rung="budget"),
-                           worst(2, cosine=0.98, rung="budget"), worst(3, "exp(nan)"),
-                           worst(4, "exp(inf)", ulps=1), worst(4, "exp(0)")])
+    rows = views.worst_by_op([make_worst(0, ulps=900), make_worst(1, cosine=0.99, rung="budget"),
+                           make_worst(2, cosine=0.98, rung="budget"), make_worst(3, "exp(nan)"),
+                           make_worst(4, "exp(inf)", ulps=1), make_worst(4, "exp(0)")])
     told = {row.worst.op: (row.case, row.worst.compared, row.cases) for row in rows}
     assert told == {"logits": (CASES[2].id, 15, 3), "exp": (CASES[4].id, 15, 2)}
 
@@ -32,7 +32,7 @@ def test_worst_of_an_op_is_the_least_cosine_and_then_the_most_ulps() -> None:
     ("3.project.attn_qkv", "project.attn_qkv"), ("logits of prefill", "logits of prefill"),
     ("(3)", "(3)")])
 def test_op_is_told_without_its_place(op: str, told: str) -> None:
-    assert views.family(op) == told
+    assert views.op_family(op) == told
 
 
 @pytest.mark.parametrize(("values", "told"), [
@@ -41,10 +41,10 @@ def test_op_is_told_without_its_place(op: str, told: str) -> None:
 def test_engagement_isgathered_over_the_cases(values: tuple[Any, ...], told: str) -> None:
     verdicts = [fake_evidence.verdict(case, evidence={"rows_a_step": value, "near_ties": 1})
                 for case, value in zip(CASES * 2, values, strict=False)]
-    names = [line for line in views.engagement_of(verdicts) if line[0] == "rows_hold"]
+    names = [line for line in views.measured_work(verdicts) if line[0] == "rows_hold"]
     if len(values) < 7:
         assert names == [("rows_hold", "rows a step", told)]
-    assert views.gathered(values) == told
+    assert views.summarise_values(values) == told
 
 
 def test_mutants_have_the_fate_that_the_matrix_says() -> None:
@@ -52,10 +52,10 @@ def test_mutants_have_the_fate_that_the_matrix_says() -> None:
         survivors=("p1/copied",), untold={"p1/rolled": "it fails without it"}
     )
     view = kill_view(kills, "p1")
-    assert {line.row.name: line.fate for line in view.lines} == {"rolled": "cannot tell",
+    assert {line.result.name: line.fate for line in view.lines} == {"rolled": "cannot tell",
                                                                  "copied": "survived"}
-    assert view.away == ("shown_on_gpu",)
-    assert (kill_view(kills, "p2").lines, kill_view(kills, "p2").away) == ((), ())
+    assert view.not_tried == ("shown_on_gpu",)
+    assert (kill_view(kills, "p2").lines, kill_view(kills, "p2").not_tried) == ((), ())
 
 
 def test_matrix_with_a_survivor_is_never_folded_away() -> None:
@@ -66,8 +66,8 @@ def test_matrix_with_a_survivor_is_never_folded_away() -> None:
 def test_budget_of_an_own_arithmetic_is_told_when_a_case_was_held_to_it() -> None:
     own = fake_evidence.contract().model_copy(update={"parity": Parity(
         twin="bitwise", truth="bitwise", own=fake_evidence.BUDGET)})
-    within = worst(0, rung="budget", cosine=0.9995)
-    for verdicts, budget in (([worst(0)], None), ([within], fake_evidence.BUDGET)):
+    within = make_worst(0, rung="budget", cosine=0.9995)
+    for verdicts, budget in (([make_worst(0)], None), ([within], fake_evidence.BUDGET)):
         (section,) = views.sections(
             fake_evidence.evidence(verdicts=verdicts, contracts={"p1": own})
         )
@@ -86,17 +86,17 @@ def test_cells_are_coloured_by_the_rung_that_broke() -> None:
     [
         (fake_evidence.evidence(), "PASS", "Yes, as far as it is built: P1 passes."),
         (
-            fake_evidence.evidence(aside={"p2": "why"}),
+            fake_evidence.evidence(not_judged={"p2": "why"}),
             "PASS",
             "Yes, where the candidate has a part: P1",
         ),
         (
-            fake_evidence.red(),
+            fake_evidence.failing_evidence(),
             "FAIL",
             "No: P1 fails in 4 of 7 cases, your model file fails in 1 of 1",
         ),
         (
-            fake_evidence.evidence(own=fake_evidence.own_run("failed")),
+            fake_evidence.evidence(user_model=fake_evidence.user_model_run("failed")),
             "FAIL",
             "No: your model file fails",
         ),
@@ -105,10 +105,10 @@ def test_cells_are_coloured_by_the_rung_that_broke() -> None:
             "UNMEASURABLE",
             "Cannot tell: P1 is not proven",
         ),
-        (fake_evidence.empty(), "UNMEASURABLE", "Cannot tell: nothing is proven"),
+        (fake_evidence.empty_evidence(), "UNMEASURABLE", "Cannot tell: nothing is proven"),
     ],
 )
 def test_answer_says_what_the_exit_code_says(evidence: Evidence, word: str, start: str) -> None:
-    assert summary_line.word(evidence) == word
+    assert summary_line.verdict_word(evidence) == word
     assert summary_line.answer(evidence).startswith(start)
     assert evidence.exit_code == {"PASS": 0, "FAIL": 1, "UNMEASURABLE": 2}[word]

@@ -10,36 +10,38 @@ from typing import Any
 
 import pytest
 
-from falsifiers.witness.band_checks import Arm, Taken, band
-from falsifiers.witness.index import add_to
+from falsifiers.witness.band_checks import Arm, BandRun, build_band
+from falsifiers.witness.index import add_indices
 from falsifiers.witness.stream import Stream, Token
 from reports import fake_evidence, witness_plots
 from reports.outline import Outline
 from reports.witness_page import page
 
 
-def stream(prompt: int, wrong: bool = False) -> Stream:
+def make_stream(prompt: int, wrong: bool = False) -> Stream:
     """Return a made-up live stream of 64 tokens, one every 10 ms."""
     names = [f"{prompt}.{i}" for i in range(64)]
     names[9] = "odd" if wrong else names[9]
     return Stream(0.0, 0.64, [Token(name) for name in names], [0.01 * (i + 1) for i in range(64)],
-                  "length", declared=True)
+                  "length", is_event_stream=True)
 
 
-def taken(c: int, wrong: bool = False) -> dict[str, Any]:
+def make_band(c: int, wrong: bool = False) -> dict[str, Any]:
     """Return a band of c slots, the last of them wrong if so asked."""
     prompts = list(range(c))
-    arms = [Arm("identical", [-1] * c, [stream(-1, wrong and i == c - 1) for i in range(c)],
+    arms = [Arm("identical", [-1] * c, [make_stream(-1, wrong and i == c - 1) for i in range(c)],
                 0.0, 0.65, c)]
     if c > 1:
-        arms += [Arm(name, order, [stream(p) for p in order], 0.0, 0.65, c)
+        arms += [Arm(name, order, [make_stream(p) for p in order], 0.0, 0.65, c)
                  for name, order in (("forward", prompts), ("reversed", prompts[::-1]))]
-    return band(Taken(c, 64, stream(-1), [stream(p) for p in prompts if c > 1], arms))
+    return build_band(
+        BandRun(c, 64, make_stream(-1), [make_stream(p) for p in prompts if c > 1], arms)
+    )
 
 
-def witness(bands: list[dict[str, Any]], word: str | None = "x") -> dict[str, Any]:
+def make_witness(bands: list[dict[str, Any]], word: str | None = "x") -> dict[str, Any]:
     """Return a made-up witness; `word` stands wherever a foreign text may."""
-    add_to(bands, [0.6])
+    add_indices(bands, [0.6])
     return {"host": word, "commit": word, "binary_sha256": word, "prompt_sha256": word,
             "model": {"path": f"Qwen3.5-4B{word or ''}", "sha256": word}, "server": word,
             "m_formed_from": word, "versions": {"python": word}, "bands": bands,
@@ -47,29 +49,31 @@ def witness(bands: list[dict[str, Any]], word: str | None = "x") -> dict[str, An
             "reference": {"tokens": 64, "stable": True}}
 
 
-def empty() -> list[dict[str, Any]]:
-    return [band(Taken(c, 64, Stream(), [], [])) | {"result": "UNMEASURABLE"} for c in (1, 4)]
+def empty_bands() -> list[dict[str, Any]]:
+    return [
+        build_band(BandRun(c, 64, Stream(), [], [])) | {"result": "UNMEASURABLE"} for c in (1, 4)
+    ]
 
 
-def hostile() -> dict[str, Any]:
-    made = witness([taken(1), taken(4, wrong=True)], fake_evidence.HOSTILE)
-    made["bands"][1]["reason"] = fake_evidence.HOSTILE
+def hostile_witness() -> dict[str, Any]:
+    made = make_witness([make_band(1), make_band(4, wrong=True)], fake_evidence.HOSTILE_TEXT)
+    made["bands"][1]["reason"] = fake_evidence.HOSTILE_TEXT
     return made
 
 
-PAGES = {"green": lambda: witness([taken(c) for c in (1, 4, 8, 16)]),
-         "red": lambda: witness([taken(1), taken(4, wrong=True)], "/x"),
-         "empty": lambda: witness(empty(), None), "hostile": hostile}
+PAGES = {"green": lambda: make_witness([make_band(c) for c in (1, 4, 8, 16)]),
+         "red": lambda: make_witness([make_band(1), make_band(4, wrong=True)], "/x"),
+         "empty": lambda: make_witness(empty_bands(), None), "hostile": hostile_witness}
 
 
 @cache
-def text_of(name: str) -> str:
+def page_text(name: str) -> str:
     return page(PAGES[name]())
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_page_is_sound_and_needs_nothing_but_itself(name: str) -> None:
-    text = text_of(name)
+    text = page_text(name)
     outline = Outline(text)
     assert text.lstrip().startswith("<!doctype html>")
     assert outline.open == []
@@ -85,7 +89,7 @@ def test_page_is_sound_and_needs_nothing_but_itself(name: str) -> None:
 
 
 def test_green_page_draws_every_stream_and_every_index() -> None:
-    outline = Outline(text_of("green"))
+    outline = Outline(page_text("green"))
     assert outline.texts("h1.")[0].startswith("✓ ADMISSIBLE")
     assert outline.tags.count("svg") == 2 * 4 + 1
     paths = [value for name, value in outline.attributes if name == "d" and value]
@@ -94,7 +98,7 @@ def test_green_page_draws_every_stream_and_every_index() -> None:
 
 
 def test_red_page_tells_no_speed_of_what_is_wrong() -> None:
-    text = text_of("red")
+    text = page_text("red")
     whole = " ".join(Outline(text).texts("section."))
     assert Outline(text).texts("h1.")[0].startswith("✕ NOT ADMISSIBLE")
     assert "slot 3 parts from slot 0 at token 9" in whole
@@ -104,15 +108,15 @@ def test_red_page_tells_no_speed_of_what_is_wrong() -> None:
 
 
 def test_empty_page_says_that_nothing_came() -> None:
-    whole = " ".join(Outline(text_of("empty")).texts("section."))
+    whole = " ".join(Outline(page_text("empty")).texts("section."))
     assert whole.count("Nothing came to be compared.") == 2
     assert "No index is told" in whole
     assert "not told" in whole
 
 
 def test_hostile_words_change_no_element_of_the_page() -> None:
-    assert Counter(Outline(text_of("hostile")).tags) == Counter(Outline(text_of("red")).tags)
-    assert "<script" not in text_of("hostile")
+    assert Counter(Outline(page_text("hostile")).tags) == Counter(Outline(page_text("red")).tags)
+    assert "<script" not in page_text("hostile")
 
 
 @pytest.mark.parametrize("most", [0.003, 1.0, 7.5, 64, 100, 12_345.6])

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from falsifiers.bisect.cli import place_lines
-from falsifiers.bisect.divergence import Values
+from falsifiers.bisect.cli import format_location
+from falsifiers.bisect.divergence import ValueDiff
 from falsifiers.bisect.trace_compare import Cell, Comparison, Difference
 from reports import pages
 
-LISTED = 60
+MAX_LISTED = 60
 """Cells whose differences are listed below the map."""
-WORDS = {"equal": ("·", "every tensor has the same bits"),
+CELL_WORDS = {"equal": ("·", "every tensor has the same bits"),
          "within": ("≈", "within the bounds, but not the same bits"),
          "differ": ("✕", "differs"), "none": ("", "nothing to compare")}
 
@@ -21,66 +21,84 @@ WORDS = {"equal": ("·", "every tensor has the same bits"),
 class Square:
     """One cell as it is drawn."""
 
-    word: str
+    status: str
     mark: str
     title: str
     anchor: str
     """Where its differences are listed, or empty."""
-    first: bool
+    first_difference: bool
 
 
 def page(found: Comparison) -> str:
     """Return a comparison as a self-contained page; everything foreign in it is escaped."""
-    return pages.filled("trace.html", context(found))
+    return pages.fill_template("trace.html", context(found))
 
 
 def context(found: Comparison) -> dict[str, Any]:
     """Return what the template is filled with."""
     steps = sorted({step for step, _ in found.cells})
-    first = _first(found)
+    first = _first_cell(found)
     order = {layer: number for number, layer in enumerate(found.layers)}
     parted = sorted((cell for cell in found.cells.values() if cell.differences),
                     key=lambda cell: (cell is not first, cell.step, order[cell.layer]))
-    listed = parted[:LISTED]
+    listed = parted[:MAX_LISTED]
     anchors = {(cell.step, cell.layer): f"s{cell.step}-{order[cell.layer]}" for cell in listed}
     return {
-        "report": found.report, "bounds": found.bounds, "steps": steps, "words": WORDS,
-        "said": place_lines(found.report), "diverged": found.first is not None,
-        "left_out": found.steps_left_out, "not_listed": len(parted) - len(listed),
-        "totals": {word: sum(cell.word == word for cell in found.cells.values())
-                   for word in WORDS},
-        "rows": [(layer, [_square(found.cells.get((step, layer)), anchors, first)
-                          for step in steps]) for layer in found.layers],
-        "cells": [{"cell": cell, "anchor": anchors[cell.step, cell.layer], "first": cell is first,
-                   "more": cell.differ + cell.within - len(cell.differences),
-                   "differences": [_row(one) for one in cell.differences]} for cell in listed]}
+        "report": found.report,
+        "bounds": found.bounds,
+        "steps": steps,
+        "words": CELL_WORDS,
+        "said": format_location(found.report),
+        "diverged": found.first_difference is not None,
+        "left_out": found.steps_left_out,
+        "not_listed": len(parted) - len(listed),
+        "totals": {
+            word: sum(cell.status == word for cell in found.cells.values()) for word in CELL_WORDS
+        },
+        "rows": [
+            (layer, [_draw_cell(found.cells.get((step, layer)), anchors, first) for step in steps])
+            for layer in found.layers
+        ],
+        "cells": [
+            {
+                "cell": cell,
+                "anchor": anchors[cell.step, cell.layer],
+                "first": cell is first,
+                "more": cell.differ + cell.within - len(cell.differences),
+                "differences": [_difference_row(one) for one in cell.differences],
+            }
+            for cell in listed
+        ],
+    }
 
 
-def _first(found: Comparison) -> Cell | None:
-    if found.first is None:
+def _first_cell(found: Comparison) -> Cell | None:
+    if found.first_difference is None:
         return None
-    return next(cell for cell in found.cells.values() if found.first in cell.differences)
+    return next(cell for cell in found.cells.values() if found.first_difference in cell.differences)
 
 
-def _square(cell: Cell | None, anchors: dict[tuple[int, str], str], first: Cell | None) -> Square:
+def _draw_cell(
+    cell: Cell | None, anchors: dict[tuple[int, str], str], first: Cell | None
+) -> Square:
     if cell is None:
-        return Square("none", "", WORDS["none"][1], "", first=False)
-    mark, told = WORDS[cell.word]
+        return Square("none", "", CELL_WORDS["none"][1], "", first_difference=False)
+    mark, told = CELL_WORDS[cell.status]
     counts = f"{cell.compared} compared, {cell.differ} differ, {cell.within} within the bounds"
-    return Square(cell.word, f"{mark}{cell.differ or ''}", f"{told}: {counts}",
-                  anchors.get((cell.step, cell.layer), ""), first=cell is first)
+    return Square(cell.status, f"{mark}{cell.differ or ''}", f"{told}: {counts}",
+                  anchors.get((cell.step, cell.layer), ""), first_difference=cell is first)
 
 
-def _row(one: Difference) -> dict[str, Any]:
+def _difference_row(one: Difference) -> dict[str, Any]:
     """Return a difference as a row of a table."""
     return {"op": one.place.op, "name": one.place.name, "slot": one.place.slot, "row": one.row,
             "within": one.within, "note": one.note, "values": one.values,
             "cosine": "-" if one.cosine is None else f"{1 - one.cosine:.2e}",
             "norm": "-" if one.norm is None else f"{one.norm:.2e}",
-            "around": [] if one.values is None else _around(one.values)}
+            "around": [] if one.values is None else _nearby_values(one.values)}
 
 
-def _around(values: Values) -> list[tuple[int, str, str, bool]]:
+def _nearby_values(values: ValueDiff) -> list[tuple[int, str, str, bool]]:
     """Return the values around the first that differs: flat index, got, wanted, whether alike."""
     return [(values.first_shown + i, f"{got:.9g}", f"{want:.9g}", got == want)
             for i, (got, want) in enumerate(zip(values.got_around, values.want_around,

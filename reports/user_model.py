@@ -20,15 +20,21 @@ from falsifiers.judging.batch_driver import Batch, RowsOf, alone, prompt_of
 from falsifiers.judging.errors import Unmeasurable
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.verdict import Verdict
-from reports.evidence import OwnRun
-from reports.sampled_products import Sampler
-from reports.user_model_claims import FALSIFIERS, LONGEST, SHORT, Plan, plan
+from reports.evidence import UserModelRun
+from reports.sampled_products import ProductSampler
+from reports.user_model_claims import (
+    FALSIFIERS,
+    FIRST_TOKEN_SHARE,
+    MAX_TOKENS,
+    StreamPlan,
+    plan_streams,
+)
 
-Say = Callable[[str], None]
+Printer = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Opened:
+class UserModel:
     """A model file that was opened, with what judging it takes."""
 
     name: str
@@ -59,68 +65,72 @@ class Clock:
     started: float = field(default_factory=time.perf_counter)
 
     @property
-    def used(self) -> float:
+    def elapsed(self) -> float:
         """Seconds since the start."""
         return time.perf_counter() - self.started
 
     @property
-    def over(self) -> bool:
+    def expired(self) -> bool:
         """Whether nothing more should be begun."""
-        return self.used >= self.limit
+        return self.elapsed >= self.limit
 
 
-def judge_model(opened: Opened, minutes: float, subject: str, say: Say, tell: Say) -> OwnRun:
+def judge_model(
+    opened: UserModel, minutes: float, subject: str, say: Printer, tell: Printer
+) -> UserModelRun:
     """Judge a model file within `minutes`; `say` prints a line, `tell` shows progress."""
-    run = _Run(opened, Clock(60 * minutes), minutes, subject, tell)
+    run = _ModelJudge(opened, Clock(60 * minutes), minutes, subject, tell)
     types = sorted({weight.kind for weight in opened.matrices})
     weights = sum(weight.n * weight.k for weight in opened.matrices)
     say(f"{opened.name}: {opened.size:,} bytes, {len(opened.matrices)} matrices of type "
         f"{', '.join(types)}; unpacked they take {2 * weights / 2**30:.1f} GiB of memory or more")
     tell("one token, to measure")
-    first, seconds = run.measure()
-    sampler = Sampler(opened.matrices, opened.project)
-    planned = plan(seconds, max(0.0, run.clock.limit - run.clock.used), minutes)
-    about = seconds * planned.tokens + sampler.seconds
+    first, seconds = run.time_tokens()
+    sampler = ProductSampler(opened.matrices, opened.project)
+    planned = plan_streams(seconds, max(0.0, run.clock.limit - run.clock.elapsed), minutes)
+    about = seconds * planned.tokens + sampler.estimated_seconds
     say(f"one token takes {seconds:.2f} s (the first took {first:.2f} s), so this takes about "
         f"{min(about, run.clock.limit):.0f} s: {planned.tokens} tokens through the model and "
-        f"{len(sampler.chosen)} matrices sampled, within --minutes {minutes:g}")
-    run.streams(planned)
-    run.products(sampler)
+        f"{len(sampler.selection)} matrices sampled, within --minutes {minutes:g}")
+    run.judge_streams(planned)
+    run.judge_products(sampler)
     facts = {"file": opened.name, "size": f"{opened.size:,} bytes", "shape": opened.shape,
              "types": ", ".join(types), "path under test": opened.path,
-             "time": f"{run.clock.used:.0f} s of {run.clock.limit:.0f} s allowed"}
-    return OwnRun(opened.name, facts, FALSIFIERS, tuple(run.cases), tuple(run.verdicts),
+             "time": f"{run.clock.elapsed:.0f} s of {run.clock.limit:.0f} s allowed"}
+    return UserModelRun(opened.name, facts, FALSIFIERS, tuple(run.cases), tuple(run.verdicts),
                   tuple(run.left_out))
 
 
-class _Run:
+class _ModelJudge:
     """The cases judged so far, and what was left out."""
 
-    def __init__(self, opened: Opened, clock: Clock, minutes: float, subject: str,
-                 tell: Say) -> None:
-        self.opened, self.clock, self.subject, self.tell = opened, clock, subject, tell
+    def __init__(self, opened: UserModel, clock: Clock, minutes: float, subject: str,
+                 tell: Printer) -> None:
+        self.opened, self.clock, self.subject, self.progress = opened, clock, subject, tell
         self.minutes = minutes
         self.cases: list[Case] = []
         self.verdicts: list[Verdict] = []
         self.left_out: list[str] = []
 
-    def measure(self) -> tuple[float, float]:
+    def time_tokens(self) -> tuple[float, float]:
         """Return the seconds of a first token, which unpacks weights, and of one like the rest.
 
         When the first takes a good part of the time, it stands for the rest as well.
         """
         seconds: list[float] = []
-        while not seconds or (len(seconds) < 2 and self.clock.used < SHORT * self.clock.limit):
+        while not seconds or (
+            len(seconds) < 2 and self.clock.elapsed < FIRST_TOKEN_SHARE * self.clock.limit
+        ):
             started = time.perf_counter()
             next(self.opened.oracle([0]))
             seconds.append(time.perf_counter() - started)
         return seconds[0], seconds[-1]
 
-    def judge(self, falsifier: str, name: str, attack: Callable[[Judge], None]) -> None:
+    def judge_case(self, falsifier: str, name: str, attack: Callable[[Judge], None]) -> None:
         """Run one attack and keep its verdict."""
         case = Case(phase="model", falsifier=falsifier, tier="cpu", name=name, given={},
                     quick=True, must_claim=False)
-        self.tell(f"{falsifier} {name}")
+        self.progress(f"{falsifier} {name}")
         judge, error, started = Judge(case), None, time.perf_counter()
         try:
             attack(judge)
@@ -132,63 +142,66 @@ class _Run:
             case, error, judge, subject=self.subject, seconds=time.perf_counter() - started,
             repro=f"rowtwin report --model {quoted} --minutes {self.minutes:g}"))
 
-    def streams(self, planned: Plan) -> None:
+    def judge_streams(self, planned: StreamPlan) -> None:
         """Judge one stream against the oracle, then three together against each alone."""
         self.left_out += planned.left_out
         if planned.single:
-            self.judge("alone_equals_oracle", f"m1-{planned.single}-tokens",
-                       lambda judge: self._single(judge, planned.single))
+            self.judge_case("alone_equals_oracle", f"m1-{planned.single}-tokens",
+                       lambda judge: self._judge_single(judge, planned.single))
         if planned.batch:
-            self.judge("streams_equal_solo", f"m3-{planned.batch}-tokens",
-                       lambda judge: self._batch(judge, planned.batch))
+            self.judge_case("streams_equal_solo", f"m3-{planned.batch}-tokens",
+                       lambda judge: self._judge_batch(judge, planned.batch))
 
-    def _single(self, judge: Judge, length: int) -> None:
+    def _judge_single(self, judge: Judge, length: int) -> None:
         tokens = prompt_of(0, length, self.opened.vocab)
         stream = alone(self.opened.engine, self.opened.rows, tokens, 0, length)
         for step, want in enumerate(self.opened.oracle(tokens)):
             judge.equal("logits", stream.logits[step], want, rule="truth", step=step)
-            self.tell(f"m = 1, token {step + 1} of {length}")
-            if self.clock.over and step + 1 < length:
+            self.progress(f"m = 1, token {step + 1} of {length}")
+            if self.clock.expired and step + 1 < length:
                 self.left_out.append(f"m = 1: stopped after {step + 1} of {length} tokens, as "
                                      f"the time was used up")
                 break
         judge.engaged(tokens=step + 1)
 
-    def _batch(self, judge: Judge, length: int) -> None:
+    def _judge_batch(self, judge: Judge, length: int) -> None:
         opened, slots = self.opened, (2, 0, 3)
         batch = Batch(opened.engine, opened.rows, judge, slots=4, capacity=length)
         if hasattr(opened.engine, "write_state"):
             batch.poison(1)  # the slot that nobody names
         for number, slot in enumerate(slots):
-            self.tell(f"m = 3, sequence {number + 1} alone")
+            self.progress(f"m = 3, sequence {number + 1} alone")
             prompt = prompt_of(number, length - number, opened.vocab)
             batch.join(slot, alone(opened.engine, opened.rows, prompt, 0, length))
-            if self.clock.over:
+            if self.clock.expired:
                 raise Unmeasurable("the time was used up before a step of three rows ran")
         batch.step(slots, (3, 2, 1))  # ragged chunks, after which all have as many left
-        while batch.fed[slots[0]] < length and not self.clock.over:
-            self.tell(f"m = 3, step {batch.step_number + 1} of {length - 2}")
+        while batch.fed[slots[0]] < length and not self.clock.expired:
+            self.progress(f"m = 3, step {batch.step_number + 1} of {length - 2}")
             batch.step(slots if batch.step_number % 2 else slots[::-1])
         if batch.fed[slots[0]] < length:
             self.left_out.append(f"m = 3: stopped after {batch.step_number} of {length - 2} steps, "
                                  f"as the time was used up")
         judge.engaged(rows_a_step=batch.widest, steps=batch.step_number)
 
-    def products(self, sampler: Sampler) -> None:
+    def judge_products(self, sampler: ProductSampler) -> None:
         """Judge the sampled matrices' products while there is time."""
         done = 0
-        for weight in sampler.chosen:
-            if self.clock.over:
+        for weight in sampler.selection:
+            if self.clock.expired:
                 break
-            self.judge("products_equal_integer_arithmetic", weight.name,
-                       partial(sampler.attack, weight))
+            self.judge_case("products_equal_integer_arithmetic", weight.name,
+                       partial(sampler.check_product, weight))
             done += 1
-        if done < len(sampler.chosen):
-            names = ", ".join(weight.name for weight in sampler.chosen[done:])
+        if done < len(sampler.selection):
+            names = ", ".join(weight.name for weight in sampler.selection[done:])
             self.left_out.append(f"matrices, as the time was used up: {names}")
         every = len(self.opened.matrices)
         self.left_out.append(
-            f"{every - len(sampler.chosen)} of {every} matrices, since one of each role and type "
-            f"is chosen, and all but {sampler.rows} rows of those that are")
-        self.left_out.append(f"sequences longer than {LONGEST} tokens, and widths other than 1 and "
-                             f"3: the phases' own cases go further on small models")
+            f"{every - len(sampler.selection)} of {every} matrices, since one of each role and type "
+            f"is chosen, and all but {sampler.rows} rows of those that are"
+        )
+        self.left_out.append(
+            f"sequences longer than {MAX_TOKENS} tokens, and widths other than 1 and "
+            f"3: the phases' own cases go further on small models"
+        )

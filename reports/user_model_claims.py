@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from contracts.schema import Falsifier
 
-LONGEST = 12
+MAX_TOKENS = 12
 """Tokens of the longest stream."""
-SHORT = 0.4
+FIRST_TOKEN_SHARE = 0.4
 """When a first token took more than this part of the time, no second is measured."""
-SHARE = 0.7
+STREAM_SHARE = 0.7
 """The part of the time that streams may plan to use; sampled products get the rest."""
 
 FALSIFIERS = (
@@ -32,7 +32,7 @@ FALSIFIERS = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class StreamPlan:
     """How many tokens each stream gets."""
 
     single: int = 0
@@ -48,16 +48,16 @@ class Plan:
         return 2 * self.single + 2 * three
 
 
-def plan(seconds: float, left: float, minutes: float) -> Plan:
+def plan_streams(seconds: float, left: float, minutes: float) -> StreamPlan:
     """Return the longest streams that fit SHARE of the time `left`, at `seconds` a token."""
-    for length in range(LONGEST, 2, -1):
-        both = Plan(length, length)
-        if both.tokens * seconds <= SHARE * left:
+    for length in range(MAX_TOKENS, 2, -1):
+        both = StreamPlan(length, length)
+        if both.tokens * seconds <= STREAM_SHARE * left:
             return both
-    cost = Plan(3, 3).tokens * seconds
+    cost = StreamPlan(3, 3).tokens * seconds
     wide = f"m = 3: the shortest streams take about {cost:.0f} s, past --minutes {minutes:g}"
-    single = min(LONGEST, int(SHARE * left / (2 * seconds)))
+    single = min(MAX_TOKENS, int(STREAM_SHARE * left / (2 * seconds)))
     if single:
-        return Plan(single, 0, (wide,))
-    return Plan(0, 0, (f"m = 1: two tokens take about {2 * seconds:.0f} s, past --minutes "
+        return StreamPlan(single, 0, (wide,))
+    return StreamPlan(0, 0, (f"m = 1: two tokens take about {2 * seconds:.0f} s, past --minutes "
                        f"{minutes:g}", wide))

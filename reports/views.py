@@ -12,7 +12,7 @@ from falsifiers.gate import phase_status
 from falsifiers.gate.phase_status import PhaseResult
 from falsifiers.judging.verdict import RED, Verdict, Worst
 from reports.evidence import Evidence
-from reports.grid import Cell, Grid, anchor_of, cell_of, grid_of
+from reports.grid import Cell, Grid, anchor_of, arrange_cases, cell_of
 from reports.kill_view import KillView, kill_view
 
 TITLES = {
@@ -23,11 +23,11 @@ TITLES = {
 """What a phase is about, until it has a contract that says so."""
 MARKS = {"PASS": "✓", "FAIL": "✗", "UNMEASURABLE": "?", "BLOCKED": "■", "not built": "·",
          "not judged": "·"}
-COUNTS = ("passed", "failed", "error", "unmeasurable", "declined")
+OUTCOMES = ("passed", "failed", "error", "unmeasurable", "declined")
 
 
 @dataclass(frozen=True)
-class Rung:
+class PhaseSummary:
     """One line of the ladder."""
 
     phase: str
@@ -44,7 +44,7 @@ class Rung:
     @property
     def counts(self) -> str:
         """The outcomes in words, `30 passed, 2 failed`."""
-        return counts_of(self.result) if self.result else ""
+        return format_counts(self.result) if self.result else ""
 
     @property
     def proof(self) -> str:
@@ -90,7 +90,7 @@ class Attack:
 
 
 @dataclass(frozen=True)
-class WorstRow:
+class WorstCase:
     """The worst that one op showed in a phase, and where."""
 
     worst: Worst
@@ -103,9 +103,9 @@ class WorstRow:
 class Section:
     """All about one phase."""
 
-    rung: Rung
+    rung: PhaseSummary
     attacks: tuple[Attack, ...]
-    worst: tuple[WorstRow, ...]
+    worst: tuple[WorstCase, ...]
     engagement: tuple[tuple[str, str, str], ...]
     """Falsifier, what was measured, and its values over the cases."""
     near_ties: tuple[tuple[str, int], ...]
@@ -116,27 +116,27 @@ class Section:
     """The rungs at which cases failed."""
 
 
-def counts_of(result: PhaseResult) -> str:
+def format_counts(result: PhaseResult) -> str:
     """Return a phase's outcomes in words."""
-    told = [f"{n} {word}" for word in COUNTS if (n := getattr(result, word))]
+    told = [f"{n} {word}" for word in OUTCOMES if (n := getattr(result, word))]
     return ", ".join(told) or "no case ran"
 
 
-def ladder(evidence: Evidence) -> list[Rung]:
+def summarise_phases(evidence: Evidence) -> list[PhaseSummary]:
     """Return a line for every phase, those not built included, and the user's model last."""
-    told = {result.phase: result for result in evidence.judged}
+    told = {result.phase: result for result in evidence.judged_results}
     rungs = []
-    for phase in ("engine", *phase_status.PHASES, *(["model"] if evidence.own else [])):
+    for phase in ("engine", *phase_status.PHASES, *(["model"] if evidence.user_model else [])):
         result, contract = told.get(phase), evidence.contracts.get(phase)
         word = result.verdict if result else \
-            "not judged" if phase in evidence.aside else "not built"
-        why = result.why if result else tuple(filter(None, [evidence.aside.get(phase)]))
+            "not judged" if phase in evidence.not_judged else "not built"
+        why = result.why if result else tuple(filter(None, [evidence.not_judged.get(phase)]))
         title = contract.title if contract else TITLES.get(phase, "your own model file")
-        rungs.append(Rung(phase, title, word, MARKS[word], why, result, contract))
+        rungs.append(PhaseSummary(phase, title, word, MARKS[word], why, result, contract))
     return rungs
 
 
-def failures(evidence: Evidence) -> list[FailureGroup]:
+def group_failures(evidence: Evidence) -> list[FailureGroup]:
     """Return every case that failed or ended in an error, by falsifier, failed ones first."""
     groups: dict[tuple[str, str], list[Verdict]] = {}
     for outcome in RED:
@@ -150,22 +150,28 @@ def failures(evidence: Evidence) -> list[FailureGroup]:
 
 def sections(evidence: Evidence) -> list[Section]:
     """Return a section for every phase that was judged."""
-    return [_section(evidence, rung, rung.contract) for rung in ladder(evidence)
+    return [_make_section(evidence, rung, rung.contract) for rung in summarise_phases(evidence)
             if rung.contract is not None and rung.result is not None]
 
 
-def _section(evidence: Evidence, rung: Rung, contract: Contract) -> Section:
+def _make_section(evidence: Evidence, rung: PhaseSummary, contract: Contract) -> Section:
     mine = [v for v in evidence.verdicts if v.phase == rung.phase]
     truth = contract.parity.truth
     if any(worst.rung == "budget" for v in mine for worst in v.worst):
         truth = contract.parity.own or truth  # of a candidate in an arithmetic of its own
-    return Section(rung, attacks(contract.falsifiers, contract.expand(), mine), worst_of(mine),
-                   engagement_of(mine), near_ties_of(mine), kill_view(evidence.kills, rung.phase),
-                   truth if isinstance(truth, Budget) else None,
-                   tuple(dict.fromkeys(v.finding.rung for v in mine if v.finding)))
+    return Section(
+        rung,
+        group_by_falsifier(contract.falsifiers, contract.expand(), mine),
+        worst_by_op(mine),
+        measured_work(mine),
+        near_ties_of(mine),
+        kill_view(evidence.kills, rung.phase),
+        truth if isinstance(truth, Budget) else None,
+        tuple(dict.fromkeys(v.finding.rung for v in mine if v.finding)),
+    )
 
 
-def attacks(falsifiers: Sequence[Falsifier], cases: Iterable[Case],
+def group_by_falsifier(falsifiers: Sequence[Falsifier], cases: Iterable[Case],
             verdicts: Sequence[Verdict]) -> tuple[Attack, ...]:
     """Return each falsifier with those of its cases that were judged."""
     by_id = {verdict.case: verdict for verdict in verdicts}
@@ -174,50 +180,56 @@ def attacks(falsifiers: Sequence[Falsifier], cases: Iterable[Case],
     for falsifier in falsifiers:
         mine = [case for case in ran if case.falsifier == falsifier.id]
         found = [by_id[case.id] for case in mine]
-        out.append(Attack(
-            falsifier, grid_of(mine, by_id), sum(v.outcome == "passed" for v in found), len(found),
-            sum(v.seconds for v in found),
-            tuple((cell_of(case, by_id[case.id]), by_id[case.id]) for case in mine)))
+        out.append(
+            Attack(
+                falsifier,
+                arrange_cases(mine, by_id),
+                sum(v.outcome == "passed" for v in found),
+                len(found),
+                sum(v.seconds for v in found),
+                tuple((cell_of(case, by_id[case.id]), by_id[case.id]) for case in mine),
+            )
+        )
     return tuple(out)
 
 
-def badness(worst: Worst) -> tuple[float, float, int]:
+def severity_key(worst: Worst) -> tuple[float, float, int]:
     """Return a key by which the worst of several comparisons of one op is the largest."""
     return (1 - (1 if worst.cosine is None else worst.cosine), worst.norm_error or 0.0, worst.ulps)
 
 
-def worst_of(verdicts: Sequence[Verdict]) -> tuple[WorstRow, ...]:
+def worst_by_op(verdicts: Sequence[Verdict]) -> tuple[WorstCase, ...]:
     """Return the worst case of every op that was compared."""
     seen: dict[str, list[tuple[Worst, str]]] = {}
     for verdict in verdicts:
         for worst in verdict.worst:
-            seen.setdefault(family(worst.op), []).append((worst, verdict.case))
+            seen.setdefault(op_family(worst.op), []).append((worst, verdict.case))
     rows = []
     for op, found in seen.items():
-        worst, case = max(found, key=lambda pair: badness(pair[0]))
+        worst, case = max(found, key=lambda pair: severity_key(pair[0]))
         total = sum(one.compared for one, _ in found)
-        rows.append(WorstRow(worst.model_copy(update={"op": op, "compared": total}), case,
+        rows.append(WorstCase(worst.model_copy(update={"op": op, "compared": total}), case,
                              len({name for _, name in found})))
     return tuple(rows)
 
 
-def family(op: str) -> str:
+def op_family(op: str) -> str:
     """Return an op without its place: `slot 1, 3.conv` is told as `conv`, `exp(nan)` as `exp`."""
     return re.sub(r"^(slot \d+, )?(\d+\.)?| \d+$|\(.*$", "", op) or op
 
 
-def engagement_of(verdicts: Sequence[Verdict]) -> tuple[tuple[str, str, str], ...]:
+def measured_work(verdicts: Sequence[Verdict]) -> tuple[tuple[str, str, str], ...]:
     """Return what was measured of the work really done, its values gathered over the cases."""
     found: dict[tuple[str, str], list[Any]] = {}
     for verdict in verdicts:
         for key, value in verdict.evidence.items():
             if key != "near_ties":
                 found.setdefault((verdict.falsifier, key), []).append(value)
-    return tuple((falsifier, key.replace("_", " "), gathered(values))
+    return tuple((falsifier, key.replace("_", " "), summarise_values(values))
                  for (falsifier, key), values in found.items())
 
 
-def gathered(values: Sequence[Any]) -> str:
+def summarise_values(values: Sequence[Any]) -> str:
     """Return numbers as their range, and other values by name, in a few words."""
     values = [", ".join(f"{key}: {one:,}" if isinstance(one, int) else f"{key}: {one}"
                         for key, one in v.items()) if isinstance(v, dict) else v for v in values]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from falsifiers.witness import rules
-from falsifiers.witness.run import INVALID, speed
+from falsifiers.witness.run import INVALID, format_speed
 from reports import pages, witness_plots
 
 MARKS = {"PASS": "✓", "FAIL": "✕", "UNMEASURABLE": "?"}
@@ -14,20 +14,20 @@ MARKS = {"PASS": "✓", "FAIL": "✕", "UNMEASURABLE": "?"}
 
 def page(witness: Mapping[str, Any]) -> str:
     """Return a witness as a self-contained page; everything foreign in it is escaped."""
-    return pages.filled("witness.html", context(witness))
+    return pages.fill_template("witness.html", context(witness))
 
 
 def context(witness: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the template is filled with."""
-    reasons, bands = rules.judge(witness, rules.MODEL), witness["bands"]
+    reasons, bands = rules.judge_witness(witness, rules.MODEL_PREFIX), witness["bands"]
     return {
-        "admitted": not reasons, "reasons": reasons, "prefix": rules.MODEL, "marks": MARKS,
+        "admitted": not reasons, "reasons": reasons, "prefix": rules.MODEL_PREFIX, "marks": MARKS,
         "facts": facts(witness), "invalid": INVALID,
-        "bands": [{"band": band, "word": band["result"], "speed": speed(band),
-                   "streams": witness_plots.streams(band),
-                   "agreement": witness_plots.agreement(band)} for band in bands],
+        "bands": [{"band": band, "word": band["result"], "speed": format_speed(band),
+                   "streams": witness_plots.stream_plot(band),
+                   "agreement": witness_plots.agreement_plot(band)} for band in bands],
         "indices": [band for band in bands if band.get("index")],
-        "index_plot": witness_plots.indices(bands)}
+        "index_plot": witness_plots.index_plot(bands)}
 
 
 def facts(witness: Mapping[str, Any]) -> dict[str, str]:

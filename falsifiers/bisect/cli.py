@@ -10,23 +10,25 @@ import typer
 
 if TYPE_CHECKING:
     from contracts.schema import Case
-    from falsifiers.bisect.divergence import Place, Report, Values
+    from falsifiers.bisect.divergence import Location, Report, ValueDiff
     from falsifiers.bisect.paired_runs import Setup, Step
-    from falsifiers.bisect.repro_script import Asked
+    from falsifiers.bisect.repro_script import BisectRequest
 
 Width = Annotated[int, typer.Option("--m", metavar="M", help="Rows of the batch.")]
 Steps = Annotated[int, typer.Option(metavar="S", help="Steps to run.")]
 Prompt = Annotated[int, typer.Option(metavar="P", help="Tokens of the longest row's prompt.")]
 Seed = Annotated[int, typer.Option(metavar="N", help="What tokens and slots are drawn by.")]
 
-More = tuple[Path | None, bool]
+StepOptions = tuple[Path | None, bool]
 """A file for what parts shrunk, and whether greedy runs are taken."""
 app = typer.Typer(add_completion=False, no_args_is_help=True)
-MOST = 64
-SEEN = {"silent": "steps that report their ops agree: this was seen by the state and logits of "
-                  "steps that do not",
-        "greedy": "steps agree, as long as nothing is chosen behind them: this was seen where each "
-                  "is followed by argmax and greedy runs"}
+MAX_ROWS = 64
+MODE_NOTES = {
+    "silent": "steps that report their ops agree: this was seen by the state and logits of "
+    "steps that do not",
+    "greedy": "steps agree, as long as nothing is chosen behind them: this was seen where each "
+    "is followed by argmax and greedy runs",
+}
 
 
 @app.callback()
@@ -86,37 +88,37 @@ def bisect(
 
     Exits 0 without a divergence, 1 with one, 2 when it cannot be told.
     """
-    from falsifiers.bisect.repro_script import Asked
-    stack = None if model or case or trace else _serving(phase)
-    if _of_traces(model or case or stack, trace, (names, cosine, norm, html)):
-        _only_steps((shrink, greedy), "traces are of steps that somebody else took")
-        from falsifiers.bisect.trace_cli import of_traces
-        raise typer.Exit(of_traces(trace or (), names, (cosine, norm), html, as_json))
-    asked = Asked(model or "nano", phase or "newest", candidate, against, device, mutant)
+    from falsifiers.bisect.repro_script import BisectRequest
+    stack = None if model or case or trace else _serving_phase(phase)
+    if _compares_traces(model or case or stack, trace, (names, cosine, norm, html)):
+        _reject_step_options((shrink, greedy), "traces are of steps that somebody else took")
+        from falsifiers.bisect.trace_cli import compare_trace_dirs
+        raise typer.Exit(compare_trace_dirs(trace or (), names, (cosine, norm), html, as_json))
+    asked = BisectRequest(model or "nano", phase or "newest", candidate, against, device, mutant)
     if stack is not None:
-        raise typer.Exit(_of_stack(asked, stack, None, (shrink, greedy), as_json))
+        raise typer.Exit(_bisect_stack(asked, stack, None, (shrink, greedy), as_json))
     if case is not None:
-        _check(m, steps, prompt, device)
-        raise typer.Exit(_of_case(asked, case, (model, phase), (shrink, greedy), as_json))
-    _, run = planned(asked.model, (asked.phase, candidate, against, device), m, steps, prompt,
+        _check_options(m, steps, prompt, device)
+        raise typer.Exit(_bisect_case(asked, case, (model, phase), (shrink, greedy), as_json))
+    _, run = plan_run(asked.model, (asked.phase, candidate, against, device), m, steps, prompt,
                      seed)
-    raise typer.Exit(_searched(asked, [(run, m)], (shrink, greedy), as_json))
+    raise typer.Exit(_search_and_print(asked, [(run, m)], (shrink, greedy), as_json))
 
 
-def _of_case(asked: Asked, case: str, said: tuple[str | None, str | None],
-             more: More, as_json: bool) -> int:
+def _bisect_case(asked: BisectRequest, case: str, said: tuple[str | None, str | None],
+             more: StepOptions, as_json: bool) -> int:
     """Bisect what a case does: a serving stack's events, or a path's steps."""
     import rowtwin
     from falsifiers.bisect import session
     from falsifiers.gate import phase_status
     found, bank, subject = rowtwin.find_case(case, asked.candidate)
     if found.phase in phase_status.SERVING:
-        return _of_stack(asked, found.phase, found, more, as_json)
-    asked, taken = session.of_case(asked, found, bank, subject, *said)
-    return _searched(asked, taken, more, as_json)
+        return _bisect_stack(asked, found.phase, found, more, as_json)
+    asked, taken = session.steps_from_case(asked, found, bank, subject, *said)
+    return _search_and_print(asked, taken, more, as_json)
 
 
-def _serving(phase: str | None) -> str | None:
+def _serving_phase(phase: str | None) -> str | None:
     """Return the phase of the serving stack that is meant, if one is."""
     from falsifiers.gate import phase_status
     from falsifiers.gate.runner import phase_name
@@ -124,35 +126,35 @@ def _serving(phase: str | None) -> str | None:
     return name if name in phase_status.SERVING else None
 
 
-def _of_stack(asked: Asked, phase: str, case: Case | None,
-              more: More, as_json: bool) -> int:
+def _bisect_stack(asked: BisectRequest, phase: str, case: Case | None,
+              more: StepOptions, as_json: bool) -> int:
     """Find the first wrong event of a serving stack, in one case or in any that may show it."""
     import rowtwin
-    from falsifiers.bisect.events.event_search import against_the_tree, cases_of
-    _only_steps(more, "a serving stack is told by its events")
-    bank = rowtwin.bank(phase)
-    cases = cases_of(bank, asked.mutant) if case is None else [case]
-    found = against_the_tree(
+    from falsifiers.bisect.events.event_search import find_wrong_case, relevant_cases
+    _reject_step_options(more, "a serving stack is told by its events")
+    bank = rowtwin.phase_bank(phase)
+    cases = relevant_cases(bank, asked.mutant) if case is None else [case]
+    found = find_wrong_case(
         cases, bank, lambda one: rowtwin.find_case(one.id, asked.candidate)[2], asked.mutant)
     if found is None:
         of = case.id if case is not None else phase
-        _print({"diverged": False}, [f"every event of {of} is the tree's own"], as_json)
+        _print_report({"diverged": False}, [f"every event of {of} is the tree's own"], as_json)
         return 0
     where, parted = found
-    words = [parted.line()] if case is not None else [where.id, f"  {parted.line()}"]
-    _print({"diverged": True, "case": where.id, **parted.told()}, words, as_json)
+    words = [parted.describe()] if case is not None else [where.id, f"  {parted.describe()}"]
+    _print_report({"diverged": True, "case": where.id, **parted.to_dict()}, words, as_json)
     return 1
 
 
-def _only_steps(more: More, but: str) -> None:
+def _reject_step_options(more: StepOptions, but: str) -> None:
     from falsifiers.judging.errors import SuiteError
     for given, option in zip(more, ("--shrink", "--greedy"), strict=True):
         if given:
             raise SuiteError(f"{option} is about steps, and {but}")
 
 
-def _searched(asked: Asked, runs: list[tuple[list[Step], int]],
-              more: More, as_json: bool) -> int:
+def _search_and_print(asked: BisectRequest, runs: list[tuple[list[Step], int]],
+              more: StepOptions, as_json: bool) -> int:
     """Search steps, shrink what parts if a file is given for it, and tell; return the code."""
     import rowtwin
     from falsifiers.bisect import session
@@ -160,21 +162,26 @@ def _searched(asked: Asked, runs: list[tuple[list[Step], int]],
     shrink, greedy = more
     if shrink is not None and shrink.exists():
         raise SuiteError(f"{shrink} exists and is not overwritten")
-    wired = rowtwin.bisect_setup
-    report, scene = session.searched(asked.setup(wired), runs, greedy)
-    told, words = report.told(), lines(report)
+    wired = rowtwin.build_bisect_setup
+    report, scene = session.search_runs(asked.build_setup(wired), runs, greedy)
+    told, words = report.to_dict(), format_report(report)
     if shrink is not None and report.place is not None:
-        smallest = session.shrunk(wired, asked, scene, report, shrink)
-        told, words = told | {"shrunk": smallest.told()}, words + session.shown(smallest, shrink)
-    _print(told, words, as_json)
+        smallest = session.shrink_and_write(wired, asked, scene, report, shrink)
+        told, words = (
+            told | {"shrunk": smallest.to_dict()},
+            words + session.format_shrunk(smallest, shrink),
+        )
+    _print_report(told, words, as_json)
     return 1 if report.place is not None else 0
 
 
-def _print(told: dict[str, Any], words: list[str], as_json: bool) -> None:
+def _print_report(told: dict[str, Any], words: list[str], as_json: bool) -> None:
     print(json.dumps(told, indent=2) if as_json else "\n".join(words))
 
 
-def _of_traces(model: str | None, trace: list[Path] | None, others: tuple[object, ...]) -> bool:
+def _compares_traces(
+    model: str | None, trace: list[Path] | None, others: tuple[object, ...]
+) -> bool:
     """Return whether traces are compared; refuse a command that names both, or neither."""
     from falsifiers.judging.errors import SuiteError
     if (model is None) == (not trace):
@@ -185,23 +192,23 @@ def _of_traces(model: str | None, trace: list[Path] | None, others: tuple[object
     return bool(trace)
 
 
-def planned(model: str, wired: tuple[str, str | None, str, str], m: int, steps: int,
+def plan_run(model: str, wired: tuple[str, str | None, str, str], m: int, steps: int,
             prompt: int, seed: int) -> tuple[Setup, list[Step]]:
     """Return what runs, for a phase, candidate, peer and device, and the steps that it takes."""
     import rowtwin
     from falsifiers.bisect.paired_runs import plan
     from falsifiers.judging.errors import SuiteError
-    _check(m, steps, prompt, wired[-1])
-    setup: Setup = rowtwin.bisect_setup(model, *wired)
+    _check_options(m, steps, prompt, wired[-1])
+    setup: Setup = rowtwin.build_bisect_setup(model, *wired)
     if prompt > (context := setup.model.config.context):
         raise SuiteError(f"--prompt {prompt} is past the model's context of {context}")
     return setup, plan(m, steps, prompt, setup.model.config.vocab, seed)
 
 
-def _check(m: int, steps: int, prompt: int, device: str) -> None:
+def _check_options(m: int, steps: int, prompt: int, device: str) -> None:
     from falsifiers.gate import tiers
     from falsifiers.judging.errors import SuiteError
-    for name, value, most in (("--m", m, MOST), ("--steps", steps, 1 << 16),
+    for name, value, most in (("--m", m, MAX_ROWS), ("--steps", steps, 1 << 16),
                               ("--prompt", prompt, 1 << 20)):
         if not 1 <= value <= most:
             raise SuiteError(f"{name} must be 1 to {most}, but is {value}")
@@ -213,14 +220,14 @@ def _check(m: int, steps: int, prompt: int, device: str) -> None:
     tiers.one_thread()
 
 
-def lines(report: Report) -> list[str]:
+def format_report(report: Report) -> list[str]:
     """Return a report in words."""
     told = [f"{report.path} in batches, each row held to {report.against}: {report.steps} steps, "
             f"{report.compared:,} digests compared"]
     if report.not_compared:
         told.append(f"reported by one side alone, so not compared: "
                     f"{', '.join(report.not_compared)}")
-    told += place_lines(report)
+    told += format_location(report)
     if report.place is None:
         return told
     if report.stray:
@@ -231,22 +238,22 @@ def lines(report: Report) -> list[str]:
     return told
 
 
-def place_lines(report: Report) -> list[str]:
+def format_location(report: Report) -> list[str]:
     """Return in words where two runs part, if they do."""
     if report.place is None:
         return ["no divergence"]
-    told = [_sentence(report, report.place)]
-    told += [f"  {SEEN[report.seen]}"] if report.seen in SEEN else []
+    told = [_describe_location(report, report.place)]
+    told += [f"  {MODE_NOTES[report.seen]}"] if report.seen in MODE_NOTES else []
     if report.values is not None:
-        told += _shown(report.values)
+        told += _format_values(report.values)
     if report.note:
         told.append(f"  {report.note}")
     return told
 
 
-def _sentence(report: Report, place: Place) -> str:
-    from falsifiers.bisect.divergence import parted
-    layer, op = parted(place.op)
+def _describe_location(report: Report, place: Location) -> str:
+    from falsifiers.bisect.divergence import split_op_id
+    layer, op = split_op_id(place.op)
     at = f"step {place.step}, " + (f"layer {layer}, " if layer is not None else "") + \
         f"slot {place.slot}" + (f", row {report.row}" if report.row is not None else "")
     if place.kind == "stray":
@@ -270,7 +277,7 @@ def _sentence(report: Report, place: Place) -> str:
     return f"{op} differs in its output, though its inputs agree [{at}]"
 
 
-def _shown(values: Values) -> list[str]:
+def _format_values(values: ValueDiff) -> list[str]:
     apart = f" ({values.ulps} ulp)" if values.ulps is not None else ""
     ends = f"{values.first_shown}..{values.first_shown + len(values.got_around) - 1}"
     return [f"  first at element {values.element}: {values.got}, but should be {values.want}"

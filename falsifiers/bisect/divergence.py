@@ -14,12 +14,12 @@ from falsifiers.judging.judge import as_bits, hex_of, ulps_apart
 Mode = Literal["reported", "silent", "greedy"]
 """Steps report their ops, do not, or do not and are followed by greedy runs."""
 MODES: tuple[Mode, ...] = get_args(Mode)
-AROUND = 2
+CONTEXT_VALUES = 2
 """Values shown on either side of the first that differs."""
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where digests first differ."""
 
     step: int
@@ -38,7 +38,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Values:
+class ValueDiff:
     """The first element that differs, and what stands around it."""
 
     element: list[int]
@@ -65,9 +65,9 @@ class Report:
     """Digests compared."""
     not_compared: list[str]
     """Ops that only one of the two reports."""
-    place: Place | None = None
+    place: Location | None = None
     row: int | None = None
-    values: Values | None = None
+    values: ValueDiff | None = None
     """None when it did not repeat, or when the shapes differ."""
     note: str = ""
     stray: list[str] = field(default_factory=list)
@@ -77,11 +77,11 @@ class Report:
     seen: Mode = "reported"
     """How the steps were run in which it parts; all ways before it agree."""
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON would have it."""
         flat = asdict(self)
         if self.place is not None:
-            layer, op = parted(self.place.op)
+            layer, op = split_op_id(self.place.op)
             flat["place"] |= {"layer": layer, "op": op, "id": self.place.op}
         if self.values is not None:
             for name in ("got_around", "want_around"):  # JSON has no NaN and no infinity
@@ -90,13 +90,13 @@ class Report:
         return {"diverged": self.place is not None, **flat}
 
 
-def parted(op: str) -> tuple[int | None, str]:
+def split_op_id(op: str) -> tuple[int | None, str]:
     """Return the layer of an op's id, None outside the layers, and the rest of it."""
     head, _, rest = op.partition(".")
     return (int(head), rest) if head.isdigit() else (None, op)
 
 
-def compared(got: Tensor, want: Tensor) -> tuple[Values | None, str]:
+def diff_values(got: Tensor, want: Tensor) -> tuple[ValueDiff | None, str]:
     """Return the first element that differs, or None and why there is none to show."""
     got, want = got.detach().cpu(), want.detach().cpu()
     if got.shape != want.shape or got.dtype != want.dtype:
@@ -107,8 +107,8 @@ def compared(got: Tensor, want: Tensor) -> tuple[Values | None, str]:
         return None, "run again from the start it did not repeat: something is kept between runs"
     at = int(bad.nonzero()[0, 0])
     a, b = got.reshape(-1), want.reshape(-1)
-    low, high = max(0, at - AROUND), at + AROUND + 1
+    low, high = max(0, at - CONTEXT_VALUES), at + CONTEXT_VALUES + 1
     index = [int(i) for i in torch.unravel_index(torch.tensor(at), got.shape)]
-    return Values(index, hex_of(a[at]), hex_of(b[at]),
+    return ValueDiff(index, hex_of(a[at]), hex_of(b[at]),
                   int(ulps_apart(a[at], b[at])) if a.is_floating_point() else None,
                   int(bad.sum()), len(bad), low, a[low:high].tolist(), b[low:high].tolist()), ""

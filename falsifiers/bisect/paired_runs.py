@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from falsifiers.bisect.trace import digest
+from falsifiers.bisect.trace import digest_tensor
 from falsifiers.judging.batch_driver import RowsOf, prompt_of
 from falsifiers.judging.errors import SuiteError
 
-TAIL = 17
+TAIL_ROWS = 17
 """Cache rows behind the longest sequence, so that a read past its end meets poison."""
-IDLE = 2
+IDLE_SLOTS = 2
 """Slots that no sequence takes; one holds numbers, one NaN."""
-States = dict[int, dict[str, bytes]]
+StateDigests = dict[int, dict[str, bytes]]
 """Digests of what slots hold, by slot and name."""
 
 
@@ -50,7 +50,7 @@ def plan(m: int, steps: int, prompt: int, vocab: int, seed: int = 0) -> list[Ste
     step out, and a slot is taken over by a new sequence of one token.
     """
     draw = random.Random(seed)
-    slots = draw.sample(range(m + IDLE), m)
+    slots = draw.sample(range(m + IDLE_SLOTS), m)
     texts = {slot: (prompt_of(1000 * seed + i, prompt + 5 * steps + 8, vocab), 0)
              for i, slot in enumerate(slots)}
     made = []
@@ -60,7 +60,9 @@ def plan(m: int, steps: int, prompt: int, vocab: int, seed: int = 0) -> list[Ste
             joins = (slots[-1],)
             texts[slots[-1]] = (prompt_of(1000 * seed + m, 5 * steps + 8, vocab), 0)
         active = slots[1:] if number == 3 and m > 1 else list(slots)
-        counts = [_count(number, i, slot == slots[0], prompt) for i, slot in enumerate(active)]
+        counts = [
+            _token_count(number, i, slot == slots[0], prompt) for i, slot in enumerate(active)
+        ]
         spans = [(texts[s], c) for s, c in zip(active, counts, strict=True)]
         made.append(Step(tuple(active), tuple(at for (_, at), _ in spans), tuple(counts),
                          tuple(t for (text, at), c in spans for t in text[at:at + c]), joins))
@@ -69,7 +71,7 @@ def plan(m: int, steps: int, prompt: int, vocab: int, seed: int = 0) -> list[Ste
     return made
 
 
-def _count(number: int, row: int, first: bool, prompt: int) -> int:
+def _token_count(number: int, row: int, first: bool, prompt: int) -> int:
     if number == 0:
         return prompt if first else 1 + (5 * row + 2) % 7
     return 1 + (3 * row + 1) % 5 if number == 1 else 1
@@ -77,7 +79,7 @@ def _count(number: int, row: int, first: bool, prompt: int) -> int:
 
 def capacity_of(steps: Sequence[Step]) -> int:
     """Return how many cache rows a slot needs for the steps, with a tail behind them."""
-    return TAIL + max(p + c for s in steps for p, c in zip(s.positions, s.counts, strict=True))
+    return TAIL_ROWS + max(p + c for s in steps for p, c in zip(s.positions, s.counts, strict=True))
 
 
 @dataclass(frozen=True)
@@ -92,30 +94,30 @@ class Setup:
     """The model on the device of the batch."""
     path: Callable[[], Any]
     """Makes the path under test; anew, as a wrong one may keep something between steps."""
-    alone: Callable[[], Any] | None
+    solo_path: Callable[[], Any] | None
     """Makes the path that runs each row alone, or None for the oracle, `forward_single`."""
     oracle: Any
     """The model that runs the rows alone."""
-    right: Any
+    trusted_path: Any
     """A path whose ops are known to be right, to swap back."""
     rows: RowsOf
 
     @property
-    def itself(self) -> bool:
+    def is_self_compared(self) -> bool:
         """Whether the rows alone run on the very path under test."""
-        return self.alone is self.path
+        return self.solo_path is self.path
 
 
-class Batched:
+class BatchRun:
     """The lane of all rows together, on a pool where what nobody wrote is poison."""
 
     def __init__(self, setup: Setup, path: Any, steps: Sequence[Step], m: int) -> None:
         self.setup, self.path = setup, path
-        self.pool = setup.model.new_pool(m + IDLE, capacity_of(steps))
+        self.pool = setup.model.new_pool(m + IDLE_SLOTS, capacity_of(steps))
         named = {slot for step in steps for slot in step.joins}
-        idle = [slot for slot in range(m + IDLE) if slot not in named]
+        idle = [slot for slot in range(m + IDLE_SLOTS) if slot not in named]
         draw = torch.Generator().manual_seed(1)
-        for slot in range(m + IDLE):
+        for slot in range(m + IDLE_SLOTS):
             for view in self.pool.slot(slot).named().values():
                 numbers = slot in idle[:1]
                 view.copy_(torch.randn(view.shape, generator=draw) if numbers
@@ -148,24 +150,26 @@ class Batched:
         return range(self.pool.slots)
 
 
-def states_of(lane: Batched | Alone, slots: Sequence[int]) -> States:
+def digest_states(lane: BatchRun | SoloRun, slots: Sequence[int]) -> StateDigests:
     """Return digests of everything that the slots hold."""
-    return {slot: {name: digest(x) for name, x in lane.state(slot).items()} for slot in slots}
+    return {
+        slot: {name: digest_tensor(x) for name, x in lane.state(slot).items()} for slot in slots
+    }
 
 
-def copied(lane: Batched | Alone, slots: Sequence[int]) -> dict[int, dict[str, Tensor]]:
+def clone_states(lane: BatchRun | SoloRun, slots: Sequence[int]) -> dict[int, dict[str, Tensor]]:
     """Return copies of everything that the slots hold."""
     return {slot: {name: x.clone() for name, x in lane.state(slot).items()} for slot in slots}
 
 
-def put_back(lane: Batched | Alone, held: dict[int, dict[str, Tensor]]) -> None:
+def restore_states(lane: BatchRun | SoloRun, held: dict[int, dict[str, Tensor]]) -> None:
     """Make the slots hold again what was copied of them."""
     for slot, named in held.items():
         for name, view in lane.state(slot).items():
             view.copy_(named[name])
 
 
-class Alone:
+class SoloRun:
     """The lane of each row by itself, in a pool of one slot that began as the batch's slot."""
 
     def __init__(self, setup: Setup, path: Any, steps: Sequence[Step]) -> None:
@@ -195,10 +199,10 @@ class Alone:
                      slot: int = slot) -> None:
                 sink(op, slot, inputs, output)
 
-            logits.append(self.one(slot, list(tokens), position, sink and told))
+            logits.append(self.run_tokens(slot, list(tokens), position, sink and told))
         return torch.stack(logits) if logits else torch.empty(0)
 
-    def one(self, slot: int, tokens: list[int], position: int, sink: Any = None) -> Tensor:
+    def run_tokens(self, slot: int, tokens: list[int], position: int, sink: Any = None) -> Tensor:
         """Run tokens of one sequence; return the logits f32[vocab] of the last."""
         model, pool = self.setup.oracle, self.pools[slot]
         if self.path is None:
@@ -212,7 +216,7 @@ class Alone:
                              f"{type(error).__name__}: {error}") from error
         return one
 
-    def choice(self, logits: Tensor) -> int:
+    def choose_token(self, logits: Tensor) -> int:
         """Return the token that is chosen of logits f32[1, vocab]."""
         path = self.path or self.setup.oracle.ops
         out = torch.empty(1, dtype=torch.int64, device=logits.device)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from falsifiers.bisect.paired_runs import IDLE, Step
+from falsifiers.bisect.paired_runs import IDLE_SLOTS, Step
 
 Feed = tuple[int, int]
 """A sequence's number, and how many of its tokens one step takes."""
 
 
 @dataclass(frozen=True)
-class Text:
+class TokenSequence:
     """One sequence: the slot that holds it, and its tokens."""
 
     slot: int
@@ -20,10 +20,10 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Scene:
+class Scenario:
     """What a bisection runs: who is fed in each step, in the order of rows, over some layers."""
 
-    texts: tuple[Text, ...]
+    sequences: tuple[TokenSequence, ...]
     steps: tuple[tuple[Feed, ...], ...]
     layers: tuple[int, ...]
     """Numbers of the model's layers that are kept."""
@@ -31,7 +31,7 @@ class Scene:
     """Slots of the pool."""
 
     @staticmethod
-    def of(steps: Sequence[Step], layers: int, slots: int) -> Scene:
+    def from_steps(steps: Sequence[Step], layers: int, slots: int) -> Scenario:
         """Return planned steps as a scene."""
         texts: list[tuple[int, list[int]]] = []
         now: dict[int, int] = {}
@@ -44,18 +44,22 @@ class Scene:
                 texts[now[slot]][1].extend(tokens)
             fed.append(tuple((now[slot], count) for slot, count
                              in zip(step.slots, step.counts, strict=True)))
-        return Scene(tuple(Text(slot, tuple(tokens)) for slot, tokens in texts), tuple(fed),
-                     tuple(range(layers)), slots)
+        return Scenario(
+            tuple(TokenSequence(slot, tuple(tokens)) for slot, tokens in texts),
+            tuple(fed),
+            tuple(range(layers)),
+            slots,
+        )
 
-    def planned(self) -> list[Step]:
+    def to_steps(self) -> list[Step]:
         """Return the steps; a sequence's slot begins anew where it is fed first."""
-        done = [0] * len(self.texts)
+        done = [0] * len(self.sequences)
         made = []
         for feeds in self.steps:
-            joins = tuple(self.texts[who].slot for who, _ in feeds if not done[who])
+            joins = tuple(self.sequences[who].slot for who, _ in feeds if not done[who])
             tokens = tuple(t for who, count in feeds
-                           for t in self.texts[who].tokens[done[who]:done[who] + count])
-            made.append(Step(tuple(self.texts[who].slot for who, _ in feeds),
+                           for t in self.sequences[who].tokens[done[who]:done[who] + count])
+            made.append(Step(tuple(self.sequences[who].slot for who, _ in feeds),
                              tuple(done[who] for who, _ in feeds),
                              tuple(count for _, count in feeds), tokens, joins))
             for who, count in feeds:
@@ -73,87 +77,89 @@ class Scene:
         fed = [count for feeds in self.steps for _, count in feeds]
         return sum(fed), len(fed), len(self.steps), len(self.layers)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return what the scene is, in words."""
         tokens, rows, steps, layers = self.size
         kept = ", ".join(map(str, self.layers[:8])) + (", ..." if layers > 8 else "")
-        return (f"{_count(tokens, 'token')} in {_count(rows, 'row')} of {_count(steps, 'step')} "
-                f"(m = {self.m}), in {_count(len({text.slot for text in self.texts}), 'slot')} of "
-                f"{self.slots}, over layer{'' if layers == 1 else 's'} {kept}")
+        return (
+            f"{_format_count(tokens, 'token')} in {_format_count(rows, 'row')} of {_format_count(steps, 'step')} "
+            f"(m = {self.m}), in {_format_count(len({text.slot for text in self.sequences}), 'slot')} of "
+            f"{self.slots}, over layer{'' if layers == 1 else 's'} {kept}"
+        )
 
-    def feeds(self) -> list[tuple[int, int]]:
+    def feed_positions(self) -> list[tuple[int, int]]:
         """Return the step and the row of every feed."""
         return [(step, row) for step, feeds in enumerate(self.steps) for row in range(len(feeds))]
 
-    def keeping(self, feeds: Iterable[tuple[int, int]]) -> Scene:
+    def with_feeds(self, feeds: Iterable[tuple[int, int]]) -> Scenario:
         """Return the scene with these feeds alone; steps and sequences without any are gone."""
         kept = set(feeds)
         steps = [tuple(feed for row, feed in enumerate(given) if (step, row) in kept)
                  for step, given in enumerate(self.steps)]
         who = sorted({feed[0] for given in steps for feed in given})
         number = {old: new for new, old in enumerate(who)}
-        return replace(self, texts=tuple(self.texts[old] for old in who), steps=tuple(
+        return replace(self, sequences=tuple(self.sequences[old] for old in who), steps=tuple(
             tuple((number[old], count) for old, count in given) for given in steps if given))
 
-    def with_steps(self, steps: Iterable[int]) -> Scene:
+    def with_steps(self, steps: Iterable[int]) -> Scenario:
         """Return the scene with these steps alone."""
         kept = set(steps)
-        return self.keeping(at for at in self.feeds() if at[0] in kept)
+        return self.with_feeds(at for at in self.feed_positions() if at[0] in kept)
 
-    def with_texts(self, texts: Iterable[int]) -> Scene:
+    def with_sequences(self, texts: Iterable[int]) -> Scenario:
         """Return the scene with these sequences alone."""
         kept = set(texts)
-        return self.keeping((step, row) for step, row in self.feeds()
+        return self.with_feeds((step, row) for step, row in self.feed_positions()
                             if self.steps[step][row][0] in kept)
 
-    def with_count(self, step: int, row: int, count: int) -> Scene:
+    def with_count(self, step: int, row: int, count: int) -> Scenario:
         """Return the scene with another number of tokens in one feed."""
         steps = [list(feeds) for feeds in self.steps]
         steps[step][row] = (steps[step][row][0], count)
         return replace(self, steps=tuple(map(tuple, steps)))
 
-    def trimmed(self) -> Scene:
+    def drop_unused_tokens(self) -> Scenario:
         """Return the scene without tokens that nobody is fed."""
         fed = [sum(count for feeds in self.steps for who, count in feeds if who == text)
-               for text in range(len(self.texts))]
-        return replace(self, texts=tuple(replace(text, tokens=text.tokens[:count])
-                                         for text, count in zip(self.texts, fed, strict=True)))
+               for text in range(len(self.sequences))]
+        return replace(self, sequences=tuple(replace(text, tokens=text.tokens[:count])
+                                         for text, count in zip(self.sequences, fed, strict=True)))
 
-    def plain(self, who: int) -> Scene:
+    def repeat_first_token(self, who: int) -> Scenario:
         """Return the scene with one sequence made of its first token alone."""
-        texts = list(self.texts)
+        texts = list(self.sequences)
         texts[who] = replace(texts[who], tokens=texts[who].tokens[:1] * len(texts[who].tokens))
-        return replace(self, texts=tuple(texts))
+        return replace(self, sequences=tuple(texts))
 
-    def renumbered(self) -> Scene:
+    def renumber_slots(self) -> Scenario:
         """Return the scene on the lowest slots, in their order, and one idle pool slot or two."""
-        used = sorted({text.slot for text in self.texts})
+        used = sorted({text.slot for text in self.sequences})
         number = {old: new for new, old in enumerate(used)}
-        return replace(self, slots=len(used) + IDLE, texts=tuple(
-            replace(text, slot=number[text.slot]) for text in self.texts))
+        return replace(self, slots=len(used) + IDLE_SLOTS, sequences=tuple(
+            replace(text, slot=number[text.slot]) for text in self.sequences))
 
-    def in_slot_order(self) -> Scene:
+    def sort_rows_by_slot(self) -> Scenario:
         """Return the scene with every step's rows in the order of their slots."""
         return replace(self, steps=tuple(
-            tuple(sorted(feeds, key=lambda feed: self.texts[feed[0]].slot))
+            tuple(sorted(feeds, key=lambda feed: self.sequences[feed[0]].slot))
             for feeds in self.steps))
 
-    def smaller(self) -> Iterator[Scene]:
+    def smaller_scenarios(self) -> Iterator[Scenario]:
         """Yield every scene that is this one less a single part."""
-        many = [("steps", len(self.steps)), ("texts", len(self.texts))]
+        many = [("steps", len(self.steps)), ("texts", len(self.sequences))]
         for what, count in many if self.m else ():
             for gone in range(count) if count > 1 else ():
                 rest = [i for i in range(count) if i != gone]
-                yield self.with_steps(rest) if what == "steps" else self.with_texts(rest)
+                yield self.with_steps(rest) if what == "steps" else self.with_sequences(rest)
         for layer in self.layers if len(self.layers) > 1 else ():
             yield replace(self, layers=tuple(i for i in self.layers if i != layer))
-        every = self.feeds()
+        every = self.feed_positions()
         for at in every if len(every) > 1 else ():
-            yield self.keeping(other for other in every if other != at)
+            yield self.with_feeds(other for other in every if other != at)
         for step, row in every:
             if (count := self.steps[step][row][1]) > 1:
                 yield self.with_count(step, row, count - 1)
 
 
-def _count(number: int, what: str) -> str:
+def _format_count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"

@@ -16,15 +16,15 @@ from falsifiers.judging.subject import Subject
 
 
 @dataclass
-class Taken:
+class RecordedSteps:
     """What was asked of one pool."""
 
     pool: Any
     """Held, so that no other pool gets its address."""
     steps: list[Step] = field(default_factory=list)
-    held: dict[int, int] = field(default_factory=dict)
+    token_counts: dict[int, int] = field(default_factory=dict)
     """Tokens that each slot holds by the steps so far."""
-    left_out: int = 0
+    skipped_rows: int = 0
     """Rows that go on from a state which no step made."""
 
     @property
@@ -41,11 +41,11 @@ class Taken:
         """Note a step, less the rows whose sequences did not begin in a step."""
         spans, at = [], 0
         for slot, position, count in zip(rows.slots, rows.positions, rows.counts, strict=True):
-            if position == 0 or self.held.get(slot) == position:
+            if position == 0 or self.token_counts.get(slot) == position:
                 spans.append((slot, position, tuple(tokens[at:at + count])))
-                self.held[slot] = position + count
+                self.token_counts[slot] = position + count
             else:
-                self.left_out += 1
+                self.skipped_rows += 1
             at += count
         if spans:
             slots, positions, texts = zip(*spans, strict=True)
@@ -54,7 +54,7 @@ class Taken:
                 tuple(slot for slot, position, _ in spans if position == 0)))
 
 
-def taken(case: Case, bank: Bank, subject: Subject) -> list[Taken]:
+def record_steps(case: Case, bank: Bank, subject: Subject) -> list[RecordedSteps]:
     """Run a case and return what it asked of each pool, the widest first.
 
     The steps up to a failure are what a failing case took. Raises `SuiteError` when it takes no
@@ -62,8 +62,8 @@ def taken(case: Case, bank: Bank, subject: Subject) -> list[Taken]:
     """
     if subject.path is None:
         raise SuiteError(f"{case.id} is about the engine's parts, none of which is a step")
-    noted: dict[int, Taken] = {}
-    watched = replace(subject, path=_watched(subject.path, noted))
+    noted: dict[int, RecordedSteps] = {}
+    watched = replace(subject, path=_recording_path(subject.path, noted))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -83,14 +83,14 @@ def taken(case: Case, bank: Bank, subject: Subject) -> list[Taken]:
     return found
 
 
-def _watched(path: Any, noted: dict[int, Taken]) -> Any:
+def _recording_path(path: Any, noted: dict[int, RecordedSteps]) -> Any:
     """Return a path that notes each step before it is run; its parts stay what they are."""
     base = type(path)
 
     def step(self: Any, model: Any, pool: Any, tokens: Sequence[int], rows: Any,
              sink: Any = None) -> Any:
         logits = base.step(self, model, pool, tokens, rows, sink)  # one that is refused is none
-        noted.setdefault(id(pool), Taken(pool)).add(tokens, rows)
+        noted.setdefault(id(pool), RecordedSteps(pool)).add(tokens, rows)
         return logits
 
     parts = {part.name: getattr(path, part.name) for part in fields(path)}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from falsifiers.bisect.cli import Prompt, Seed, Steps, Width, planned
+from falsifiers.bisect.cli import Prompt, Seed, Steps, Width, plan_run
 from falsifiers.console.cli_app import readable
 
 if TYPE_CHECKING:
@@ -44,19 +44,19 @@ def trace(
         metavar="cpu|cuda", help="Where the batch runs.")] = "cpu",
 ) -> None:
     """Write every op's inputs and outputs, step by step, as docs/traces.md describes."""
-    from falsifiers.bisect.paired_runs import Alone, Batched
-    from falsifiers.bisect.trace_files import record
+    from falsifiers.bisect.paired_runs import BatchRun, SoloRun
+    from falsifiers.bisect.trace_files import record_trace
     from falsifiers.judging.errors import SuiteError
     if alone and candidate is not None:
         raise SuiteError("--alone runs forward_single, in which --candidate has no part: give one")
-    setup, run = planned(model, (phase, candidate, "oracle", device), m, steps, prompt, seed)
-    lane = Alone(setup, None, run) if alone else Batched(setup, setup.path(), run, m)
+    setup, run = plan_run(model, (phase, candidate, "oracle", device), m, steps, prompt, seed)
+    lane = SoloRun(setup, None, run) if alone else BatchRun(setup, setup.path(), run, m)
     engine = f"rowtwin, {'forward_single' if alone else setup.name}"
-    size = record(out, lane, run, {"engine": readable(engine), "model": readable(model)})
+    size = record_trace(out, lane, run, {"engine": readable(engine), "model": readable(model)})
     print(f"{readable(str(out))}: {len(run)} steps of {engine}, {size:,} bytes of tensors")
 
 
-def of_traces(traces: Sequence[Path], names: Path | None,
+def compare_trace_dirs(traces: Sequence[Path], names: Path | None,
               within: tuple[float | None, float | None], html: Path | None,
               as_json: bool) -> int:
     """Compare two traces and tell where they part first; return the exit code."""
@@ -66,21 +66,26 @@ def of_traces(traces: Sequence[Path], names: Path | None,
         raise SuiteError(f"give --trace twice: {len(traces)} is no pair of traces")
     if html is not None and os.path.lexists(html):
         raise SuiteError(f"--html {html} exists already, and nothing is overwritten")
-    bounds = _bounds(*within)
-    known = trace_names.load(names) if names is not None else trace_names.Names()
-    found = trace_compare.compare(trace_files.load(traces[0]), trace_files.load(traces[1]), known,
-                                  bounds)
+    bounds = _build_bounds(*within)
+    known = trace_names.load_names(names) if names is not None else trace_names.NameMap()
+    found = trace_compare.compare_traces(
+        trace_files.load_trace(traces[0]), trace_files.load_trace(traces[1]), known, bounds
+    )
     if html is not None:
         try:
             from reports.trace_map import page
             html.write_text(page(found), encoding="utf-8")
         except OSError as error:
             raise SuiteError(f"--html {html} cannot be written: {error.strerror}") from None
-    print(json.dumps(_told(found), indent=2) if as_json else "\n".join(lines(found)))
-    return 1 if found.first is not None else 0
+    print(
+        json.dumps(_comparison_dict(found), indent=2)
+        if as_json
+        else "\n".join(format_comparison(found))
+    )
+    return 1 if found.first_difference is not None else 0
 
 
-def _bounds(cosine: float | None, norm: float | None) -> Bounds | None:
+def _build_bounds(cosine: float | None, norm: float | None) -> Bounds | None:
     from falsifiers.bisect.trace_compare import Bounds
     from falsifiers.judging.errors import SuiteError
     if cosine is None and norm is None:
@@ -93,19 +98,19 @@ def _bounds(cosine: float | None, norm: float | None) -> Bounds | None:
     return Bounds(cosine, norm)
 
 
-def _told(found: Comparison) -> dict[str, object]:
+def _comparison_dict(found: Comparison) -> dict[str, object]:
     """Return the comparison as JSON would have it."""
     cells = [{"step": cell.step, "layer": cell.layer, "compared": cell.compared,
               "differ": cell.differ, "within": cell.within} for cell in found.cells.values()]
-    told = found.report.told()
+    told = found.report.to_dict()
     told.pop("healed_by")
     told.pop("stray")
     return {**told, "steps_left_out": found.steps_left_out, "cells": cells}
 
 
-def lines(found: Comparison) -> list[str]:
+def format_comparison(found: Comparison) -> list[str]:
     """Return a comparison in words."""
-    from falsifiers.bisect.cli import place_lines
+    from falsifiers.bisect.cli import format_location
     report = found.report
     told = [f"{report.path} held to {report.against}: {report.steps} steps, {report.compared:,} "
             f"tensors compared" + (f", {found.steps_left_out} steps of one alone left out"
@@ -116,8 +121,12 @@ def lines(found: Comparison) -> list[str]:
                     f"{sum(cell.within for cell in found.cells.values())} agree without equal bits")
     if report.not_compared:
         told.append(f"in one of the two alone, so not compared: {', '.join(report.not_compared)}")
-    told += place_lines(report)
-    if found.first is not None and found.first.cosine is not None and found.bounds is not None:
-        told.append(f"  least cosine of a token {found.first.cosine:.9f}, norm off by "
-                    f"{found.first.norm:.6f}")
+    told += format_location(report)
+    if (
+        found.first_difference is not None
+        and found.first_difference.cosine is not None
+        and found.bounds is not None
+    ):
+        told.append(f"  least cosine of a token {found.first_difference.cosine:.9f}, norm off by "
+                    f"{found.first_difference.norm:.6f}")
     return told

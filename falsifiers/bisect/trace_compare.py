@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from falsifiers.bisect.divergence import Place, Report, Values, compared
+from falsifiers.bisect.divergence import Location, Report, ValueDiff, diff_values
 from falsifiers.bisect.trace import OUTPUT
 from falsifiers.bisect.trace_files import TensorLine, TraceDir, TraceStep
-from falsifiers.bisect.trace_names import Names
+from falsifiers.bisect.trace_names import NameMap
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.judge import as_bits
 from falsifiers.judging.tolerance import spread
 
-SHOWN = 12
+MAX_DIFFERENCES = 12
 """Differences of a cell that are kept; all are counted."""
-Key = tuple[str, int, str]
+TensorKey = tuple[str, int, str]
 """An op's id, a slot, a tensor's name."""
 
 
@@ -39,9 +39,9 @@ class Bounds:
 class Difference:
     """One tensor that is not the other's bit for bit."""
 
-    place: Place
+    place: Location
     row: int
-    values: Values | None
+    values: ValueDiff | None
     """None when the shapes or types differ."""
     note: str
     cosine: float | None
@@ -66,7 +66,7 @@ class Cell:
     differences: list[Difference] = field(default_factory=list)
 
     @property
-    def word(self) -> str:
+    def status(self) -> str:
         """`equal`, `within`, `differ`, or `none` when nothing was compared."""
         if not self.compared:
             return "none"
@@ -78,7 +78,7 @@ class Comparison:
     """What two traces said of each other."""
 
     report: Report
-    first: Difference | None
+    first_difference: Difference | None
     cells: dict[tuple[int, str], Cell]
     layers: tuple[str, ...]
     """In the order in which a step runs them."""
@@ -87,7 +87,9 @@ class Comparison:
     """Steps that only one of the two has."""
 
 
-def compare(got: TraceDir, want: TraceDir, names: Names, bounds: Bounds | None) -> Comparison:
+def compare_traces(
+    got: TraceDir, want: TraceDir, names: NameMap, bounds: Bounds | None
+) -> Comparison:
     """Hold every tensor of one trace to the other's of the same step, slot, op and name."""
     ours = {step.line.step: step for step in got.steps}
     theirs = {step.line.step: step for step in want.steps}
@@ -99,34 +101,34 @@ def compare(got: TraceDir, want: TraceDir, names: Names, bounds: Bounds | None) 
     lost: dict[str, None] = {}
     first: Difference | None = None
     for number in common:
-        _same_rows(ours[number], theirs[number], got, want)
-        pairs = _pairs(ours[number], theirs[number], names, lost)
+        _require_same_rows(ours[number], theirs[number], got, want)
+        pairs = _pair_tensors(ours[number], theirs[number], names, lost)
         for key, left, right in pairs:
-            layer = _layer(key[0])
+            layer = _layer_of(key[0])
             layers[layer] = None
             cell = cells.setdefault((number, layer), Cell(number, layer))
             cell.compared += 1
-            if (found := _held(number, ours[number], key, left, right, bounds)) is None:
+            if (found := _compare_tensors(number, ours[number], key, left, right, bounds)) is None:
                 continue
             cell.within += found.within
             cell.differ += not found.within
             if first is None and not found.within:
                 first = found
-            if len(cell.differences) < SHOWN or found is first:
+            if len(cell.differences) < MAX_DIFFERENCES or found is first:
                 cell.differences.append(found)
     total = sum(cell.compared for cell in cells.values())
     if not total:
         raise SuiteError(f"{got.folder} and {want.folder} name no op, slot and tensor alike, so "
                          f"nothing can be compared; --names FILE maps names")
-    report = Report(got.told, want.told, len(common), total, list(lost))
+    report = Report(got.description, want.description, len(common), total, list(lost))
     if first is not None:
         report = replace(report, place=first.place, row=first.row, values=first.values,
                          note=first.note)
-    return Comparison(report, first, cells, tuple(_ordered(layers)), bounds,
+    return Comparison(report, first, cells, tuple(_order_layers(layers)), bounds,
                       len(ours) + len(theirs) - 2 * len(common))
 
 
-def _ordered(layers: dict[str, None]) -> Iterator[str]:
+def _order_layers(layers: dict[str, None]) -> Iterator[str]:
     """Yield what stands before the first layer, the layers by number, and what stands behind."""
     every = list(layers)
     numbered = [i for i, layer in enumerate(every) if layer.isdigit()]
@@ -136,12 +138,12 @@ def _ordered(layers: dict[str, None]) -> Iterator[str]:
     yield from (layer for layer in every[start:] if not layer.isdigit())
 
 
-def _layer(op: str) -> str:
+def _layer_of(op: str) -> str:
     head = op.partition(".")[0]
     return head if head.isdigit() else op
 
 
-def _same_rows(ours: TraceStep, theirs: TraceStep, got: TraceDir, want: TraceDir) -> None:
+def _require_same_rows(ours: TraceStep, theirs: TraceStep, got: TraceDir, want: TraceDir) -> None:
     """Refuse steps of other tokens, which have nothing to say of each other."""
     left, right = ({row.slot: (row.position, row.tokens) for row in step.line.rows}
                    for step in (ours, theirs))
@@ -152,10 +154,10 @@ def _same_rows(ours: TraceStep, theirs: TraceStep, got: TraceDir, want: TraceDir
                          f"same tokens can be compared")
 
 
-def _pairs(ours: TraceStep, theirs: TraceStep, names: Names,
-           lost: dict[str, None]) -> Iterator[tuple[Key, Tensor, Tensor]]:
+def _pair_tensors(ours: TraceStep, theirs: TraceStep, names: NameMap,
+           lost: dict[str, None]) -> Iterator[tuple[TensorKey, Tensor, Tensor]]:
     """Yield tensors of the same name, in the order of the first trace; note the others' ops."""
-    left, right = _named(ours, names), _named(theirs, names)
+    left, right = _tensors_by_key(ours, names), _tensors_by_key(theirs, names)
     lost.update(dict.fromkeys(key[0] for key in [*left, *right]
                               if key not in left or key not in right))
     mine, other = ours.values(), theirs.values()
@@ -164,8 +166,8 @@ def _pairs(ours: TraceStep, theirs: TraceStep, names: Names,
             yield key, mine[line.tensor], other[right[key].tensor]
 
 
-def _named(step: TraceStep, names: Names) -> dict[Key, TensorLine]:
-    found: dict[Key, TensorLine] = {}
+def _tensors_by_key(step: TraceStep, names: NameMap) -> dict[TensorKey, TensorLine]:
+    found: dict[TensorKey, TensorLine] = {}
     for line in step.tensors:
         op, name = names.op(line.id), names.tensor(line.name)
         if op is None or name is None:
@@ -177,7 +179,7 @@ def _named(step: TraceStep, names: Names) -> dict[Key, TensorLine]:
     return found
 
 
-def _held(number: int, step: TraceStep, key: Key, got: Tensor, want: Tensor,
+def _compare_tensors(number: int, step: TraceStep, key: TensorKey, got: Tensor, want: Tensor,
           bounds: Bounds | None) -> Difference | None:
     """Return how two tensors differ, or None when they have the same bits."""
     op, slot, name = key
@@ -187,19 +189,19 @@ def _held(number: int, step: TraceStep, key: Key, got: Tensor, want: Tensor,
     if same and got.dtype == want.dtype and torch.equal(as_bits(got), as_bits(want)):
         return None
     kind = "output" if name == OUTPUT else name.split()[0]
-    place = Place(number, "logits" if op == "logits" else kind, op, slot, name)
+    place = Location(number, "logits" if op == "logits" else kind, op, slot, name)
     row = [one.slot for one in step.line.rows].index(slot)
-    cosine, norm = _spread(got, want) if same and got.numel() else (None, None)
+    cosine, norm = _worst_spread(got, want) if same and got.numel() else (None, None)
     within = bounds is not None and cosine is not None and norm is not None \
         and cosine >= bounds.cosine and norm <= bounds.norm  # NaN is not within
     if bounds is not None and same:
         kind_of = torch.promote_types(got.dtype, want.dtype)  # never narrower: 1e300 is no infinity
         got, want = got.to(kind_of), want.to(kind_of)
-    values, note = compared(got, want)
+    values, note = diff_values(got, want)
     return Difference(place, row, values, note, cosine, norm, within)
 
 
-def _spread(got: Tensor, want: Tensor) -> tuple[float, float]:
+def _worst_spread(got: Tensor, want: Tensor) -> tuple[float, float]:
     """Return the least cosine of a token's vector, and its ratio of norms farthest from 1."""
     cosine, ratio = spread(got.reshape(len(got), -1), want.reshape(len(want), -1))
     return float(cosine.min()), float((ratio - 1).abs().max())

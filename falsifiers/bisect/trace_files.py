@@ -24,44 +24,54 @@ from falsifiers.tensor_files.safetensors_file import HEADER, UnreadableError, co
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from falsifiers.bisect.paired_runs import Alone, Batched, Step
+    from falsifiers.bisect.paired_runs import BatchRun, SoloRun, Step
 
 INDEX = "index.jsonl"
-LARGEST = 1 << 28
+MAX_INDEX_BYTES = 1 << 28
 """Bytes that an index may have."""
-STEP = 1 << 32
+MAX_STEP_BYTES = 1 << 32
 """Bytes that the tensors of a step may have; they are read together."""
-SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
-WORDS = {"torch.float64": "F64", "torch.float32": "F32", "torch.float16": "F16",
+DTYPE_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+}
+DTYPE_NAMES = {"torch.float64": "F64", "torch.float32": "F32", "torch.float16": "F16",
          "torch.bfloat16": "BF16", "torch.int64": "I64", "torch.int32": "I32",
          "torch.int16": "I16", "torch.int8": "I8", "torch.uint8": "U8"}
 """Torch's name of a type as safetensors has it."""
 
 
-Word = Annotated[str, Field(pattern=r"^\P{C}+$", max_length=300)]
+PrintableText = Annotated[str, Field(pattern=r"^\P{C}+$", max_length=300)]
 """Text that can be printed as it is."""
 
 
-class Line(BaseModel):
+class IndexLine(BaseModel):
     """A line of an index; keys that it does not know are an engine's own and left alone."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Head(Line):
+class HeaderLine(IndexLine):
     """The first line."""
 
     format: Literal["rowtwin-trace"]
     version: Literal[1]
-    engine: Word = "not named"
+    engine: PrintableText = "not named"
     """What ran, in words."""
-    model: Word = "not named"
+    model: PrintableText = "not named"
 
 
-Type = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8"]
+DType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8"]
 
 
-class RowLine(Line):
+class RowLine(IndexLine):
     """What a step gave one slot."""
 
     slot: int = Field(ge=0)
@@ -70,7 +80,7 @@ class RowLine(Line):
     tokens: tuple[int, ...] = Field(min_length=1)
 
 
-class StepLine(Line):
+class StepLine(IndexLine):
     """A step; the lines of its tensors follow."""
 
     step: int = Field(ge=0)
@@ -79,18 +89,18 @@ class StepLine(Line):
     rows: tuple[RowLine, ...] = Field(min_length=1)
 
 
-class TensorLine(Line):
+class TensorLine(IndexLine):
     """One tensor of the last step: what an op was given or made for one slot."""
 
     slot: int = Field(ge=0)
     layer: int | None = Field(ge=0)
     """None outside the layers."""
-    op: Word
-    name: Word
+    op: PrintableText
+    name: PrintableText
     """`output`, or `input 0` and so on."""
     tensor: str
     """Its key in the step's file."""
-    dtype: Type
+    dtype: DType
     shape: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
     """The first entry counts tokens of the row; what holds no values would agree with anything."""
 
@@ -100,9 +110,9 @@ class TensorLine(Line):
         return self.op if self.layer is None else f"{self.layer}.{self.op}"
 
     @property
-    def bytes(self) -> int:
+    def byte_count(self) -> int:
         """How many bytes its values take."""
-        return SIZES[self.dtype] * prod(self.shape)
+        return DTYPE_BYTES[self.dtype] * prod(self.shape)
 
 
 @dataclass
@@ -115,19 +125,21 @@ class TraceStep:
 
     def values(self) -> dict[str, Tensor]:
         """Read the step's tensors by key, each held to its line."""
-        path, size = self.folder / self.line.file, sum(one.bytes for one in self.tensors)
+        path, size = self.folder / self.line.file, sum(one.byte_count for one in self.tensors)
         try:
-            held, _ = read(path, min(size, STEP), HEADER + 512 * len(self.tensors))
+            held, _ = read(path, min(size, MAX_STEP_BYTES), HEADER + 512 * len(self.tensors))
         except UnreadableError as error:
             raise SuiteError(str(error)) from None
         for one in self.tensors:
             if one.tensor not in held:
                 raise SuiteError(f"{path} has no tensor {one.tensor!r}, which the index names")
             x = held[one.tensor]
-            if (WORDS.get(str(x.dtype)), tuple(x.shape)) != (one.dtype, one.shape):
-                raise SuiteError(f"{path}: {one.tensor!r} is {WORDS.get(str(x.dtype), x.dtype)} "
-                                 f"{list(x.shape)}, but the index says {one.dtype} "
-                                 f"{list(one.shape)}")
+            if (DTYPE_NAMES.get(str(x.dtype)), tuple(x.shape)) != (one.dtype, one.shape):
+                raise SuiteError(
+                    f"{path}: {one.tensor!r} is {DTYPE_NAMES.get(str(x.dtype), x.dtype)} "
+                    f"{list(x.shape)}, but the index says {one.dtype} "
+                    f"{list(one.shape)}"
+                )
         return held
 
 
@@ -136,30 +148,30 @@ class TraceDir:
     """A trace that was read; its tensors are read a step at a time."""
 
     folder: Path
-    head: Head
+    header: HeaderLine
     steps: list[TraceStep]
 
     @cached_property
-    def told(self) -> str:
+    def description(self) -> str:
         """What made it, in words."""
-        return f"{readable(str(self.folder))} ({self.head.engine})"
+        return f"{readable(str(self.folder))} ({self.header.engine})"
 
 
-def load(folder: Path) -> TraceDir:
+def load_trace(folder: Path) -> TraceDir:
     """Read a trace's index; raise `SuiteError` naming file and line when it is none."""
     if not folder.is_dir():
         raise SuiteError(f"{folder} is not a directory of a trace")
     path = folder / INDEX
     try:
-        text = content(path, LARGEST).decode("utf-8").removesuffix("\n")
+        text = content(path, MAX_INDEX_BYTES).decode("utf-8").removesuffix("\n")
     except UnreadableError as error:
         raise SuiteError(str(error)) from None
     except UnicodeDecodeError:
         raise SuiteError(f"{path} is not UTF-8 text") from None
     head, steps = None, list[TraceStep]()
     for number, told in enumerate(text.split("\n") if text else (), 1):
-        line = _line(path, number, told, first=head is None)
-        if isinstance(line, Head):
+        line = _parse_line(path, number, told, first=head is None)
+        if isinstance(line, HeaderLine):
             head = line
         elif isinstance(line, StepLine):
             slots = [row.slot for row in line.rows]
@@ -181,10 +193,12 @@ def load(folder: Path) -> TraceDir:
     return TraceDir(folder, head, steps)
 
 
-def _line(path: Path, number: int, text: str, first: bool) -> Head | StepLine | TensorLine:
+def _parse_line(
+    path: Path, number: int, text: str, first: bool
+) -> HeaderLine | StepLine | TensorLine:
     try:
-        data = json.loads(text, object_pairs_hook=_object)
-        form = Head if first else StepLine if isinstance(data, dict) and "rows" in data \
+        data = json.loads(text, object_pairs_hook=_unique_keys)
+        form = HeaderLine if first else StepLine if isinstance(data, dict) and "rows" in data \
             else TensorLine
         return form.model_validate(data)
     except ValidationError as error:
@@ -195,14 +209,14 @@ def _line(path: Path, number: int, text: str, first: bool) -> Head | StepLine | 
         raise SuiteError(f"{path}:{number}: is not JSON: {str(error).splitlines()[0]}") from None
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object; of a key that stands twice nobody can say what is meant."""
     if len(found := dict(pairs)) < len(pairs):
         raise ValueError("a key stands twice in one object")
     return found
 
 
-def record(folder: Path, lane: Batched | Alone, steps: Sequence[Step],
+def record_trace(folder: Path, lane: BatchRun | SoloRun, steps: Sequence[Step],
            told: dict[str, str]) -> int:
     """Run the steps on a lane, writing each as it ends; return how many bytes were written.
 
@@ -212,14 +226,14 @@ def record(folder: Path, lane: Batched | Alone, steps: Sequence[Step],
     with whole(folder, INDEX) as part, (part / INDEX).open("w", encoding="utf-8") as index:
         index.write(json.dumps({"format": "rowtwin-trace", "version": 1, **told}) + "\n")
         for number, step in enumerate(steps):
-            lines, tensors = _ran(lane, number, step)
+            lines, tensors = _run_step(lane, number, step)
             write(part / lines[0]["file"], tensors, {})
             index.writelines(json.dumps(line) + "\n" for line in lines)
             size += sum(x.nbytes for x in tensors.values())
     return size
 
 
-def _ran(lane: Batched | Alone, number: int,
+def _run_step(lane: BatchRun | SoloRun, number: int,
          step: Step) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """Run one step; return its lines and its tensors by key."""
     from falsifiers.bisect.trace import Trace
@@ -231,25 +245,25 @@ def _ran(lane: Batched | Alone, number: int,
     lines: list[dict[str, Any]] = [
         {"step": number, "file": f"step-{number:06}.safetensors", "rows": rows}]
     tensors: dict[str, Tensor] = {}
-    for slot, op, name, x in _reported(trace, step, logits):
-        layer, rest = _parted(op)
+    for slot, op, name, x in _reported_tensors(trace, step, logits):
+        layer, rest = _split_op_id(op)
         key = str(len(tensors))
         tensors[key] = x.cpu()
         lines.append({"slot": slot, "layer": layer, "op": rest, "name": name, "tensor": key,
-                      "dtype": WORDS[str(x.dtype)], "shape": list(x.shape)})
+                      "dtype": DTYPE_NAMES[str(x.dtype)], "shape": list(x.shape)})
     return lines, tensors
 
 
-def _reported(trace: Any, step: Step,
+def _reported_tensors(trace: Any, step: Step,
               logits: Tensor) -> Iterator[tuple[int, str, str, Tensor]]:
     import torch
     for op, slot in trace.order:
-        for name, tokens in trace.of((op, slot)).items():
+        for name, tokens in trace.tensors_of((op, slot)).items():
             yield slot, op, name, torch.stack(tokens)
     for row, slot in enumerate(step.slots):
         yield slot, "logits", "output", logits[row:row + 1]
 
 
-def _parted(op: str) -> tuple[int | None, str]:
-    from falsifiers.bisect.divergence import parted
-    return parted(op)
+def _split_op_id(op: str) -> tuple[int | None, str]:
+    from falsifiers.bisect.divergence import split_op_id
+    return split_op_id(op)

@@ -164,7 +164,7 @@ def load(spec: str, offer: Callable[[], Any] | None = None) -> Candidate:
     """Load a candidate by its kind and name; raise `SuiteError` when it cannot be.
 
     `offer` returns the functions of a phase that a program or a directory answers, a subclass of
-    `falsifiers.vectors.calls.Offer`. Without it the functions are those of every phase.
+    `falsifiers.vectors.calls.ExternalOps`. Without it the functions are those of every phase.
     """
     check(spec)
     kind, _, rest = spec.partition(":")

@@ -60,7 +60,7 @@ def gate(
     import rowtwin
     from falsifiers.gate import runner
     from falsifiers.judging.errors import SuiteError
-    from phases.vector_sets import in_force
+    from phases.vector_sets import apply_program_budget
     rowtwin.register_candidate_kinds()
     wanted, ladder = _wanted(phase, through, case, jobs)
     if bisect and case is None:
@@ -80,7 +80,7 @@ def gate(
             print(line)
         asked = {case.phase for case in cases or () if candidate and not sample}
         print_gate(gated, runner.contracts_of() | {
-            phase: in_force(contract) for phase, contract in
+            phase: apply_program_budget(contract) for phase, contract in
             runner.contracts_of().items() if phase in asked})
     from falsifiers.gate.phase_status import exit_code
     raise typer.Exit(exit_code(gated.results))
@@ -136,9 +136,9 @@ def cases_of_vectors(candidate: str | None, wanted: Wanted) -> tuple[Case, ...] 
     import rowtwin
     from falsifiers.judging.errors import SuiteError
     from falsifiers.vectors.candidate_kinds import phase_of
-    from phases.vector_sets import must_take_programs
+    from phases.vector_sets import require_programs
     if candidate and candidate.startswith("cmd:"):
-        must_take_programs(candidate, wanted.phases)
+        require_programs(candidate, wanted.phases)
         return None if wanted.case else _beside(wanted.phases)
     phase = phase_of(candidate) if candidate else None
     if phase is None:
@@ -146,14 +146,14 @@ def cases_of_vectors(candidate: str | None, wanted: Wanted) -> tuple[Case, ...] 
     if wanted.phases != (phase,) or wanted.case is not None:
         raise SuiteError(f"candidate {candidate} answers calls of {phase} alone: give --phase "
                          f"{phase.removeprefix('p')} with it")
-    return tuple(map(_of_the_gate, rowtwin.vectors_of(phase).cases))
+    return tuple(map(_of_the_gate, rowtwin.phase_vectors(phase).cases))
 
 
 def _beside(phases: Sequence[str]) -> tuple[Case, ...] | None:
     """Return the contracts' cases of phases and those beside them, or None when there are none."""
     from falsifiers.gate.runner import contracts_of
     from phases import vector_sets
-    beside = [case for phase in phases for case in vector_sets.beside(phase)]
+    beside = [case for phase in phases for case in vector_sets.program_cases(phase)]
     if not beside:
         return None
     own = [case for phase in phases for case in contracts_of()[phase].expand()]

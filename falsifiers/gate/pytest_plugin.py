@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from contracts.load import ContractError, load_all
+from contracts.load import ContractError, load_contracts
 from contracts.schema import Case, Contract
 from falsifiers.gate import candidates, tiers
 from falsifiers.gate.tiers import Tiers
@@ -62,7 +62,7 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         chosen = tiers.choose(config.getoption(DEVICE))
         tiers.fix_triton_mode(chosen)
-        contracts = load_all(config.rootpath / "contracts")
+        contracts = load_contracts(config.rootpath / "contracts")
         if config.getoption(CANDIDATE) is not None:  # empty where a shell's variable is not set
             candidates.check(config.getoption(CANDIDATE))
         given = config.getoption(CASES)

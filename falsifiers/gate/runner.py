@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from contracts.load import load_all
+from contracts.load import load_contracts
 from contracts.schema import Case, Contract
 from falsifiers.gate import candidates, phase_status, receipts, tiers, verdict_reporter
 from falsifiers.gate.phase_status import PhaseResult
@@ -67,7 +67,7 @@ class Gated:
 
 def contracts_of(root: Path = ROOT) -> dict[str, Contract]:
     """Load the contracts of a checkout, by phase."""
-    return load_all(root / "contracts")
+    return load_contracts(root / "contracts")
 
 
 def phase_name(given: str) -> str:

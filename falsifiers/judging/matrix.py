@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from contracts.schema import DEVICE, Case, Contract, Tier
+from contracts.schema import DEVICE_TIERS, Case, Contract, Tier
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.subject import Mutant, Subject
 from falsifiers.judging.verdict import Record
@@ -66,12 +66,12 @@ class Bank:
         """Yield the quick cases with which a falsifier attacks a mutant here."""
         for case in self.contract.expand():
             if (case.falsifier == falsifier and case.quick and case.tier in self.tiers
-                    and (case.tier in DEVICE) == (mutant.device == "cuda")):
+                    and (case.tier in DEVICE_TIERS) == (mutant.device == "cuda")):
                 yield case
 
     def runs_here(self, mutant: Mutant) -> bool:
         """Return whether the mutant's tier can be run here."""
-        fit = DEVICE if mutant.device == "cuda" else ("cpu", mutant.device)
+        fit = DEVICE_TIERS if mutant.device == "cuda" else ("cpu", mutant.device)
         return mutant.device == "cpu" or any(tier in fit for tier in self.tiers)
 
     def on(self, tiers: Sequence[Tier]) -> Bank:

@@ -21,7 +21,7 @@ class Subject:
     stack: Any = None
     """The serving stack: what `stack()` of the newest serving phase returned."""
     engine: Any = None
-    """The engine's parts below a path (an `engine.parts.Surface`)."""
+    """The engine's parts below a path (an `engine.parts.EngineParts`)."""
     device: str = "cpu"
     candidate: Any = None
     """The candidate module or object, when there is one."""

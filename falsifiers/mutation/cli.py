@@ -38,7 +38,7 @@ def mutants(
         raise SuiteError("--faults prints one page of every phase: give it alone")
     banks = banks_here(phase, device)
     raise typer.Exit(_faults(banks) if faults else
-                     _expected(banks, rowtwin.bank, device, as_json))
+                     _expected(banks, rowtwin.phase_bank, device, as_json))
 
 
 def _faults(banks: list[Bank]) -> int:
@@ -115,8 +115,8 @@ def receipt(
              for bank in banks_here(c.phase.removeprefix("p"), "cuda")}
     print(f"judging the device cases of {', '.join(banks) or 'no phase'}", file=sys.stderr)
     with Progress(False) as tell:
-        written, refused = device_receipts.receipts(wanted, banks, rowtwin.bank, tell)
-    measures = rowtwin.benchmarks() if phase is None and not refused else {}
+        written, refused = device_receipts.receipts(wanted, banks, rowtwin.phase_bank, tell)
+    measures = rowtwin.receipt_benchmarks() if phase is None and not refused else {}
     for name, (judged, measure) in measures.items():
         print(f"measuring {name}", file=sys.stderr)
         found, lost = device_receipts.figures(name, measure, contracts_of()[judged],
@@ -143,5 +143,5 @@ def banks_here(phase: str | None, device: str) -> list[Bank]:
     ready = [p for p, contract in contracts_of().items() if built(contract, ROOT)]
     if phase is not None and (name := phase_name(phase)) not in ready:
         raise SuiteError(f"phase {name} is not built")
-    banks = [rowtwin.bank(p) for p in ready if phase is None or p == phase_name(phase)]
+    banks = [rowtwin.phase_bank(p) for p in ready if phase is None or p == phase_name(phase)]
     return [made for bank in banks if (made := bank.on(chosen.run)).mutants]

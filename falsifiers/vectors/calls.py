@@ -25,7 +25,7 @@ from falsifiers.tensor_files.safetensors_file import UnreadableError, read
 ARITHMETIC, DECLINED, REFUSED = "arithmetic", "declined", "refused"
 """What an answer's metadata may say: the arithmetic it keeps, why it was not made, and why a call
 cannot be made by anyone."""
-OWN = "own"
+OWN_ARITHMETIC = "own"
 Outputs = Mapping[str, tuple[int, ...]]
 
 
@@ -67,7 +67,7 @@ class Call:
         return sum(4 * torch.Size(shape).numel() for shape in self.outputs.values())
 
 
-class Refused(Exception):
+class CallRefused(Exception):
     """An answer says that a call cannot be made by anyone, and why."""
 
 
@@ -85,7 +85,7 @@ class Answerer(Protocol):
         """
 
 
-class Offer:
+class ExternalOps:
     """A candidate with the functions of a phase, each call put to an answerer."""
 
     probe: ClassVar[Call] = Call(
@@ -93,12 +93,12 @@ class Offer:
         {"weights": torch.zeros(1, 144, dtype=torch.uint8), "x": torch.zeros(1, 256)},
         {"out": (1, 1)})
     """A call whose answer is read only for the arithmetic that it declares."""
-    no_program: ClassVar[str] = ""
+    no_program_reason: ClassVar[str] = ""
     """Why a program that is started for every call cannot be judged; empty where it can."""
 
     def __init__(self, answerer: Answerer) -> None:
         self.answerer = answerer
-        self.asked = 0
+        self.call_count = 0
         """Calls that were put so far."""
 
     @property
@@ -107,36 +107,36 @@ class Offer:
         return self.answerer.arithmetic
 
     def _answer(self, call: Call) -> Mapping[str, Tensor]:
-        self.asked += 1
+        self.call_count += 1
         return self.answerer.answer(call)
 
     def gemv_rows(self, weight: Any, x: Tensor, out: Tensor) -> None:
         """Write W x for every row of x f32[m, K] into out f32[m, N]."""
         label = f"{weight.kind}-n{weight.n}-k{weight.k}-m{len(x)}"
-        inputs = {"weights": torch.tensor(weight.raw), "x": plain(x)}
+        inputs = {"weights": torch.tensor(weight.raw), "x": as_storable(x)}
         call = Call("gemv_rows", label, {"type": weight.kind}, inputs, {"out": tuple(out.shape)})
         out.copy_(self._answer(call)["out"])
 
     def conv_step(self, x: Tensor, taps: Tensor, windows: Any, counts: Sequence[int],
                   out: Tensor) -> None:
         """Write the convolution of x[t, C] into out[t, C] and shift each row's window."""
-        self._stepped("conv_step", {"x": x, "taps": taps}, windows, counts, out)
+        self._call_recurrent("conv_step", {"x": x, "taps": taps}, windows, counts, out)
 
     def delta_step(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Any,
                    counts: Sequence[int], out: Tensor) -> None:
         """Advance each row's state by its tokens; write what is read into out[t, V, 128]."""
         inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-        self._stepped("delta_step", inputs, states, counts, out)
+        self._call_recurrent("delta_step", inputs, states, counts, out)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Any, values: Any,
                lengths: Sequence[int], counts: Sequence[int], out: Tensor) -> None:
         """Append k and v to each row's cache and write gated attention into out[t, H, D]."""
         reach = [held + count if count else 0 for held, count in zip(lengths, counts, strict=True)]
         tensors = {"q": q, "k": k, "v": v, "gate": gate}
-        given = {name: plain(x) for name, x in tensors.items()}
+        given = {name: as_storable(x) for name, x in tensors.items()}
         given |= {"lengths": torch.tensor(lengths, dtype=torch.int32),
                   "counts": torch.tensor(counts, dtype=torch.int32),
-                  "keys": _caches(keys, reach), "values": _caches(values, reach)}
+                  "keys": _stack_caches(keys, reach), "values": _stack_caches(values, reach)}
         label = f"h{q.shape[1]}-g{k.shape[1]}-m{len(reach)}-t{len(out)}"
         shape = tuple(given["keys"].shape)
         call = Call("attend", label, {}, given,
@@ -148,12 +148,13 @@ class Offer:
                 if n:
                     refs.whole[slot][:n].copy_(held[:n])
 
-    def _stepped(self, op: str, inputs: Mapping[str, Tensor], refs: Any, counts: Sequence[int],
-                 out: Tensor) -> None:
+    def _call_recurrent(
+        self, op: str, inputs: Mapping[str, Tensor], refs: Any, counts: Sequence[int], out: Tensor
+    ) -> None:
         """Put a call of a recurrent op, whose rows' states go along and come back."""
         views = refs.views
-        states = plain(torch.stack(views))
-        given = {name: plain(x) for name, x in inputs.items()}
+        states = as_storable(torch.stack(views))
+        given = {name: as_storable(x) for name, x in inputs.items()}
         given |= {"counts": torch.tensor(counts, dtype=torch.int32), "states": states}
         label = f"{'x'.join(map(str, states.shape[1:]))}-m{len(views)}-t{len(out)}"
         call = Call(op, label, {}, given, {"out": tuple(out.shape), "states": tuple(states.shape)})
@@ -163,12 +164,12 @@ class Offer:
             view.copy_(state)
 
 
-def plain(x: Tensor) -> Tensor:
+def as_storable(x: Tensor) -> Tensor:
     """Return a tensor as a file can hold it."""
     return x.detach().cpu().contiguous()
 
 
-def _caches(refs: Any, reach: Sequence[int]) -> Tensor:
+def _stack_caches(refs: Any, reach: Sequence[int]) -> Tensor:
     """Return rows' caches [m, longest, ...] as far as each reaches, and poison beyond."""
     room = (len(reach), max(1, *reach), *refs.whole.shape[2:])
     caches = torch.full(room, torch.nan)
@@ -178,16 +179,16 @@ def _caches(refs: Any, reach: Sequence[int]) -> Tensor:
     return caches
 
 
-def declared(path: Path, most: int) -> str | None:
+def read_arithmetic(path: Path, most: int) -> str | None:
     """Return the arithmetic that an answer declares, None for a declined one that declares none.
 
     Raises `UnreadableError` when there is no such answer.
     """
     told = read(path, most)[1]
-    return told.get(ARITHMETIC, None if DECLINED in told else OWN)
+    return told.get(ARITHMETIC, None if DECLINED in told else OWN_ARITHMETIC)
 
 
-def answered(call: Call, path: Path, arithmetic: str) -> dict[str, Tensor]:
+def read_answer(call: Call, path: Path, arithmetic: str) -> dict[str, Tensor]:
     """Return the outputs that a file holds for a call, held to their shapes and to f32.
 
     Raises `Declined` when the file says why it was not made, `Refused` when it says why a call that
@@ -197,65 +198,77 @@ def answered(call: Call, path: Path, arithmetic: str) -> dict[str, Tensor]:
     try:
         tensors, told = read(path, call.answer_bytes)
     except UnreadableError as error:
-        broken("crash", str(error))
+        raise_broken("crash", str(error))
     if DECLINED in told:
         raise Declined(f"{path.name}: {printable(told[DECLINED]) or 'no reason given'}")
-    if (other := told.get(ARITHMETIC, OWN)) != arithmetic:
-        broken("law", f"{path} declares the arithmetic '{printable(other)}', but the first answer "
-                      f"declares '{printable(arithmetic)}'")
+    if (other := told.get(ARITHMETIC, OWN_ARITHMETIC)) != arithmetic:
+        raise_broken(
+            "law",
+            f"{path} declares the arithmetic '{printable(other)}', but the first answer "
+            f"declares '{printable(arithmetic)}'",
+        )
     if REFUSED in told:
         if call.refusable:
-            raise Refused(printable(told[REFUSED]))
-        broken("law", f"{path} refuses a call that can be made: {printable(told[REFUSED])}")
+            raise CallRefused(printable(told[REFUSED]))
+        raise_broken("law", f"{path} refuses a call that can be made: {printable(told[REFUSED])}")
     for name, shape in call.outputs.items():
         if name not in tensors:
-            broken("shape", f"{path} has no tensor {name!r}")
+            raise_broken("shape", f"{path} has no tensor {name!r}")
         if tuple(tensors[name].shape) != shape:
-            broken("shape", f"{path}: {name} has shape {list(tensors[name].shape)}, but should "
-                            f"have {list(shape)}")
+            raise_broken(
+                "shape",
+                f"{path}: {name} has shape {list(tensors[name].shape)}, but should "
+                f"have {list(shape)}",
+            )
         if tensors[name].dtype != torch.float32:
-            broken("dtype", f"{path}: {name} has dtype {tensors[name].dtype}, but should have "
-                            f"{torch.float32}")
+            raise_broken(
+                "dtype",
+                f"{path}: {name} has dtype {tensors[name].dtype}, but should have {torch.float32}",
+            )
     if strays := tensors.keys() - call.outputs.keys():
-        broken("shape", f"{path} has a tensor {printable(min(strays))} that was not asked for")
+        raise_broken(
+            "shape", f"{path} has a tensor {printable(min(strays))} that was not asked for"
+        )
     return {name: tensors[name] for name in call.outputs}
 
 
-def broken(rung: Rung, sentence: str) -> NoReturn:
+def raise_broken(rung: Rung, sentence: str) -> NoReturn:
     """Raise the verdict on an answer that cannot be compared at all."""
     raise ParityBroken(Finding(rule="law", rung=rung, sentence=readable(sentence)))
 
 
-class Recorder:
+class RecordingAnswerer:
     """An answerer that is right, and keeps what it was asked and by which case."""
 
     def __init__(self, arithmetic: str, right: Callable[[Call], dict[str, Tensor]]) -> None:
-        self.arithmetic, self.right = arithmetic, right
+        self.arithmetic, self.reference_answer = arithmetic, right
         self.case = ""
         """The case that asks now."""
-        self.kept: dict[str, Kept] = {}
+        self.calls: dict[str, RecordedCall] = {}
 
     def answer(self, call: Call) -> dict[str, Tensor]:
         """Return the right outputs of a call."""
-        kept = self.kept.setdefault(call.name, self.kept.get(call.name) or self._made(call))
+        kept = self.calls.setdefault(
+            call.name, self.calls.get(call.name) or self._record_call(call)
+        )
         kept.cases[self.case] = None
-        if REFUSED in kept.told:
-            raise Refused(kept.told[REFUSED])
+        if REFUSED in kept.answer_metadata:
+            raise CallRefused(kept.answer_metadata[REFUSED])
         return kept.outputs
 
-    def _made(self, call: Call) -> Kept:
+    def _record_call(self, call: Call) -> RecordedCall:
         try:
-            return Kept(call, self.right(call))
-        except Refused as refused:
-            return Kept(call, {}, {REFUSED: str(refused)})
+            return RecordedCall(call, self.reference_answer(call))
+        except CallRefused as refused:
+            return RecordedCall(call, {}, {REFUSED: str(refused)})
 
 
 @dataclass(frozen=True)
-class Kept:
+class RecordedCall:
     """A call that was asked for, its right outputs, and the cases that asked."""
 
     call: Call
     outputs: dict[str, Tensor]
-    told: dict[str, str] = field(default_factory=dict)
+    answer_metadata: dict[str, str] = field(default_factory=dict)
     """What the answer says beside its arithmetic."""
     cases: dict[str, None] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from falsifiers.judging.errors import SuiteError
 from falsifiers.vectors import manifest
 
 if TYPE_CHECKING:
-    from falsifiers.vectors.calls import Offer
+    from falsifiers.vectors.calls import ExternalOps
 
 KINDS = ("cmd", "vectors", "server")
 
@@ -34,18 +34,22 @@ def check(spec: str) -> None:
         raise SuiteError(f"candidate {spec}: a server is judged from outside, over its API: "
                          f"rowtwin witness {shlex.quote(rest)}")
     if kind == "vectors":
-        manifest.load(Path(rest).expanduser())
-    elif shutil.which(words(spec)[0]) is None:
-        raise SuiteError(f"candidate {spec}: there is no program {words(spec)[0]!r} to run")
+        manifest.load_manifest(Path(rest).expanduser())
+    elif shutil.which(split_command(spec)[0]) is None:
+        raise SuiteError(f"candidate {spec}: there is no program {split_command(spec)[0]!r} to run")
 
 
 def phase_of(spec: str) -> str | None:
     """Return the phase of `vectors:DIR`, or None for a candidate of another kind."""
     kind, _, rest = spec.partition(":")
-    return manifest.load(Path(rest).expanduser()).phase if kind == "vectors" and rest else None
+    return (
+        manifest.load_manifest(Path(rest).expanduser()).phase
+        if kind == "vectors" and rest
+        else None
+    )
 
 
-def words(spec: str) -> list[str]:
+def split_command(spec: str) -> list[str]:
     """Return the program of `cmd:PROGRAM` and its arguments, split as a shell splits them."""
     try:
         found = shlex.split(spec.partition(":")[2])
@@ -63,25 +67,27 @@ def absolute(spec: str) -> str:
         return f"vectors:{os.path.abspath(os.path.expanduser(rest))}"
     if kind != "cmd":
         return spec
-    first, *others = words(spec)
+    first, *others = split_command(spec)
     if shutil.which(first) and os.sep in first:
         first = os.path.abspath(first)
     return "cmd:" + shlex.join([first, *(os.path.abspath(word) if os.path.exists(word) else word
                                          for word in others)])
 
 
-def load(spec: str, offer: type[Offer] | None) -> Any:
+def load(spec: str, offer: type[ExternalOps] | None) -> Any:
     """Return a phase's functions, `offer`, answered by a program or by a directory of vectors."""
-    from falsifiers.vectors.calls import Offer
-    offer = offer or Offer
+    from falsifiers.vectors.calls import ExternalOps
+    offer = offer or ExternalOps
     if spec.startswith("cmd:"):
         from falsifiers.vectors.program import Program
-        if offer.no_program:
-            raise SuiteError(f"candidate {spec}: {offer.no_program}, so answer a directory in one "
-                             f"process: rowtwin vectors export DIR")
-        return offer(Program(words(absolute(spec)), probe=offer.probe))  # it runs elsewhere
-    from falsifiers.vectors.exchange import Directory
-    return offer(Directory(Path(spec.partition(":")[2]).expanduser()))
+        if offer.no_program_reason:
+            raise SuiteError(
+                f"candidate {spec}: {offer.no_program_reason}, so answer a directory in one "
+                f"process: rowtwin vectors export DIR"
+            )
+        return offer(Program(split_command(absolute(spec)), probe=offer.probe))  # it runs elsewhere
+    from falsifiers.vectors.exchange import VectorDirectory
+    return offer(VectorDirectory(Path(spec.partition(":")[2]).expanduser()))
 
 
 register(KINDS, sys.modules[__name__])

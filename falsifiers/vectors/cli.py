@@ -17,7 +17,7 @@ app.add_typer(vectors_app, name="vectors")
 
 NOT_PROVEN = ("more than these calls of {ops} ask, or that each call was made by itself: files "
               "cannot show it, {but}")
-OF_ITS_OWN = "but cmd:PROGRAM runs each in a process of its own"
+PROCESS_NOTE = "but cmd:PROGRAM runs each in a process of its own"
 """What a pass of a directory does not say, beside the contract's."""
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 
@@ -37,7 +37,7 @@ def export(
     from falsifiers.gate import tiers
     from falsifiers.vectors import exchange
     tiers.one_thread()
-    made = exchange.export(folder, rowtwin.vectors_of(phase))
+    made = exchange.export(folder, rowtwin.phase_vectors(phase))
     name = readable(str(folder))
     print(f"{name}: {len(made.calls)} calls of {made.phase}; write the answer to "
           f"{name}/inputs/NAME into {name}/outputs/NAME, then: rowtwin vectors check {name}")
@@ -56,11 +56,14 @@ def check(
     from falsifiers.gate.runner import Gated, Run
     from falsifiers.vectors import exchange, manifest
     tiers.one_thread()
-    told = manifest.load(folder)
-    wanted = rowtwin.vectors_of(told.phase)
+    told = manifest.load_manifest(folder)
+    wanted = rowtwin.phase_vectors(told.phase)
     not_proven = NOT_PROVEN.format(
         ops=", ".join(sorted({call.op for call in told.calls})),
-        but=f"and {wanted.offer.no_program}" if wanted.offer.no_program else OF_ITS_OWN)
+        but=f"and {wanted.ops_class.no_program_reason}"
+        if wanted.ops_class.no_program_reason
+        else PROCESS_NOTE,
+    )
     with Progress(as_json) as tell:
         verdicts = exchange.check(folder, wanted, tell)
     result = phase_status.judge_phase(wanted.contract.phase, verdicts, wanted.cases)

@@ -32,10 +32,18 @@ from falsifiers.judging.verdict import Verdict
 from falsifiers.tensor_files.safetensors_file import UnreadableError, write
 from falsifiers.vectors import calls
 from falsifiers.vectors import manifest as forms
-from falsifiers.vectors.calls import OWN, Call, Kept, Offer, Recorder, answered, declared
-from falsifiers.vectors.manifest import EXPECTED, INPUTS, NAME, OUTPUTS, Manifest
+from falsifiers.vectors.calls import (
+    OWN_ARITHMETIC,
+    Call,
+    ExternalOps,
+    RecordedCall,
+    RecordingAnswerer,
+    read_answer,
+    read_arithmetic,
+)
+from falsifiers.vectors.manifest import EXPECTED, INPUTS, MANIFEST_NAME, OUTPUTS, Manifest
 
-LARGEST = 1 << 28
+MAX_PROBE_BYTES = 1 << 28
 """Bytes of an answer that is read only for what it declares."""
 
 
@@ -47,28 +55,28 @@ class VectorSet:
     cases: tuple[Case, ...]
     attacks: Mapping[str, Attack]
     """The phase's falsifiers, by id."""
-    right: Callable[[Call], dict[str, Tensor]]
+    reference_answer: Callable[[Call], dict[str, Tensor]]
     """Answers a call as the engine does."""
     arithmetic: str
     """The arithmetic of those answers."""
     subject: Subject
     """The phase's own path, in which a candidate's functions stand, and the test models."""
-    offer: type[Offer] = Offer
+    ops_class: type[ExternalOps] = ExternalOps
     """Has the functions that the phase's calls are made through."""
 
 
-class Directory:
+class VectorDirectory:
     """An answerer that finds answers among the outputs of a directory of vectors."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.outputs = folder, folder / OUTPUTS
-        self.manifest = forms.load(folder)
+        self.manifest = forms.load_manifest(folder)
         self.names = {entry.name for entry in self.manifest.calls}
         if self.outputs.is_symlink():
             raise SuiteError(f"{self.outputs} is a symbolic link, which is not followed")
         if not self.outputs.is_dir() or not any(self.outputs.iterdir()):
             raise SuiteError(f"{self.outputs} is empty: nothing has answered these calls yet")
-        strays = {path.stem for path in self.outputs.glob(file_of("*"))} - self.names
+        strays = {path.stem for path in self.outputs.glob(tensor_file_name("*"))} - self.names
         if strays:
             raise SuiteError(f"{self.outputs} answers a call that was not asked, "
                              f"{printable(min(strays))}")
@@ -79,78 +87,89 @@ class Directory:
         for entry in self.manifest.calls:
             size = sum(4 * prod(max(0, n) for n in form.shape) for form in entry.outputs.values())
             try:
-                told = declared(self.outputs / file_of(entry.name), min(size, LARGEST))
+                told = read_arithmetic(
+                    self.outputs / tensor_file_name(entry.name), min(size, MAX_PROBE_BYTES)
+                )
             except UnreadableError:
                 continue
             if told is not None:
                 return told
-        return OWN
+        return OWN_ARITHMETIC
 
     def answer(self, call: Call) -> dict[str, Tensor]:
         """Return what the directory holds for a call."""
         if call.name not in self.names:
             raise SuiteError(f"{self.folder} does not hold the call {call.name}; `rowtwin vectors "
                              f"check` asks only for what a directory of this version holds")
-        return answered(call, self.outputs / file_of(call.name), self.arithmetic)
+        return read_answer(call, self.outputs / tensor_file_name(call.name), self.arithmetic)
 
 
-def file_of(name: str) -> str:
+def tensor_file_name(name: str) -> str:
     """Return the file name of a call's tensors."""
     return f"{name}.safetensors"
 
 
 def export(folder: Path, wanted: VectorSet) -> Manifest:
     """Write every call of the cases and its expected outputs into a new or empty directory."""
-    with whole(folder, NAME) as part:
-        kept = recorded(wanted)
+    with whole(folder, MANIFEST_NAME) as part:
+        kept = record_calls(wanted)
         for name in (INPUTS, EXPECTED, OUTPUTS):
             (part / name).mkdir()
         for name, one in kept.items():
-            write(part / INPUTS / file_of(name), one.call.inputs, one.call.metadata)
-            write(part / EXPECTED / file_of(name), one.outputs,
-                  {calls.ARITHMETIC: wanted.arithmetic, **one.told})
+            write(part / INPUTS / tensor_file_name(name), one.call.inputs, one.call.metadata)
+            write(part / EXPECTED / tensor_file_name(name), one.outputs,
+                  {calls.ARITHMETIC: wanted.arithmetic, **one.answer_metadata})
         for file in {file for one in kept.values() for file in one.call.files}:
             shutil.copyfile(file, part / INPUTS / file.name)
-        made = manifest_of(kept, wanted)
-        (part / NAME).write_text(made.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        made = build_manifest(kept, wanted)
+        (part / MANIFEST_NAME).write_text(made.model_dump_json(indent=1) + "\n", encoding="utf-8")
     return made
 
 
-def recorded(wanted: VectorSet) -> dict[str, Kept]:
+def record_calls(wanted: VectorSet) -> dict[str, RecordedCall]:
     """Run the cases over right answers, declared and as somebody's own; return every call."""
-    kept: dict[str, Kept] = {}
-    for arithmetic in (wanted.arithmetic, OWN):
-        recorder = Recorder(arithmetic, wanted.right)
-        recorder.kept = kept
+    kept: dict[str, RecordedCall] = {}
+    for arithmetic in (wanted.arithmetic, OWN_ARITHMETIC):
+        recorder = RecordingAnswerer(arithmetic, wanted.reference_answer)
+        recorder.calls = kept
         for case in wanted.cases:
             recorder.case = case.id
-            verdict = judged(case, Candidate("the engine", wanted.offer(recorder)), wanted, "")
+            verdict = judge_case(
+                case, Candidate("the engine", wanted.ops_class(recorder)), wanted, ""
+            )
             if verdict.outcome != "passed" and not (
-                    arithmetic == OWN and verdict.outcome == "declined"):
+                    arithmetic == OWN_ARITHMETIC and verdict.outcome == "declined"):
                 told = verdict.finding.sentence if verdict.finding else verdict.reason
                 raise SuiteError(f"{case.id} does not pass over the engine's answers: {told}")
     return kept
 
 
-def manifest_of(kept: Mapping[str, Kept], wanted: VectorSet) -> Manifest:
+def build_manifest(kept: Mapping[str, RecordedCall], wanted: VectorSet) -> Manifest:
     """Return the manifest of calls that were kept."""
     parity = wanted.contract.parity
-    entries = tuple(forms.CallEntry(
-        name=name, op=one.call.op, facts=dict(one.call.facts), cases=tuple(one.cases),
-        inputs={key: _form(x) for key, x in one.call.inputs.items()},
-        outputs={key: _form(x) for key, x in one.outputs.items()}) for name, one in kept.items())
+    entries = tuple(
+        forms.CallEntry(
+            name=name,
+            op=one.call.op,
+            facts=dict(one.call.facts),
+            cases=tuple(one.cases),
+            inputs={key: _tensor_form(x) for key, x in one.call.inputs.items()},
+            outputs={key: _tensor_form(x) for key, x in one.outputs.items()},
+        )
+        for name, one in kept.items()
+    )
     return Manifest(phase=wanted.contract.phase, claim=wanted.contract.claim.strip(),
                     arithmetic=wanted.arithmetic, calls=entries,
-                    rules=forms.Rules(twin=parity.twin, truth=_bounds(parity.truth),
-                                      own=None if parity.own is None else _bounds(parity.own)))
+                    rules=forms.Rules(twin=parity.twin, truth=_to_bounds(parity.truth),
+                                      own=None if parity.own is None else _to_bounds(parity.own)))
 
 
-def _form(x: Tensor) -> forms.TensorForm:
+def _tensor_form(x: Tensor) -> forms.TensorForm:
     names = {"torch.uint8": "U8", "torch.int32": "I32", "torch.float32": "F32"}
     return forms.TensorForm.model_validate({"dtype": names[str(x.dtype)], "shape": tuple(x.shape)})
 
 
-def _bounds(rule: Any) -> Any:
+def _to_bounds(rule: Any) -> Any:
     return forms.Bounds(cosine=rule.cosine, norm=rule.norm) if isinstance(rule, Budget) else rule
 
 
@@ -158,27 +177,27 @@ def check(folder: Path, wanted: VectorSet,
           tell: Callable[[str], None] = lambda case: None) -> list[Verdict]:
     """Judge what a directory's outputs hold; one verdict a case."""
     name = readable(str(folder))  # a verdict keeps no bytes that are not UTF-8
-    held = Candidate(f"vectors:{name}", wanted.offer(Directory(folder)))
+    held = Candidate(f"vectors:{name}", wanted.ops_class(VectorDirectory(folder)))
     must_be_known(held.name, held.arithmetic)
     repro = f"rowtwin vectors check {shlex.quote(name)}"
     verdicts = []
     for case in wanted.cases:
-        verdicts.append(judged(case, held, wanted, repro))
+        verdicts.append(judge_case(case, held, wanted, repro))
         tell(case.id)
     return verdicts
 
 
-def judged(case: Case, candidate: Candidate, wanted: VectorSet, repro: str) -> Verdict:
+def judge_case(case: Case, candidate: Candidate, wanted: VectorSet, repro: str) -> Verdict:
     """Run one case over a candidate and return the verdict."""
     judge, started, error = Judge(case), time.perf_counter(), None
     path = wanted.subject.path
     own = {f.name: op for f in fields(path) if (op := candidate.op(f.name))}
     subject = replace(wanted.subject, name=candidate.name, path=replace(path, **own),
                       candidate=candidate)
-    before = candidate.target.asked
+    before = candidate.target.call_count
     try:
         wanted.attacks[case.falsifier](case=case, subject=subject, judge=judge)
-        if candidate.target.asked == before:
+        if candidate.target.call_count == before:
             raise SuiteError("it asked for no call")
     except Exception as ended:
         error = ended

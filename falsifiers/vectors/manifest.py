@@ -11,19 +11,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from falsifiers.judging.errors import SuiteError, printable
 from falsifiers.tensor_files.safetensors_file import UnreadableError, content
 
-NAME, INPUTS, EXPECTED, OUTPUTS = "manifest.json", "inputs", "expected", "outputs"
-MOST = 1 << 24
+MANIFEST_NAME, INPUTS, EXPECTED, OUTPUTS = "manifest.json", "inputs", "expected", "outputs"
+MAX_MANIFEST_BYTES = 1 << 24
 CALL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.=+-]*$"
-OP = r"^[a-z][a-z0-9_]*$"
+OP_NAME = r"^[a-z][a-z0-9_]*$"
 
 
-class Record(BaseModel):
+class ManifestModel(BaseModel):
     """A frozen record that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class TensorForm(Record):
+class TensorForm(ManifestModel):
     """What a tensor of a file is."""
 
     dtype: Literal["U8", "I32", "F32"]
@@ -31,11 +31,11 @@ class TensorForm(Record):
     shape: tuple[int, ...]
 
 
-class CallEntry(Record):
+class CallEntry(ManifestModel):
     """One call: `inputs/NAME.safetensors` is answered by `outputs/NAME.safetensors`."""
 
     name: str = Field(pattern=CALL_NAME, max_length=200)
-    op: str = Field(pattern=OP, max_length=200)
+    op: str = Field(pattern=OP_NAME, max_length=200)
     """The op that is called, as in the phase's contract."""
     facts: dict[str, str]
     """What the op needs to know beside tensors; it stands in the inputs' metadata too."""
@@ -47,7 +47,7 @@ class CallEntry(Record):
     """The cases that ask for it."""
 
 
-class Bounds(Record):
+class Bounds(ManifestModel):
     """How far each vector of an output may be from the engine's."""
 
     cosine: float
@@ -56,7 +56,7 @@ class Bounds(Record):
     """The most by which the ratio of the norms may leave 1."""
 
 
-class Rules(Record):
+class Rules(ManifestModel):
     """What answers are held to."""
 
     twin: Literal["bitwise"]
@@ -67,7 +67,7 @@ class Rules(Record):
     """Against the engine, for answers in an arithmetic of their own; null where none is taken."""
 
 
-class Manifest(Record):
+class Manifest(ManifestModel):
     """What `rowtwin vectors export` wrote."""
 
     format: Literal["rowtwin-vectors"] = "rowtwin-vectors"
@@ -81,21 +81,21 @@ class Manifest(Record):
     calls: tuple[CallEntry, ...] = Field(min_length=1)
 
 
-def schema() -> dict[str, Any]:
+def json_schema() -> dict[str, Any]:
     """Return the JSON schema of a manifest."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema",
             **Manifest.model_json_schema()}
 
 
-def load(folder: Path) -> Manifest:
+def load_manifest(folder: Path) -> Manifest:
     """Load a directory's manifest; raise `SuiteError` in one sentence when it is none."""
     if folder.is_symlink():
         raise SuiteError(f"{folder} is a symbolic link, which is not followed")
     if not folder.is_dir():
         raise SuiteError(f"{folder} is not a directory of vectors")
-    path = folder / NAME
+    path = folder / MANIFEST_NAME
     try:
-        data = json.loads(content(path, MOST))
+        data = json.loads(content(path, MAX_MANIFEST_BYTES))
         return Manifest.model_validate(data)
     except UnreadableError as error:
         raise SuiteError(str(error)) from None

@@ -19,8 +19,8 @@ from contracts.schema import Budget
 from falsifiers.judging.batch_driver import prompt_of, state_digest
 from falsifiers.judging.judge import Judge
 
-State = dict[str, Tensor]
-OWN_STEP = Budget(
+StateTensors = dict[str, Tensor]
+OWN_STEP_BUDGET = Budget(
     cosine=0.9995, norm=0.003, near_tie=0.05,
     reason="a step in an arithmetic of its own adds in another order or multiplies in a narrower "
            "type, bfloat16 included; activations rounded to 8 bits are outside.",
@@ -32,45 +32,47 @@ OWN_STEP = Budget(
 
 
 @dataclass(frozen=True)
-class OneStep:
+class BatchedStep:
     """Rows of several tokens each, in drawn slots of a pool with one slot more."""
 
     rows_of: Callable[..., Any]
-    states: tuple[State, ...]
+    states: tuple[StateTensors, ...]
     """What every slot holds before the step."""
     capacity: int
     slots: tuple[int, ...]
     """The slot of each row."""
-    at: tuple[int, ...]
+    positions: tuple[int, ...]
     """How many tokens each row's slot holds."""
     tokens: tuple[list[int], ...]
     """Each row's tokens."""
-    judged: int
+    judged_rows: int
     """How many rows are judged, the first ones; all but the first may hold poison."""
 
     def run(self, engine: Any) -> tuple[Tensor, Any]:
         """Return the logits f32[m, vocab] of the step, and the pool it leaves."""
         pool = self._pool(engine, self.states)
         counts = tuple(map(len, self.tokens))
-        rows = self.rows_of(self.slots, self.at, counts)
+        rows = self.rows_of(self.slots, self.positions, counts)
         return engine.step(list(chain(*self.tokens)), rows, pool), pool
 
-    def alone(self, engine: Any, row: int) -> tuple[Tensor, State]:
+    def run_solo(self, engine: Any, row: int) -> tuple[Tensor, StateTensors]:
         """Return the logits f32[vocab] and the state of one row in a pool of its own."""
         pool = self._pool(engine, [self.states[self.slots[row]]])
         tokens = self.tokens[row]
-        logits = engine.step(tokens, self.rows_of((0,), (self.at[row],), (len(tokens),)), pool)
+        logits = engine.step(
+            tokens, self.rows_of((0,), (self.positions[row],), (len(tokens),)), pool
+        )
         return logits[0], engine.read_state(pool, 0)
 
-    def _pool(self, engine: Any, states: Sequence[State]) -> Any:
+    def _pool(self, engine: Any, states: Sequence[StateTensors]) -> Any:
         pool = engine.new_pool(len(states), self.capacity)
         for slot, state in enumerate(states):
             engine.write_state(pool, slot, state)
         return pool
 
 
-def drawn(right: Any, rows_of: Callable[..., Any], vocab: int, counts: Sequence[int],
-          capacity: int, tenant: float | None = None, seed: int = 0) -> OneStep:
+def draw_step(right: Any, rows_of: Callable[..., Any], vocab: int, counts: Sequence[int],
+          capacity: int, tenant: float | None = None, seed: int = 0) -> BatchedStep:
     """Draw a step of rows of `counts` tokens, its states left by the tree's own engine, `right`.
 
     Slots, lengths and tokens are others for another seed.
@@ -91,16 +93,16 @@ def drawn(right: Any, rows_of: Callable[..., Any], vocab: int, counts: Sequence[
                         states[slot].items()}
     tokens = [prompt_of(100 * seed + 50 + slot, count, vocab) for slot, count in
               zip(order, counts, strict=True)]
-    return OneStep(rows_of, tuple(states), capacity, tuple(order),
+    return BatchedStep(rows_of, tuple(states), capacity, tuple(order),
                    tuple(lengths[slot] for slot in order), tuple(tokens),
                    m if tenant is None else 1)
 
 
-def hold_alone(judge: Judge, engine: Any, step: OneStep) -> None:
+def compare_with_solo(judge: Judge, engine: Any, step: BatchedStep) -> None:
     """Hold each row's logits and state to those it has alone, and an idle slot to stay (twin)."""
     logits, pool = step.run(engine)
-    for row in range(step.judged):
-        want, state = step.alone(engine, row)
+    for row in range(step.judged_rows):
+        want, state = step.run_solo(engine, row)
         where: dict[str, Any] = {"row": row, "slot": step.slots[row]}
         judge.equal("logits", logits[row], want, **where)
         left = engine.read_state(pool, step.slots[row])
@@ -112,12 +114,12 @@ def hold_alone(judge: Judge, engine: Any, step: OneStep) -> None:
     judge.engaged(rows_a_step=len(step.slots))
 
 
-def hold_true(judge: Judge, engine: Any, right: Any, step: OneStep,
+def compare_with_engine(judge: Judge, engine: Any, right: Any, step: BatchedStep,
               budget: Budget | None = None) -> None:
     """Hold each row's logits and state to the engine's, `right`: in bits, or within a budget."""
     logits, pool = step.run(engine)
-    for row in range(step.judged):
-        want, state = step.alone(right, row)
+    for row in range(step.judged_rows):
+        want, state = step.run_solo(right, row)
         where: dict[str, Any] = {"row": row, "slot": step.slots[row]}
         left = engine.read_state(pool, step.slots[row])
         if budget is None:
@@ -127,7 +129,7 @@ def hold_true(judge: Judge, engine: Any, right: Any, step: OneStep,
         else:
             judge.budget("logits", logits[row], want, budget, logits=True, **where)
             for name, x in state.items():
-                part = slice(step.at[row], step.at[row] + len(step.tokens[row])) \
+                part = slice(step.positions[row], step.positions[row] + len(step.tokens[row])) \
                     if name.endswith((".k", ".v")) else slice(None)  # new keys and values
                 judge.budget(f"state {name}", left[name][part].flatten(), x[part].flatten(),
                              budget, **where)

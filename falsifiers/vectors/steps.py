@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from falsifiers.judging.errors import SuiteError
-from falsifiers.vectors.calls import Call, Refused, broken, plain
+from falsifiers.vectors.calls import Call, CallRefused, as_storable, raise_broken
 from falsifiers.vectors.row_ops import RowOps
 
-LISTS = ("tokens", "slots", "positions", "counts")
+INDEX_INPUTS = ("tokens", "slots", "positions", "counts")
 """The integers of a step, by their names among a call's inputs."""
 
 
@@ -40,7 +40,7 @@ class StepEngine:
     """An engine as the falsifiers drive one, whose pools are the model's own."""
 
     def __init__(self, offer: StepOps, model: Any) -> None:
-        self.offer, self.model = offer, model
+        self.ops, self.model = offer, model
 
     def new_pool(self, slots: int, capacity: int) -> Any:
         """Return fresh state for `slots` sequences of up to `capacity` tokens."""
@@ -48,14 +48,16 @@ class StepEngine:
 
     def step(self, tokens: Sequence[int], rows: Any, pool: Any) -> Tensor:
         """Advance the rows and return logits f32[m, vocab]; `ValueError` for a step refused."""
-        call = _call(self.model, tokens, rows, pool)
+        call = _build_call(self.model, tokens, rows, pool)
         try:
-            answer = self.offer.step_call(call)
-        except Refused as refused:
+            answer = self.ops.step_call(call)
+        except CallRefused as refused:
             if _can_run(self.model, tokens, rows, pool):
-                broken("law", f"a step that can run was refused, the call {call.name}: {refused}")
+                raise_broken(
+                    "law", f"a step that can run was refused, the call {call.name}: {refused}"
+                )
             raise ValueError(str(refused)) from None
-        for name, whole in _states(pool).items():
+        for name, whole in _state_views(pool).items():
             for slot, view in enumerate(whole):
                 view.copy_(answer[name][slot])
         return answer["logits"].clone()
@@ -74,33 +76,33 @@ class StepEngine:
         pool.slot(slot).clear()
 
 
-def step_of(engine: Any, rows_of: Callable[..., Any], call: Call) -> dict[str, Tensor]:
+def answer_step(engine: Any, rows_of: Callable[..., Any], call: Call) -> dict[str, Tensor]:
     """Answer a call of a step by an engine over the call's model, rows made by `rows_of`.
 
     Raises `Refused` with the engine's sentence for a step that it refuses.
     """
-    tokens, slots, positions, counts = (call.inputs[name].tolist() for name in LISTS)
-    states = {name: x for name, x in call.inputs.items() if name not in LISTS}
+    tokens, slots, positions, counts = (call.inputs[name].tolist() for name in INDEX_INPUTS)
+    states = {name: x for name, x in call.inputs.items() if name not in INDEX_INPUTS}
     pool = engine.new_pool(int(call.facts["slots"]), int(call.facts["capacity"]))
     for slot in range(int(call.facts["slots"])):
         engine.write_state(pool, slot, {name: x[slot] for name, x in states.items()})
     try:
         logits = engine.step(tokens, rows_of(tuple(slots), tuple(positions), tuple(counts)), pool)
     except ValueError as error:
-        raise Refused(str(error)) from None
+        raise CallRefused(str(error)) from None
     left = [engine.read_state(pool, slot) for slot in range(int(call.facts["slots"]))]
     return {"logits": logits, **{name: torch.stack([one[name] for one in left])
                                  for name in states}}
 
 
-def _call(model: Any, tokens: Sequence[int], rows: Any, pool: Any) -> Call:
+def _build_call(model: Any, tokens: Sequence[int], rows: Any, pool: Any) -> Call:
     path = model.path
     if path is None:
         raise SuiteError("a step is asked of a program by its model's file, but there is none")
     given = {name: torch.tensor(values, dtype=torch.int32) for name, values in zip(
-        LISTS, (tokens, rows.slots, rows.positions, rows.counts), strict=True)}
-    states = {name: plain(torch.stack(whole)) for name, whole in _states(pool).items()}
-    facts = {"model": path.name, "sha256": _digest(path), "slots": str(pool.slots),
+        INDEX_INPUTS, (tokens, rows.slots, rows.positions, rows.counts), strict=True)}
+    states = {name: as_storable(torch.stack(whole)) for name, whole in _state_views(pool).items()}
+    facts = {"model": path.name, "sha256": _file_digest(path), "slots": str(pool.slots),
              "capacity": str(pool.capacity)}
     outputs = {"logits": (len(rows.slots), model.config.vocab),
                **{name: tuple(x.shape) for name, x in states.items()}}
@@ -108,7 +110,7 @@ def _call(model: Any, tokens: Sequence[int], rows: Any, pool: Any) -> Call:
                 {**given, **states}, outputs, (path,), refusable=True)
 
 
-def _states(pool: Any) -> dict[str, list[Tensor]]:
+def _state_views(pool: Any) -> dict[str, list[Tensor]]:
     """Return each tensor of a pool by name, a view of every slot."""
     every = [pool.slot(slot).named() for slot in range(pool.slots)]
     return {name: [named[name] for named in every] for name in every[0]}
@@ -126,5 +128,5 @@ def _can_run(model: Any, tokens: Sequence[int], rows: Any, pool: Any) -> bool:
 
 
 @cache
-def _digest(path: Path) -> str:
+def _file_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -8,10 +8,10 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
-from falsifiers.witness.rules import CONSTANT_RUN, correct
+from falsifiers.witness.rules import CONSTANT_RUN, is_correct
 from falsifiers.witness.stream import Stream, Token
 
-MIXED = 8
+MIXED_UP_TOKENS = 8
 """Tokens of another prompt's stream that no chance explains."""
 
 
@@ -31,19 +31,19 @@ class Arm:
     """Why the evidence of the batch could not be read, if it could not."""
 
     @property
-    def wall(self) -> float:
+    def wall_seconds(self) -> float:
         """Return the seconds until the last request was served."""
         return self.ended - self.started
 
 
 @dataclass
-class Taken:
+class BandRun:
     """All that was taken for one width."""
 
     c: int
     declared_min: int
     reference: Stream
-    solos: Sequence[Stream]
+    solo_streams: Sequence[Stream]
     """Each different prompt alone, as far as any arm used it."""
     arms: list[Arm] = field(default_factory=list)
 
@@ -57,35 +57,35 @@ class Taken:
         """Return the arms of different prompts, forward first."""
         return [arm for arm in self.arms if arm.name != "identical"]
 
-    def alone(self, prompt: int) -> Stream:
+    def solo_stream(self, prompt: int) -> Stream:
         """Return what a prompt gets alone."""
-        return self.reference if prompt < 0 else self.solos[prompt]
+        return self.reference if prompt < 0 else self.solo_streams[prompt]
 
-    def pairs(self) -> Iterator[tuple[Stream, Stream]]:
+    def stream_pairs(self) -> Iterator[tuple[Stream, Stream]]:
         """Yield every stream with that of the same prompt alone."""
         for arm in self.arms:
             for prompt, stream in zip(arm.prompts, arm.streams, strict=True):
-                yield stream, self.alone(prompt)
+                yield stream, self.solo_stream(prompt)
 
 
-def agreement(one: Sequence[str], other: Sequence[str]) -> int:
+def agreed_tokens(one: Sequence[str], other: Sequence[str]) -> int:
     """Return how many tokens two streams share from their start."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
                 min(len(one), len(other)))
 
 
-def parts(stream: Stream, alone: Stream) -> int | None:
+def find_divergence(stream: Stream, alone: Stream) -> int | None:
     """Return where two streams differ, None where one is a part of the other."""
-    at = agreement(stream.names, alone.names)
+    at = agreed_tokens(stream.names, alone.names)
     return at if at < min(len(stream.tokens), len(alone.tokens)) else None
 
 
-def constant_run(tokens: Sequence[str]) -> int:
+def longest_constant_run(tokens: Sequence[str]) -> int:
     """Return the longest run of one token."""
     return max((sum(1 for _ in run) for _, run in groupby(tokens)), default=0)
 
 
-def margin(alone: Token, taken: Token) -> float | None:
+def token_margin(alone: Token, taken: Token) -> float | None:
     """Return how far the token alone was above the one taken in its place, None if untold.
 
     This is the margin of the two highest where they changed places, and larger where a token
@@ -95,59 +95,62 @@ def margin(alone: Token, taken: Token) -> float | None:
     return None if alone.logprob is None or rival is None else abs(alone.logprob - rival)
 
 
-def worst_margin(taken: Taken) -> float | None:
+def worst_margin(taken: BandRun) -> float | None:
     """Return the largest margin at which a stream parted before `declared_min`, else at all.
 
     None when nothing parted, or when a margin is untold: one near-tie does not excuse another
     divergence.
     """
-    found = [(at, margin(alone.tokens[at], stream.tokens[at])) for stream, alone in taken.pairs()
-             if (at := parts(stream, alone)) is not None]
+    found = [
+        (at, token_margin(alone.tokens[at], stream.tokens[at]))
+        for stream, alone in taken.stream_pairs()
+        if (at := find_divergence(stream, alone)) is not None
+    ]
     early = [value for at, value in found if at < taken.declared_min]
     told = early or [value for at, value in found if at == min(at for at, _ in found)]
     return max((value for value in told if value is not None), default=None) \
         if None not in told else None
 
 
-def broken(taken: Taken) -> Iterator[str]:
+def find_failures(taken: BandRun) -> Iterator[str]:
     """Yield what shows the server to be wrong, the plainest first."""
     for arm in taken.arms:
         for i, stream in enumerate(arm.streams):
-            run = constant_run(stream.names)
+            run = longest_constant_run(stream.names)
             if run >= CONSTANT_RUN:
                 yield f"slot {i} of the {arm.name} requests repeats one token {run} times"
     for arm in taken.identical:
         for i, stream in enumerate(arm.streams[1:], 1):
-            at = parts(stream, arm.streams[0])
+            at = find_divergence(stream, arm.streams[0])
             if at is not None and at < taken.declared_min:
                 yield f"slot {i} parts from slot 0 at token {at}, though their prompts are the same"
     for arm in taken.mixed:
         for i, stream in enumerate(arm.streams):
-            other = owner(taken, arm.prompts[i], stream)
+            other = find_other_prompt(taken, arm.prompts[i], stream)
             if other is not None:
                 yield (f"slot {i} of the {arm.name} prompts got the tokens of prompt {other}, but "
                        f"had prompt {arm.prompts[i]}")
-    yield from _order_matters(taken)
+    yield from _find_order_effects(taken)
 
 
-def owner(taken: Taken, prompt: int, stream: Stream) -> int | None:
+def find_other_prompt(taken: BandRun, prompt: int, stream: Stream) -> int | None:
     """Return the prompt whose tokens a stream holds in place of its own, or None."""
-    agree = [agreement(stream.names, solo.names) for solo in taken.solos]
+    agree = [agreed_tokens(stream.names, solo.names) for solo in taken.solo_streams]
     best = max(range(len(agree)), key=agree.__getitem__)
     is_strange = agree[best] > agree[prompt] and agree[prompt] < taken.declared_min
-    return best if is_strange and agree[best] >= MIXED else None
+    return best if is_strange and agree[best] >= MIXED_UP_TOKENS else None
 
 
-def _order_matters(taken: Taken) -> Iterator[str]:
+def _find_order_effects(taken: BandRun) -> Iterator[str]:
     if len(taken.mixed) == 2:
         forward, reverse = taken.mixed
         for prompt, stream in zip(forward.prompts, forward.streams, strict=True):
-            at = parts(stream, reverse.streams[list(reverse.prompts).index(prompt)])
+            at = find_divergence(stream, reverse.streams[list(reverse.prompts).index(prompt)])
             if at is not None and at < taken.declared_min:
                 yield f"prompt {prompt} gets another token {at} when the prompts' order is reversed"
 
 
-def unproven(taken: Taken) -> Iterator[str]:
+def find_doubts(taken: BandRun) -> Iterator[str]:
     """Yield why agreement, where there is some, proves nothing."""
     least = taken.declared_min
     for arm in taken.arms:
@@ -157,86 +160,99 @@ def unproven(taken: Taken) -> Iterator[str]:
             elif len(stream.tokens) < least:
                 yield (f"slot {i} of the {arm.name} requests has {len(stream.tokens)} tokens, "
                        f"fewer than {least}")
-    for prompt, solo in enumerate(taken.solos):
+    for prompt, solo in enumerate(taken.solo_streams):
         if solo.trouble or len(solo.tokens) < least:
             yield f"prompt {prompt} alone: {solo.trouble or f'fewer than {least} tokens'}"
-        for other, earlier in enumerate(taken.solos[:prompt]):
-            if agreement(solo.names, earlier.names) >= least:
+        for other, earlier in enumerate(taken.solo_streams[:prompt]):
+            if agreed_tokens(solo.names, earlier.names) >= least:
                 yield (f"prompts {other} and {prompt} are continued alike, so that a mix-up could "
                        f"not be seen: another --prompt is needed")
     for arm in taken.arms:
         if arm.trouble:
             yield arm.trouble
         elif arm.m_formed != taken.c:
-            yield f"the {arm.name} requests formed {_batches(arm.m_formed)}, not of {taken.c}"
+            yield f"the {arm.name} requests formed {_describe_batches(arm.m_formed)}, not of {taken.c}"
     for arm in taken.identical:
-        if not overlap(arm.streams):
+        if not streams_overlap(arm.streams):
             yield "the streams do not show that the requests were served at the same time"
 
 
-def _batches(m: int | None) -> str:
+def _describe_batches(m: int | None) -> str:
     return "no batch that the server tells of" if m is None else f"batches of {m}"
 
 
-def overlap(streams: Sequence[Stream]) -> bool:
+def streams_overlap(streams: Sequence[Stream]) -> bool:
     """Tell whether live streams show a moment at which every request was being served."""
     if len(streams) < 2:
         return True
-    return all(stream.live for stream in streams) and \
+    return all(stream.is_live for stream in streams) and \
         max(stream.times[0] for stream in streams) < min(stream.times[-1] for stream in streams)
 
 
-def band(taken: Taken) -> dict[str, Any]:
+def build_band(taken: BandRun) -> dict[str, Any]:
     """Return a band's record; of one whose correctness is not shown, without any speed."""
-    failing, doubts = next(broken(taken), None), next(unproven(taken), None)
+    failing, doubts = next(find_failures(taken), None), next(find_doubts(taken), None)
     streams = [stream for arm in taken.arms for stream in arm.streams]
-    agreed = [agreement(stream.names, alone.names) for stream, alone in taken.pairs()
+    agreed = [agreed_tokens(stream.names, alone.names) for stream, alone in taken.stream_pairs()
               if stream.tokens]
     found: dict[str, Any] = {
         "c": taken.c, "m_formed": m_formed(taken),
         "result": "FAIL" if failing else "UNMEASURABLE" if doubts else "PASS",
         "declared_min": taken.declared_min, "divergence_at": min(agreed, default=None),
-        "intra_agree_to": min((_intra(arm, stream) for arm in taken.identical
+        "intra_agree_to": min((_intra_agreement(arm, stream) for arm in taken.identical
                                for stream in arm.streams), default=None),
-        "max_constant_run": max((constant_run(s.names) for s in streams), default=None),
+        "max_constant_run": max((longest_constant_run(s.names) for s in streams), default=None),
         "top2_margin_at_divergence": worst_margin(taken), "decode_tok_s": None,
         "reason": failing or doubts}
     told = min(taken.identical, key=lambda arm: min(
-        agreement(s.names, taken.reference.names) for s in arm.streams), default=None)
-    found["slots"] = _slots(taken, told) if told else []
+        agreed_tokens(s.names, taken.reference.names) for s in arm.streams), default=None)
+    found["slots"] = _slot_records(taken, told) if told else []
     found["mixed"] = [
-        {"order": arm.name, "i": i, "prompt": prompt, "closest": owner(taken, prompt, stream),
-         "agree_to": agreement(stream.names, taken.solos[prompt].names)}
+        {
+            "order": arm.name,
+            "i": i,
+            "prompt": prompt,
+            "closest": find_other_prompt(taken, prompt, stream),
+            "agree_to": agreed_tokens(stream.names, taken.solo_streams[prompt].names),
+        }
         for arm in taken.mixed
-        for i, (prompt, stream) in enumerate(zip(arm.prompts, arm.streams, strict=True))]
-    if correct(found):
-        found |= _speed(taken)
+        for i, (prompt, stream) in enumerate(zip(arm.prompts, arm.streams, strict=True))
+    ]
+    if is_correct(found):
+        found |= _measure_speed(taken)
         for slot, stream in zip(found["slots"], told.streams if told else [], strict=True):
             slot["times_ms"] = [round(1e3 * (t - told.started), 2) for t in stream.times] \
                 if told else []
     return found
 
 
-def m_formed(taken: Taken) -> int | None:
+def m_formed(taken: BandRun) -> int | None:
     """Return the width that every arm formed, else one that an arm formed in its place."""
     widths = [arm.m_formed for arm in taken.arms]
     return next((m for m in widths if m != taken.c), taken.c) if widths else None
 
 
-def _intra(arm: Arm, stream: Stream) -> int:
-    return agreement(stream.names, arm.streams[0].names)
+def _intra_agreement(arm: Arm, stream: Stream) -> int:
+    return agreed_tokens(stream.names, arm.streams[0].names)
 
 
-def _slots(taken: Taken, arm: Arm) -> list[dict[str, Any]]:
-    return [{"i": i, "agree_to": agreement(stream.names, taken.reference.names),
-             "intra_agree_to": _intra(arm, stream), "constant_run": constant_run(stream.names),
-             "completion_tokens": len(stream.tokens), "finish_reason": stream.finish_reason}
-            for i, stream in enumerate(arm.streams)]
+def _slot_records(taken: BandRun, arm: Arm) -> list[dict[str, Any]]:
+    return [
+        {
+            "i": i,
+            "agree_to": agreed_tokens(stream.names, taken.reference.names),
+            "intra_agree_to": _intra_agreement(arm, stream),
+            "constant_run": longest_constant_run(stream.names),
+            "completion_tokens": len(stream.tokens),
+            "finish_reason": stream.finish_reason,
+        }
+        for i, stream in enumerate(arm.streams)
+    ]
 
 
-def _speed(taken: Taken) -> dict[str, Any]:
-    rates = [stream.rate for arm in taken.identical for stream in arm.streams]
+def _measure_speed(taken: BandRun) -> dict[str, Any]:
+    rates = [stream.tokens_per_second for arm in taken.identical for stream in arm.streams]
     known = [rate for rate in rates if rate is not None]
     return {"decode_tok_s": round(median(known), 3) if len(known) == len(rates) else None,
-            "wall_s": [round(arm.wall, 6) for arm in taken.identical],
+            "wall_s": [round(arm.wall_seconds, 6) for arm in taken.identical],
             "tokens": sum(len(s.tokens) for s in taken.identical[0].streams)}

@@ -17,7 +17,7 @@ from falsifiers.judging.errors import SuiteError
 from falsifiers.witness import file, rules
 
 ADMISSIBLE, NOT_ADMISSIBLE, RED = "ADMISSIBLE", "NOT ADMISSIBLE", "RED"
-CODES = {ADMISSIBLE: 0, NOT_ADMISSIBLE: 1, RED: 2}
+EXIT_CODES = {ADMISSIBLE: 0, NOT_ADMISSIBLE: 1, RED: 2}
 
 
 class WitnessGroup(TyperGroup):
@@ -46,29 +46,29 @@ def _root() -> None:
 def check(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A witness of any tool.")],
     model_prefix: Annotated[str, typer.Option(
-        metavar="TEXT", help="How the model's file name must start.")] = rules.MODEL,
+        metavar="TEXT", help="How the model's file name must start.")] = rules.MODEL_PREFIX,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
 ) -> None:
     """Say whether a witness is admitted: exit 0, 1 with every reason, 2 for no witness at all."""
     if not model_prefix.strip():
         raise SuiteError("--model-prefix is empty, which would admit every model")
-    word, reasons = verdict(path, model_prefix)
+    word, reasons = judge_file(path, model_prefix)
     if as_json:
         print(json.dumps({"verdict": word, "reasons": reasons}, indent=2))
     else:
         print(word)
         for reason in reasons:
             print(f"{reason['rule'] or 'file'}: {reason['sentence']}")
-    raise typer.Exit(CODES[word])
+    raise typer.Exit(EXIT_CODES[word])
 
 
-def verdict(path: Path, prefix: str) -> tuple[str, list[dict[str, str | None]]]:
+def judge_file(path: Path, prefix: str) -> tuple[str, list[dict[str, str | None]]]:
     """Return the word on a file and why, each reason with its rule."""
     try:
-        witness = file.read(path)
-    except file.Malformed as why:
+        witness = file.read_witness(path)
+    except file.MalformedWitness as why:
         return RED, [{"rule": None, "sentence": str(why)}]
-    found = rules.judge(witness, prefix)
+    found = rules.judge_witness(witness, prefix)
     return NOT_ADMISSIBLE if found else ADMISSIBLE, \
         [{"rule": reason.rule, "sentence": reason.sentence} for reason in found]
 
@@ -139,16 +139,34 @@ def take(
     Exits 0 when every band passed, 1 when one failed, 2 when one cannot be told.
     """
     from falsifiers.witness import run
-    from falsifiers.witness.sources import Named
+    from falsifiers.witness.sources import SourceOptions
     from falsifiers.witness.take import PROMPT, Plan
-    witness = run.run(run.Asked(
-        url, out, Plan(run.widths(c), run.prompt(prompt, prompt_file) or PROMPT, n_predict,
-                       declared_min, replicates, mixed),
-        Named(metrics_url, metric, log_file, pattern, field), api_key, timeout, wait, model,
-        model_file, binary, commit), partial(print, flush=True))
+    witness = run.run(
+        run.WitnessRequest(
+            url,
+            out,
+            Plan(
+                run.parse_widths(c),
+                run.read_prompt(prompt, prompt_file) or PROMPT,
+                n_predict,
+                declared_min,
+                replicates,
+                mixed,
+            ),
+            SourceOptions(metrics_url, metric, log_file, pattern, field),
+            api_key,
+            timeout,
+            wait,
+            model,
+            model_file,
+            binary,
+            commit,
+        ),
+        partial(print, flush=True),
+    )
     if html is not None:
         from reports.witness_page import page
-        run.write(html, page(witness))
+        run.write_file(html, page(witness))
     if not mixed:
         print("different prompts were not sent, so nothing is said of slots that are mixed up")
     print(f"{out}: rowtwin witness check says whether it is admitted")

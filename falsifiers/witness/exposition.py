@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from falsifiers.witness.rules import quoted
-from falsifiers.witness.stream import Hostile
+from falsifiers.witness.rules import quote_text
+from falsifiers.witness.stream import BadResponse
 
-MOST_SAMPLES = 10_000
+MAX_SAMPLES = 10_000
 """Of one metric; servers have some dozens."""
-MOST_WIDTH = 1 << 20
+MAX_WIDTH = 1 << 20
 Labels = tuple[tuple[str, str], ...]
 
 
-def widest(grown: Mapping[Labels, float], sums: Mapping[Labels, float]) -> int | None:
+def widest_batch(grown: Mapping[Labels, float], sums: Mapping[Labels, float]) -> int | None:
     """Return the largest width that a histogram proves, of any series, None without steps.
 
     `grown` is by how much each cumulative bucket grew, `sums` by how much each series' sum did.
@@ -25,19 +25,19 @@ def widest(grown: Mapping[Labels, float], sums: Mapping[Labels, float]) -> int |
     series: dict[Labels, list[tuple[float, float]]] = {}
     for labels, value in grown.items():
         rest = tuple(pair for pair in labels if pair[0] != "le")
-        series.setdefault(rest, []).append((_edge(dict(labels).get("le", "")), value))
-    found = [_widest_of(sorted(buckets), sums.get(rest)) for rest, buckets in series.items()]
+        series.setdefault(rest, []).append((_parse_edge(dict(labels).get("le", "")), value))
+    found = [_widest_in_series(sorted(buckets), sums.get(rest)) for rest, buckets in series.items()]
     return max((width for width in found if width is not None), default=None)
 
 
-def _widest_of(buckets: Sequence[tuple[float, float]], total: float | None) -> int | None:
+def _widest_in_series(buckets: Sequence[tuple[float, float]], total: float | None) -> int | None:
     steps, below, count = list[tuple[float, float, float]](), 0.0, 0.0
     for edge, value in buckets:
         if value < count:
-            raise Hostile("the histogram shrank, as if the server had been started anew")
+            raise BadResponse("the histogram shrank, as if the server had been started anew")
         if value > count:
-            if edge < 0 or MOST_WIDTH < edge < math.inf:
-                raise Hostile(f"a bucket of steps {edge:g} wide grew, which is no width")
+            if edge < 0 or MAX_WIDTH < edge < math.inf:
+                raise BadResponse(f"a bucket of steps {edge:g} wide grew, which is no width")
             steps.append((math.floor(edge) if math.isfinite(edge) else edge, below, value - count))
         below, count = max(edge, 0.0), value
     if not steps:
@@ -47,33 +47,33 @@ def _widest_of(buckets: Sequence[tuple[float, float]], total: float | None) -> i
     # so much that steps of less than the edge could not add up to it
     least = -math.inf if total is None else total - sum(n * most for most, _, n in lower)
     if not math.isfinite(edge) or not (exact or least > count * (edge - 1)):
-        raise Hostile(f"the histogram does not tell whether a step was {edge:g} wide")
+        raise BadResponse(f"the histogram does not tell whether a step was {edge:g} wide")
     return int(edge)
 
 
-def _edge(text: str) -> float:
+def _parse_edge(text: str) -> float:
     try:
         edge = float(text)
     except ValueError:
-        raise Hostile(f"a bucket ends at {quoted(text)}") from None
+        raise BadResponse(f"a bucket ends at {quote_text(text)}") from None
     if math.isnan(edge):
-        raise Hostile("a bucket ends at NaN")
+        raise BadResponse("a bucket ends at NaN")
     return edge
 
 
-def samples(page: str, metric: str) -> dict[Labels, float]:
+def parse_samples(page: str, metric: str) -> dict[Labels, float]:
     """Return a metric's samples by their labels; raise `Hostile` when the page is malformed."""
     lines = [line for line in page.split("\n")
              if line.startswith((f"{metric} ", f"{metric}{{"))]
-    if len(lines) > MOST_SAMPLES:
-        raise Hostile(f"{quoted(metric)} has more than {MOST_SAMPLES:,} samples")
+    if len(lines) > MAX_SAMPLES:
+        raise BadResponse(f"{quote_text(metric)} has more than {MAX_SAMPLES:,} samples")
     wanted = "\n".join(lines)
     try:
         found = {tuple(sorted(sample.labels.items())): float(sample.value)
                  for family in text_string_to_metric_families(wanted + "\n")
                  for sample in family.samples}
     except Exception:  # the parser's complaints about a foreign text are of many types
-        raise Hostile(f"the samples of {quoted(metric)} are malformed") from None
+        raise BadResponse(f"the samples of {quote_text(metric)} are malformed") from None
     if not all(math.isfinite(value) for value in found.values()):
-        raise Hostile(f"a sample of {quoted(metric)} is not finite")
+        raise BadResponse(f"a sample of {quote_text(metric)} is not finite")
     return found

@@ -10,114 +10,137 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """A longer file is not read."""
-MOST_BANDS = 4096
+MAX_BANDS = 4096
 """More than there are widths to be taken."""
 
-WHOLE, NUMBER, TEXT, TRUTH = "a whole number", "a number", "a string", "true or false"
+INTEGER, NUMBER, TEXT, BOOLEAN = "a whole number", "a number", "a string", "true or false"
 Shape = str | list[Any] | dict[str, Any]
 
 SLOT: dict[str, Shape] = {
-    "i": WHOLE, "agree_to": WHOLE, "intra_agree_to": WHOLE, "constant_run": WHOLE,
-    "completion_tokens": WHOLE, "finish_reason": TEXT}
+    "i": INTEGER, "agree_to": INTEGER, "intra_agree_to": INTEGER, "constant_run": INTEGER,
+    "completion_tokens": INTEGER, "finish_reason": TEXT}
 BAND: dict[str, Shape] = {
-    "c": WHOLE, "m_formed": WHOLE, "result": TEXT, "declared_min": WHOLE, "divergence_at": WHOLE,
-    "intra_agree_to": WHOLE, "max_constant_run": WHOLE, "top2_margin_at_divergence": NUMBER,
-    "decode_tok_s": NUMBER, "reason": TEXT, "slots": [SLOT]}
+    "c": INTEGER,
+    "m_formed": INTEGER,
+    "result": TEXT,
+    "declared_min": INTEGER,
+    "divergence_at": INTEGER,
+    "intra_agree_to": INTEGER,
+    "max_constant_run": INTEGER,
+    "top2_margin_at_divergence": NUMBER,
+    "decode_tok_s": NUMBER,
+    "reason": TEXT,
+    "slots": [SLOT],
+}
 WITNESS: dict[str, Shape] = {
-    "witness_version": WHOLE, "probe": TEXT, "host": TEXT, "commit": TEXT, "binary_sha256": TEXT,
-    "prompt_sha256": TEXT, "model": {"path": TEXT, "sha256": TEXT},
-    "sampler": {"temperature": NUMBER, "seed": WHOLE, "n_predict": WHOLE, "ignore_eos": TRUTH},
-    "reference": {"tokens": WHOLE, "stable": TRUTH, "self_divergence_at": WHOLE}, "bands": [BAND]}
+    "witness_version": INTEGER,
+    "probe": TEXT,
+    "host": TEXT,
+    "commit": TEXT,
+    "binary_sha256": TEXT,
+    "prompt_sha256": TEXT,
+    "model": {"path": TEXT, "sha256": TEXT},
+    "sampler": {
+        "temperature": NUMBER,
+        "seed": INTEGER,
+        "n_predict": INTEGER,
+        "ignore_eos": BOOLEAN,
+    },
+    "reference": {"tokens": INTEGER, "stable": BOOLEAN, "self_divergence_at": INTEGER},
+    "bands": [BAND],
+}
 """The keys that are known, each with its type; others may hold anything."""
 
 
-class Malformed(Exception):
+class MalformedWitness(Exception):
     """A file that is no witness; the message is one sentence."""
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_witness(path: Path) -> dict[str, Any]:
     """Return the witness in a file; raise `Malformed` when it holds none."""
-    value = parse(_bytes_of(path))
+    value = parse_json(_read_bytes(path))
     if not isinstance(value, dict):
-        raise Malformed(f"the file holds {_kind(value)}, not an object")
+        raise MalformedWitness(f"the file holds {_describe_kind(value)}, not an object")
     bands = value.get("bands")
-    if isinstance(bands, list) and len(bands) > MOST_BANDS:
-        raise Malformed(f"the witness has {len(bands):,} bands, more than {MOST_BANDS:,}")
-    _check(value, WITNESS, "")
+    if isinstance(bands, list) and len(bands) > MAX_BANDS:
+        raise MalformedWitness(f"the witness has {len(bands):,} bands, more than {MAX_BANDS:,}")
+    _check_shape(value, WITNESS, "")
     if not bands:
-        raise Malformed("the witness has no bands")
+        raise MalformedWitness("the witness has no bands")
     return value
 
 
-def _bytes_of(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe without a writer would never open
-            raise Malformed("this is not a regular file")
+            raise MalformedWitness("this is not a regular file")
         with open(path, "rb") as source:
-            raw = source.read(MOST_BYTES + 1)
+            raw = source.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        raise Malformed(f"the file cannot be read: {_why(error)}") from None
-    if len(raw) > MOST_BYTES:
-        raise Malformed(f"the file is longer than {MOST_BYTES >> 20} MiB")
+        raise MalformedWitness(f"the file cannot be read: {_os_reason(error)}") from None
+    if len(raw) > MAX_BYTES:
+        raise MalformedWitness(f"the file is longer than {MAX_BYTES >> 20} MiB")
     return raw
 
 
-def _why(error: Exception) -> str:
+def _os_reason(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error).lower()
 
 
-def parse(raw: bytes) -> Any:
+def parse_json(raw: bytes) -> Any:
     """Return the JSON value in some bytes; raise `Malformed` with what is wrong with them."""
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise Malformed(f"byte {error.start} is not UTF-8") from None
+        raise MalformedWitness(f"byte {error.start} is not UTF-8") from None
     if not text.strip():
-        raise Malformed("the file is empty")
+        raise MalformedWitness("the file is empty")
     try:
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
+        return json.loads(
+            text, parse_constant=_refuse_constant, object_pairs_hook=_reject_duplicates
+        )
     except json.JSONDecodeError as error:
-        raise Malformed(f"line {error.lineno} is not JSON: {error.msg.lower()}") from None
+        raise MalformedWitness(f"line {error.lineno} is not JSON: {error.msg.lower()}") from None
     except RecursionError:
-        raise Malformed("the JSON is nested too deeply") from None
+        raise MalformedWitness("the JSON is nested too deeply") from None
     except ValueError:  # Python refuses to read a number of thousands of digits
-        raise Malformed("the JSON holds a number that is too long") from None
+        raise MalformedWitness("the JSON holds a number that is too long") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise Malformed(f"{name} is not JSON")
+    raise MalformedWitness(f"{name} is not JSON")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object whose keys are all different: two readers must not see two witnesses."""
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise Malformed("an object holds the same key twice")
+        raise MalformedWitness("an object holds the same key twice")
     return made
 
 
-def _check(value: Any, shape: Shape, place: str) -> None:
+def _check_shape(value: Any, shape: Shape, place: str) -> None:
     """Refuse a value of the wrong type; null stands for what was not measured."""
     if isinstance(shape, str):
         if value is not None and not _has_type(value, shape):
-            raise Malformed(f"{place} must be {shape}, not {_kind(value)}")
+            raise MalformedWitness(f"{place} must be {shape}, not {_describe_kind(value)}")
     elif isinstance(shape, dict):
         if not isinstance(value, Mapping):
-            raise Malformed(f"{place} must be an object, not {_kind(value)}")
+            raise MalformedWitness(f"{place} must be an object, not {_describe_kind(value)}")
         for key, inner in shape.items():
             if value.get(key) is not None:
-                _check(value[key], inner, f"{place}.{key}" if place else key)
+                _check_shape(value[key], inner, f"{place}.{key}" if place else key)
     elif not isinstance(value, list):
-        raise Malformed(f"{place} must be a list, not {_kind(value)}")
+        raise MalformedWitness(f"{place} must be a list, not {_describe_kind(value)}")
     else:
         for i, item in enumerate(value):
-            _check(item, shape[0], f"{place}[{i}]")
+            _check_shape(item, shape[0], f"{place}[{i}]")
 
 
 def _has_type(value: Any, wanted: str) -> bool:
-    if wanted in (TEXT, TRUTH):
+    if wanted in (TEXT, BOOLEAN):
         return isinstance(value, str if wanted == TEXT else bool)
     if isinstance(value, bool) or not isinstance(value, int | float) or not _is_finite(value):
         return False
@@ -131,7 +154,7 @@ def _is_finite(value: float) -> bool:
         return False
 
 
-def _kind(value: Any) -> str:
+def _describe_kind(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     if isinstance(value, int | float):

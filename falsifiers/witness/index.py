@@ -28,7 +28,7 @@ def decompose(c: int, walls: Mapping[int, Sequence[float]], fast: Sequence[float
             "agg_tok_s": tokens[c] / wide, "replicates": len(walls[c])}
 
 
-def add_to(bands: Sequence[dict[str, Any]], fast: Sequence[float]) -> None:
+def add_indices(bands: Sequence[dict[str, Any]], fast: Sequence[float]) -> None:
     """Give every band that has a speed its indices, as far as they are measured.
 
     A band whose correctness is not shown has no walls, and so gets none.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MODEL = "qwen3.5-4b"
+MODEL_PREFIX = "qwen3.5-4b"
 """How the model's file name starts, unless another is asked for."""
 WIDTHS = (1, 4, 8, 16)
 """The widths that a witness must hold."""
@@ -40,37 +40,37 @@ class Reason:
     sentence: str
 
 
-def judge(witness: Witness, prefix: str) -> list[Reason]:
+def judge_witness(witness: Witness, prefix: str) -> list[Reason]:
     """Return why a witness of the model with this name's start is refused, in rule order."""
     return [Reason(name, sentence) for name, rule in RULES.items()
             for sentence in rule(witness, prefix)]
 
 
-def correct(band: Band) -> bool:
+def is_correct(band: Band) -> bool:
     """Tell whether a band's correctness is shown, without which no speed of it may be told."""
-    return band.get("result") == "PASS" and not any(_parted(band))
+    return band.get("result") == "PASS" and not any(_agreement_faults(band))
 
 
-def counted(witness: Witness) -> list[Band]:
+def required_bands(witness: Witness) -> list[Band]:
     """Return the bands of the four widths, narrow before wide, every copy of one."""
     found = [band for band in witness["bands"] if band.get("c") in WIDTHS]
     return sorted(found, key=lambda band: int(band["c"]))
 
 
-def _model(witness: Witness, prefix: str) -> Iterator[str]:
+def _check_model(witness: Witness, prefix: str) -> Iterator[str]:
     """S1: the expected model, by the start of its file's name, and its digest."""
     model = witness.get("model") or {}
     path = model.get("path") or ""
     name = path.replace("\\", "/").split("/")[-1]
-    if _blank(path):
+    if _is_blank(path):
         yield "the model's file name is absent"
     elif not name.lower().startswith(prefix.lower()):
-        yield f"the model is {quoted(name)}, whose name does not start with {quoted(prefix)}"
-    if _blank(model.get("sha256")):
+        yield f"the model is {quote_text(name)}, whose name does not start with {quote_text(prefix)}"
+    if _is_blank(model.get("sha256")):
         yield "the model's sha256 is absent"
 
 
-def _widths(witness: Witness, prefix: str) -> Iterator[str]:
+def _check_widths(witness: Witness, prefix: str) -> Iterator[str]:
     """S2: every width was measured, once."""
     times = Counter(band.get("c") for band in witness["bands"])
     for c in WIDTHS:
@@ -82,9 +82,9 @@ def _widths(witness: Witness, prefix: str) -> Iterator[str]:
         yield "a band does not say its width c"
 
 
-def _formed(witness: Witness, prefix: str) -> Iterator[str]:
+def _check_batch_width(witness: Witness, prefix: str) -> Iterator[str]:
     """S3: the server formed a batch of the band's width."""
-    for band in counted(witness):
+    for band in required_bands(witness):
         c, m = band["c"], band.get("m_formed")
         if m is None:
             yield f"c={c}: m_formed is absent, so no batch is shown"
@@ -92,26 +92,26 @@ def _formed(witness: Witness, prefix: str) -> Iterator[str]:
             yield f"c={c}: the server formed batches of {m}, not of {c}"
 
 
-def _identity(witness: Witness, prefix: str) -> Iterator[str]:
+def _check_identity(witness: Witness, prefix: str) -> Iterator[str]:
     """S4: what was measured, where, and with what, can be told."""
     for name in IDENTITY:
-        if _blank(witness.get(name)):
+        if _is_blank(witness.get(name)):
             yield f"{name} is absent or blank"
 
 
-def _agreement(witness: Witness, prefix: str) -> Iterator[str]:
+def _check_agreement(witness: Witness, prefix: str) -> Iterator[str]:
     """S5: what a request got is what it gets alone, or a near-tie explains where it parts."""
-    for band in counted(witness):
-        if _tells_result_only(band):
+    for band in required_bands(witness):
+        if _has_result_only(band):
             continue
-        yield from (f"c={band['c']}: {why}" for why in _parted(band))
+        yield from (f"c={band['c']}: {why}" for why in _agreement_faults(band))
 
 
-def _tells_result_only(band: Band) -> bool:
+def _has_result_only(band: Band) -> bool:
     return band.get("result") != "PASS" and band.get("divergence_at") is None
 
 
-def _parted(band: Band) -> Iterator[str]:
+def _agreement_faults(band: Band) -> Iterator[str]:
     """Yield why a band's agreement with m=1 is not shown."""
     least, at = band.get("declared_min"), band.get("divergence_at")
     if least is None:
@@ -134,18 +134,18 @@ def _is_near_tie(margin: float) -> bool:
     return 0 <= margin < NEAR_TIE
 
 
-def _results(witness: Witness, prefix: str) -> Iterator[str]:
+def _check_results(witness: Witness, prefix: str) -> Iterator[str]:
     """S6: every band passed."""
-    for band in counted(witness):
+    for band in required_bands(witness):
         result = band.get("result")
         if result != "PASS":
-            told = "absent" if result is None else quoted(result)
+            told = "absent" if result is None else quote_text(result)
             yield f"c={band['c']}: the result is {told}, not PASS"
 
 
-def _scaling(witness: Witness, prefix: str) -> Iterator[str]:
+def _check_scaling(witness: Witness, prefix: str) -> Iterator[str]:
     """S7: a request's tokens come at least half as fast among four as alone."""
-    ones, fours = ([band for band in counted(witness) if band["c"] == c] for c in (1, 4))
+    ones, fours = ([band for band in required_bands(witness) if band["c"] == c] for c in (1, 4))
     if len(ones) != 1 or len(fours) != 1:
         return
     alone, among = (bands[0].get("decode_tok_s") for bands in (ones, fours))
@@ -157,46 +157,60 @@ def _scaling(witness: Witness, prefix: str) -> Iterator[str]:
                f"less than {LEAST_SCALING:g} of its rate: the batch is served in turns")
 
 
-def _floor(witness: Witness, prefix: str) -> Iterator[str]:
+def _check_floor(witness: Witness, prefix: str) -> Iterator[str]:
     """Floor: no band sets a bar of its own."""
-    for band in counted(witness):
+    for band in required_bands(witness):
         least = band.get("declared_min")
         if least is not None and least < FLOOR:
             yield f"c={band['c']}: declared_min is {least}, below {FLOOR}"
 
 
-def _cap(witness: Witness, prefix: str) -> Iterator[str]:
+def _check_cap(witness: Witness, prefix: str) -> Iterator[str]:
     """Cap: one near-tie is chance, more are a difference in arithmetic."""
-    tied = sorted({band["c"] for band in counted(witness) if band["c"] > 1 and by_near_tie(band)})
+    tied = sorted(
+        {
+            band["c"]
+            for band in required_bands(witness)
+            if band["c"] > 1 and passes_by_near_tie(band)
+        }
+    )
     if len(tied) > MOST_NEAR_TIES:
-        yield (f"{_listed(tied)} are each admitted as a near-tie, but at most "
+        yield (f"{_join_widths(tied)} are each admitted as a near-tie, but at most "
                f"{MOST_NEAR_TIES} may be")
 
 
-def by_near_tie(band: Band) -> bool:
+def passes_by_near_tie(band: Band) -> bool:
     """Tell whether a band parted too early and only its margin admits it."""
     least, at = band.get("declared_min"), band.get("divergence_at")
-    return least is not None and at is not None and at < least and not any(_parted(band))
+    return least is not None and at is not None and at < least and not any(_agreement_faults(band))
 
 
-def _listed(widths: Sequence[int]) -> str:
+def _join_widths(widths: Sequence[int]) -> str:
     return " and ".join(f"c={c}" for c in widths)
 
 
-def _blank(text: str | None) -> bool:
+def _is_blank(text: str | None) -> bool:
     """Tell whether a text shows nothing: white space, or signs that are not seen."""
-    return text is None or not any(map(_is_seen, text))
+    return text is None or not any(map(_is_visible, text))
 
 
-def _is_seen(sign: str) -> bool:
+def _is_visible(sign: str) -> bool:
     return sign.isprintable() and not sign.isspace()
 
 
-def quoted(text: str) -> str:
+def quote_text(text: str) -> str:
     """Return a foreign text in quotes, cut to a line, without what a terminal would obey."""
     return json.dumps(text if len(text) <= 80 else f"{text[:77]}...")
 
 
 RULES: Mapping[str, Callable[[Witness, str], Iterator[str]]] = {
-    "S1": _model, "S2": _widths, "S3": _formed, "S4": _identity, "S5": _agreement,
-    "S6": _results, "S7": _scaling, "floor": _floor, "cap": _cap}
+    "S1": _check_model,
+    "S2": _check_widths,
+    "S3": _check_batch_width,
+    "S4": _check_identity,
+    "S5": _check_agreement,
+    "S6": _check_results,
+    "S7": _check_scaling,
+    "floor": _check_floor,
+    "cap": _check_cap,
+}

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Protocol
 
 from falsifiers.judging.errors import SuiteError
-from falsifiers.witness.client import Client, address
-from falsifiers.witness.exposition import MOST_WIDTH, Labels, samples, widest
-from falsifiers.witness.rules import quoted
-from falsifiers.witness.stream import Hostile, Stream
+from falsifiers.witness.client import Client, parse_url
+from falsifiers.witness.exposition import MAX_WIDTH, Labels, parse_samples, widest_batch
+from falsifiers.witness.rules import quote_text
+from falsifiers.witness.stream import BadResponse, Stream
 
 PRESETS = {"rowtwin_batch_size": "rowtwin", "vllm:num_requests_running": "vLLM",
            "llamacpp:requests_processing": "llama-server"}
 """Metrics that tell the width of a batch, with the server that has them; the first found wins."""
-PATTERN = r"Batch m=(\d+)"
-POLL = 0.02
+DEFAULT_PATTERN = r"Batch m=(\d+)"
+POLL_SECONDS = 0.02
 """Seconds between two looks at a gauge."""
-MOST_LOG = 64 << 20
-MOST_LINE = 4096
+MAX_LOG_BYTES = 64 << 20
+MAX_LINE_CHARS = 4096
 
 
 class Source(Protocol):
@@ -44,7 +44,7 @@ class Source(Protocol):
 
 
 @dataclass
-class Nothing:
+class NoSource:
     """Stands for a server that tells nothing."""
 
     why: str
@@ -55,11 +55,11 @@ class Nothing:
 
     async def end(self, streams: Sequence[Stream]) -> int | None:
         """Raise `Hostile` with what is missing."""
-        raise Hostile(self.why)
+        raise BadResponse(self.why)
 
 
 @dataclass
-class Field:
+class FieldSource:
     """A field of the response."""
 
     name: str
@@ -73,14 +73,14 @@ class Field:
 
 
 @dataclass
-class Log:
+class LogSource:
     """A log file that grows, and a pattern whose group is the width."""
 
     path: Path
     pattern: re.Pattern[str]
     name: str = ""
-    _at: int = 0
-    _file: int = 0
+    _offset: int = 0
+    _inode: int = 0
     """Which file the path named, by its inode."""
 
     def __post_init__(self) -> None:
@@ -88,42 +88,42 @@ class Log:
 
     async def begin(self) -> None:
         """Note where the log ends."""
-        self._file, self._at = self._place()
+        self._inode, self._offset = self._stat()
 
     async def end(self, streams: Sequence[Stream]) -> int | None:
         """Return the largest width logged since."""
-        file, size = self._place()  # another or a shorter file was begun anew
-        start = self._at if file == self._file and size >= self._at else 0
+        file, size = self._stat()  # another or a shorter file was begun anew
+        start = self._offset if file == self._inode and size >= self._offset else 0
         try:
             with self.path.open("rb") as log:
                 log.seek(start)
-                raw = log.read(MOST_LOG + 1)
+                raw = log.read(MAX_LOG_BYTES + 1)
         except OSError as error:
-            raise Hostile(f"the log cannot be read: {error.strerror}") from None
-        if len(raw) > MOST_LOG:
-            raise Hostile(f"the log grew by more than {MOST_LOG >> 20} MiB")
+            raise BadResponse(f"the log cannot be read: {error.strerror}") from None
+        if len(raw) > MAX_LOG_BYTES:
+            raise BadResponse(f"the log grew by more than {MAX_LOG_BYTES >> 20} MiB")
         found = [match[1] for line in raw.decode("utf-8", "replace").splitlines()
-                 for match in self.pattern.finditer(line[:MOST_LINE])]
+                 for match in self.pattern.finditer(line[:MAX_LINE_CHARS])]
         return max((int(m) for m in found if m and re.fullmatch(r"[0-9]{1,6}", m)), default=None)
 
-    def _place(self) -> tuple[int, int]:
+    def _stat(self) -> tuple[int, int]:
         """Return which file the log is and how long."""
         try:
             found = os.stat(self.path)
             return found.st_ino, found.st_size
         except OSError as error:
-            raise Hostile(f"the log cannot be read: {error.strerror}") from None
+            raise BadResponse(f"the log cannot be read: {error.strerror}") from None
 
 
 @dataclass
-class Gauge:
+class GaugeSource:
     """A Prometheus gauge, read again and again while the arm runs."""
 
     client: Client
     url: str
     metric: str
     name: str = ""
-    _seen: list[float] = field(default_factory=list)
+    _values: list[float] = field(default_factory=list)
     _task: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
@@ -131,14 +131,14 @@ class Gauge:
 
     async def begin(self) -> None:
         """Start to poll."""
-        self._seen.clear()
+        self._values.clear()
         self._task = asyncio.create_task(self._poll())
 
     async def _poll(self) -> None:
         while True:
-            page = await self.client.text(self.url)
-            self._seen += [value for _, value in samples(page, self.metric).items()]
-            await asyncio.sleep(POLL)
+            page = await self.client.fetch_text(self.url)
+            self._values += [value for _, value in parse_samples(page, self.metric).items()]
+            await asyncio.sleep(POLL_SECONDS)
 
     async def end(self, streams: Sequence[Stream]) -> int | None:
         """Stop, and return the largest value that was seen."""
@@ -146,14 +146,14 @@ class Gauge:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
-        most = max(self._seen, default=None)
-        if most is not None and (most != int(most) or not 0 <= most <= MOST_WIDTH):
-            raise Hostile(f"the gauge {self.metric} told {most:g}, which is no width")
+        most = max(self._values, default=None)
+        if most is not None and (most != int(most) or not 0 <= most <= MAX_WIDTH):
+            raise BadResponse(f"the gauge {self.metric} told {most:g}, which is no width")
         return None if most is None else int(most)
 
 
 @dataclass
-class Histogram:
+class HistogramSource:
     """A Prometheus histogram of batch sizes, read before and after the arm."""
 
     client: Client
@@ -169,12 +169,12 @@ class Histogram:
         """Read what was counted before."""
         self._before = await self._read()
         if not self._before[0]:  # what is counted later might be of long before
-            raise Hostile(f"the histogram {quoted(self.metric)} is no longer told")
+            raise BadResponse(f"the histogram {quote_text(self.metric)} is no longer told")
 
     async def _read(self) -> list[dict[Labels, float]]:
         """Return buckets, sums, and when what counts them began, as far as that is told."""
-        page = await self.client.text(self.url)
-        return [samples(page, name) for name in (
+        page = await self.client.fetch_text(self.url)
+        return [parse_samples(page, name) for name in (
             f"{self.metric}_bucket", f"{self.metric}_sum", f"{self.metric}_created",
             "process_start_time_seconds")]
 
@@ -183,14 +183,16 @@ class Histogram:
         pairs = list(zip(self._before, await self._read(), strict=True))
         if any(before.get(key, value) != value for before, after in pairs[2:]
                for key, value in after.items()):
-            raise Hostile("the metrics are those of a server that was started anew, or of another")
+            raise BadResponse(
+                "the metrics are those of a server that was started anew, or of another"
+            )
         buckets, sums = ({key: value - before.get(key, 0.0) for key, value in after.items()}
                          for before, after in pairs[:2])
-        return widest(buckets, sums)
+        return widest_batch(buckets, sums)
 
 
 @dataclass(frozen=True)
-class Named:
+class SourceOptions:
     """Where the user says that the evidence is; nothing named means: look for it."""
 
     metrics_url: str | None = None
@@ -200,7 +202,7 @@ class Named:
     field: str | None = None
 
 
-def check(named: Named) -> None:
+def check_options(named: SourceOptions) -> None:
     """Refuse options that contradict each other; raise `SuiteError` with one sentence."""
     kinds = [named.log_file, named.field, named.metric or named.metrics_url]
     if sum(kind is not None for kind in kinds) > 1:
@@ -208,42 +210,42 @@ def check(named: Named) -> None:
     if named.pattern is not None and named.log_file is None:
         raise SuiteError("--pattern needs --log-file")
     if named.field is not None and not all(named.field.split(".")):
-        raise SuiteError(f"--field {quoted(named.field)} is not a path such as usage.batch")
+        raise SuiteError(f"--field {quote_text(named.field)} is not a path such as usage.batch")
     if named.metrics_url is not None:
-        address(named.metrics_url)
+        parse_url(named.metrics_url)
     if named.log_file is not None and not named.log_file.is_file():
         raise SuiteError(f"--log-file {named.log_file} is not a file")
     if named.log_file is not None:
-        _pattern(named.pattern or PATTERN)
+        _compile_pattern(named.pattern or DEFAULT_PATTERN)
 
 
-def _pattern(text: str) -> re.Pattern[str]:
+def _compile_pattern(text: str) -> re.Pattern[str]:
     try:
         pattern = re.compile(text)
     except re.error as error:
-        raise SuiteError(f"--pattern {quoted(text)} is not a pattern: {error}") from None
+        raise SuiteError(f"--pattern {quote_text(text)} is not a pattern: {error}") from None
     if pattern.groups != 1:
-        raise SuiteError(f"--pattern {quoted(text)} must have one group, the width of a batch")
+        raise SuiteError(f"--pattern {quote_text(text)} must have one group, the width of a batch")
     return pattern
 
 
-async def find(named: Named, client: Client) -> Source:
+async def find_source(named: SourceOptions, client: Client) -> Source:
     """Return the evidence that was named or, where none was, what the server is known to have."""
-    check(named)
+    check_options(named)
     if named.log_file is not None:
-        return Log(named.log_file, _pattern(named.pattern or PATTERN))
+        return LogSource(named.log_file, _compile_pattern(named.pattern or DEFAULT_PATTERN))
     if named.field is not None:
-        return Field(f"response field {named.field}")
+        return FieldSource(f"response field {named.field}")
     url = named.metrics_url or f"{client.url}/metrics"
     metrics = [named.metric] if named.metric else list(PRESETS)
     try:
-        page = await client.text(url)
+        page = await client.fetch_text(url)
         for metric in metrics:
-            if samples(page, f"{metric}_bucket"):
-                return Histogram(client, url, metric)
-            if samples(page, metric):
-                return Gauge(client, url, metric)
-    except Hostile as why:
-        return Nothing(f"the server shows no evidence of its batches: {why}")
-    return Nothing(f"the server shows no evidence of its batches: {url} holds none of "
+            if parse_samples(page, f"{metric}_bucket"):
+                return HistogramSource(client, url, metric)
+            if parse_samples(page, metric):
+                return GaugeSource(client, url, metric)
+    except BadResponse as why:
+        return NoSource(f"the server shows no evidence of its batches: {why}")
+    return NoSource(f"the server shows no evidence of its batches: {url} holds none of "
                    f"{', '.join(metrics)}")

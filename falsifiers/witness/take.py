@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from falsifiers.witness.band_checks import Arm, Taken, band, parts
-from falsifiers.witness.client import DIALECTS, Client
-from falsifiers.witness.index import add_to
+from falsifiers.witness.band_checks import Arm, BandRun, build_band, find_divergence
+from falsifiers.witness.client import OMITTED_FIELDS, Client
+from falsifiers.witness.index import add_indices
 from falsifiers.witness.rules import FLOOR
 from falsifiers.witness.sources import Source
-from falsifiers.witness.stream import Hostile, Stream
+from falsifiers.witness.stream import BadResponse, Stream
 
 PROMPT = "Write down, in plain words, how a river finds its way from a spring to the sea."
-REFUSED = (400, 422)
+REFUSAL_STATUSES = (400, 422)
 """Statuses by which servers refuse a field that they do not know."""
 
 
@@ -35,60 +35,60 @@ class Plan:
     identity: dict[str, Any] = field(default_factory=dict)
     """Host, commit, digests and versions, for the witness."""
 
-    def different(self, i: int) -> str:
+    def prompt_variant(self, i: int) -> str:
         """Return the i-th of the different prompts."""
         return f"Item {i + 1}. {self.prompt}"
 
 
 @dataclass
-class Taking:
+class WitnessTaker:
     """A witness in the making; `witness` is whole and honest after every step."""
 
     plan: Plan
     client: Client
     source: Source
     witness: dict[str, Any] = field(default_factory=dict)
-    solos: list[Stream] = field(default_factory=list)
+    solo_streams: list[Stream] = field(default_factory=list)
 
     async def run(self, on_band: Callable[[dict[str, Any]], None]) -> None:
         """Take every band, narrow first, and tell each as soon as it is known."""
         reference, again = await self._reference()
-        why = self._begin(reference, again)
+        why = self._start_witness(reference, again)
         for c in sorted(set(self.plan.widths)):
-            taken = Taken(c, self.plan.declared_min, reference, [])
+            taken = BandRun(c, self.plan.declared_min, reference, [])
             if why is None:
-                await self._arms(taken)
-            found = band(taken)
+                await self._send_arms(taken)
+            found = build_band(taken)
             if why is not None:
                 found |= {"result": "UNMEASURABLE", "reason": why}
             self.witness["bands"].append(found)
-            add_to(self.witness["bands"], [s.ended - s.started for s in (reference, again)])
+            add_indices(self.witness["bands"], [s.ended - s.started for s in (reference, again)])
             on_band(found)
-            why = why or _gone(taken)
+            why = why or _why_unreachable(taken)
 
     async def _reference(self) -> tuple[Stream, Stream]:
         """Return the witness prompt's stream alone, twice, in a form that the server takes."""
         first = Stream()
-        for dialect in DIALECTS:
-            self.client.left_out = dialect
-            first = await self._alone(self.plan.prompt)
-            if first.status not in REFUSED:
+        for dialect in OMITTED_FIELDS:
+            self.client.omitted_fields = dialect
+            first = await self._complete(self.plan.prompt)
+            if first.status not in REFUSAL_STATUSES:
                 break
-        return first, first if first.trouble else await self._alone(self.plan.prompt)
+        return first, first if first.trouble else await self._complete(self.plan.prompt)
 
-    async def _alone(self, prompt: str) -> Stream:
+    async def _complete(self, prompt: str) -> Stream:
         return await self.client.complete(prompt, self.plan.n_predict)
 
-    def _begin(self, reference: Stream, again: Stream) -> str | None:
+    def _start_witness(self, reference: Stream, again: Stream) -> str | None:
         """Write what is known before the bands; return why no band can be measured, if so."""
-        plan, at = self.plan, parts(again, reference)
+        plan, at = self.plan, find_divergence(again, reference)
         unstable = at is not None and at < plan.declared_min
         trouble = reference.trouble or again.trouble
         self.witness |= {
             "witness_version": 2, "probe": "perf041", **plan.identity,
             "prompt_sha256": hashlib.sha256(plan.prompt.encode()).hexdigest(),
             "sampler": {"temperature": 0.0, "seed": 0, "n_predict": plan.n_predict,
-                        "ignore_eos": True, "left_out": sorted(self.client.left_out)},
+                        "ignore_eos": True, "left_out": sorted(self.client.omitted_fields)},
             "m_formed_from": self.source.name, "server": self.client.server,
             "reference": {"tokens": min(len(reference.tokens), len(again.tokens)),
                           "stable": None if trouble else not unstable,
@@ -98,45 +98,51 @@ class Taking:
             return f"the prompt alone: {trouble}"
         return f"the prompt alone parts from itself at token {at}" if unstable else None
 
-    async def _arms(self, taken: Taken) -> None:
+    async def _send_arms(self, taken: BandRun) -> None:
         """Send the width's arms, until one shows that the server answers no more."""
         c = taken.c
         wanted = [("identical", [-1] * c)] * self.plan.replicates
         if c > 1 and self.plan.mixed:
             wanted += [("forward", list(range(c))), ("reversed", list(reversed(range(c))))]
         for name, prompts in wanted:
-            if name == "forward" and not await self._know(c):
-                taken.solos = self.solos[:c]
+            if name == "forward" and not await self._take_solos(c):
+                taken.solo_streams = self.solo_streams[:c]
                 return
-            taken.solos = self.solos[:c]
-            taken.arms.append(await self._arm(name, prompts))
-            if _gone(taken):
+            taken.solo_streams = self.solo_streams[:c]
+            taken.arms.append(await self._send_arm(name, prompts))
+            if _why_unreachable(taken):
                 return
 
-    async def _know(self, count: int) -> bool:
+    async def _take_solos(self, count: int) -> bool:
         """Take as many different prompts alone; return whether all came back."""
-        while len(self.solos) < count and not (self.solos and self.solos[-1].trouble):
-            self.solos.append(await self._alone(self.plan.different(len(self.solos))))
-        return len(self.solos) >= count and not any(s.trouble for s in self.solos[:count])
+        while len(self.solo_streams) < count and not (
+            self.solo_streams and self.solo_streams[-1].trouble
+        ):
+            self.solo_streams.append(
+                await self._complete(self.plan.prompt_variant(len(self.solo_streams)))
+            )
+        return len(self.solo_streams) >= count and not any(
+            s.trouble for s in self.solo_streams[:count]
+        )
 
-    async def _arm(self, name: str, prompts: Sequence[int]) -> Arm:
-        texts = [self.plan.prompt if p < 0 else self.plan.different(p) for p in prompts]
+    async def _send_arm(self, name: str, prompts: Sequence[int]) -> Arm:
+        texts = [self.plan.prompt if p < 0 else self.plan.prompt_variant(p) for p in prompts]
         trouble = None
         try:
             await self.source.begin()
-        except Hostile as why:
+        except BadResponse as why:
             trouble = str(why)
         started = self.client.clock()
-        streams = await asyncio.gather(*map(self._alone, texts))
+        streams = await asyncio.gather(*map(self._complete, texts))
         arm = Arm(name, prompts, list(streams), started, self.client.clock(), trouble=trouble)
         try:
             arm.m_formed = await self.source.end(streams) if trouble is None else None
-        except Hostile as why:
+        except BadResponse as why:
             arm.trouble = str(why)
         return arm
 
 
-def _gone(taken: Taken) -> str | None:
+def _why_unreachable(taken: BandRun) -> str | None:
     """Return why nothing more is to be had, when a whole arm got not one token."""
     if not taken.arms or any(stream.tokens for stream in taken.arms[-1].streams):
         return None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.cli import KV
+from engine.cli import KV_OPTION
 
 if TYPE_CHECKING:
     from falsifiers.gate.benchmark_records import Conditions
@@ -17,8 +17,10 @@ app = typer.Typer(no_args_is_help=True)
 bench_app = typer.Typer(no_args_is_help=True, help="Measure kernels on a device, beside the floor.")
 app.add_typer(bench_app, name="bench")
 
-Widths = Annotated[str, typer.Option("--m", help="Widths, separated by commas.")]
-Out = Annotated[Path | None, typer.Option(help="Also write the figures as JSON to this file.")]
+WidthsOption = Annotated[str, typer.Option("--m", help="Widths, separated by commas.")]
+OutOption = Annotated[
+    Path | None, typer.Option(help="Also write the figures as JSON to this file.")
+]
 
 
 @app.callback()
@@ -27,29 +29,38 @@ def _root() -> None:
 
 
 @bench_app.command(epilog="Example: rowtwin bench gemv --m 1,8,16")
-def gemv(widths: Widths = "1,2,4,8,16,32", out: Out = None) -> None:
+def gemv(widths: WidthsOption = "1,2,4,8,16,32", out: OutOption = None) -> None:
     """Measure P3's exact product on the matrices of a 4B file."""
-    _need_device()
+    _require_device()
     from phases.bench.gemv import measure
 
-    _keep(measure(_numbers("--m", widths, 64), tell=typer.echo), out)
+    _write_json(measure(_parse_numbers("--m", widths, 64), tell=typer.echo), out)
 
 
 @bench_app.command(epilog="Example: rowtwin bench gdn --m 1,8,16")
-def gdn(widths: Widths = "1,4,8,16,32", out: Out = None,
+def gdn(widths: WidthsOption = "1,4,8,16,32", out: OutOption = None,
         tokens: Annotated[int, typer.Option(min=1, help="Tokens of each row.")] = 1) -> None:
     """Measure P5's recurrent ops on a layer of a 4B model."""
-    _need_device()
+    _require_device()
     from phases.bench.gdn import measure
-    from phases.bench.gemv import bandwidth, timed
+    from phases.bench.gemv import measure_bandwidth, time_replays
 
-    _keep(measure(_numbers("--m", widths, 64), timed, bandwidth(), tokens, tell=typer.echo), out)
+    _write_json(
+        measure(
+            _parse_numbers("--m", widths, 64),
+            time_replays,
+            measure_bandwidth(),
+            tokens,
+            tell=typer.echo,
+        ),
+        out,
+    )
 
 
 @bench_app.command(epilog="Example: rowtwin bench step --model 4b.gguf --m 1,8 --context 128")
 def step(
     model: Annotated[Path, typer.Option(metavar="FILE", help="A qwen35 GGUF file.")],
-    widths: Widths = "1,2,4,8,16,32",
+    widths: WidthsOption = "1,2,4,8,16,32",
     contexts: Annotated[str, typer.Option(
         "--context", help="Tokens in every slot's cache, separated by commas.")] = "128,4096",
     path: Annotated[str, typer.Option(
@@ -58,9 +69,9 @@ def step(
         metavar="pN|newest|SPEC", help="A second path, whose steps take turns with it.")] = None,
     prefill: Annotated[int, typer.Option(
         metavar="T", help="Also time a prompt of T tokens; 0 does not.")] = 0,
-    kv: Annotated[str, KV] = "f32",
+    kv: Annotated[str, KV_OPTION] = "f32",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
-    out: Out = None,
+    out: OutOption = None,
 ) -> None:
     """Measure whole decode steps, each held to the looped path's bits before it is timed.
 
@@ -68,22 +79,22 @@ def step(
     """
     import rowtwin
     from falsifiers.gate.benchmark_records import NotEqual
-    from phases.bench.step_benchmark import bench_of
-    from phases.bench.step_tables import lines
-    chosen = [rowtwin.path_of(name) for name in dict.fromkeys([path, against or path])]
+    from phases.bench.step_benchmark import make_benchmark
+    from phases.bench.step_tables import report_lines
+    chosen = [rowtwin.decode_path(name) for name in dict.fromkeys([path, against or path])]
     try:
-        figures = bench_of(
-            model, rowtwin.path_of("p1"), chosen, ms=_numbers("--m", widths, 64),
-            contexts=_numbers("--context", contexts), prefill=prefill, kv=kv,
+        figures = make_benchmark(
+            model, rowtwin.decode_path("p1"), chosen, ms=_parse_numbers("--m", widths, 64),
+            contexts=_parse_numbers("--context", contexts), prefill=prefill, kv=kv,
             tell=lambda line: typer.echo(line, err=True)).run()
     except NotEqual as broken:
         typer.echo(f"no time is told: {broken}", err=True)
         raise typer.Exit(1) from None
-    typer.echo(figures.model_dump_json(indent=1) if as_json else "\n".join(lines(figures)))
-    _keep(figures, out)
+    typer.echo(figures.model_dump_json(indent=1) if as_json else "\n".join(report_lines(figures)))
+    _write_json(figures, out)
 
 
-def _numbers(option: str, text: str, most: int | None = None) -> tuple[int, ...]:
+def _parse_numbers(option: str, text: str, most: int | None = None) -> tuple[int, ...]:
     """Return the numbers of an option, each once, in their order."""
     from engine.errors import InputError
 
@@ -98,7 +109,7 @@ def _numbers(option: str, text: str, most: int | None = None) -> tuple[int, ...]
     return numbers
 
 
-def _need_device() -> None:
+def _require_device() -> None:
     import torch
 
     from engine.errors import InputError
@@ -107,7 +118,7 @@ def _need_device() -> None:
         raise InputError("a benchmark of kernels needs a CUDA device, and none is usable here")
 
 
-def _keep(figures: Conditions | dict[str, Any], out: Path | None) -> None:
+def _write_json(figures: Conditions | dict[str, Any], out: Path | None) -> None:
     from engine.errors import InputError
 
     if out is None:
@@ -144,10 +155,10 @@ def weak(
     weighed = []
     for name in names:
         typer.echo(f"weighing the mutants of {name}", err=True)
-        weighed.append(weak_styles_report.weighed(rowtwin.bank(name)))
+        weighed.append(weak_styles_report.measure_phase(rowtwin.phase_bank(name)))
         if keep:
-            weak_styles_report.keep(weighed[-1])
+            weak_styles_report.save_results(weighed[-1])
     if as_json:
         typer.echo(json.dumps([one.model_dump() for one in weighed], indent=2))
     else:
-        typer.echo("\n".join(weak_styles_report.summary(weighed)))
+        typer.echo("\n".join(weak_styles_report.summary_lines(weighed)))

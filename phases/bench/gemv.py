@@ -27,9 +27,9 @@ SHAPES = (("attn_qkv", "Q5_K", 8192, 2560), ("attn_gate", "Q4_K", 4096, 2560),
           ("ssm_out", "Q5_K", 2560, 4096), ("ssm_alpha", "Q8_0", 32, 2560),
           ("attn_v", "Q6_K", 1024, 2560), ("output", "Q6_K", 248320, 2560))
 """The matrices of a 4B file: what it is, type, rows and columns."""
-OUT_OF_CACHE = 400_000_000
+BYTES_BEYOND_CACHE = 400_000_000
 REPLAYS = 9
-READ = """
+READ_KERNEL = """
 extern "C" __global__ void read_all(const uint4* p, long long n, unsigned* out) {
   unsigned a = 0;
   long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
@@ -46,7 +46,7 @@ extern "C" __global__ void read_all(const uint4* p, long long n, unsigned* out) 
 """
 
 
-def timed(run: Callable[[], None]) -> tuple[float, float, float]:
+def time_replays(run: Callable[[], None]) -> tuple[float, float, float]:
     """Return median, least and most microseconds of replays of a captured run."""
     run()
     torch.cuda.synchronize()
@@ -64,17 +64,19 @@ def timed(run: Callable[[], None]) -> tuple[float, float, float]:
     return median(times), min(times), max(times)
 
 
-def bandwidth() -> float:
+def measure_bandwidth() -> float:
     """Return the bytes a second that a read-only pass over 4 GiB reaches here."""
     buffer = torch.empty(1 << 30, dtype=torch.int32, device="cuda")
     out = torch.zeros(1, dtype=torch.int32, device="cuda")
-    kernel = Kernel(compile_source(READ, ()), "read_all")
+    kernel = Kernel(compile_source(READ_KERNEL, ()), "read_all")
     blocks = 16 * torch.cuda.get_device_properties(0).multi_processor_count
-    best = timed(lambda: kernel((blocks, 1), 512, 0, buffer, c_longlong(buffer.nbytes // 16), out))
+    best = time_replays(
+        lambda: kernel((blocks, 1), 512, 0, buffer, c_longlong(buffer.nbytes // 16), out)
+    )
     return buffer.nbytes / best[0] * 1e6
 
 
-def weights_of(kind: str, rows: int, columns: int) -> tuple[Weight, Tensor]:
+def random_weights(kind: str, rows: int, columns: int) -> tuple[Weight, Tensor]:
     """Return a matrix of random bytes with small, finite scales, and its packed tiles."""
     block = TYPES[kind]
     raw = torch.randint(0, 256, (rows, columns // block.weights, block.bytes), dtype=torch.uint8)
@@ -84,7 +86,7 @@ def weights_of(kind: str, rows: int, columns: int) -> tuple[Weight, Tensor]:
     return Weight("w", kind, flat.numpy()), pack(kind, flat.cuda(), block.bytes)
 
 
-def _products(weight: Weight, copies: list[Tensor], m: int) -> Callable[[], None]:
+def _product_run(weight: Weight, copies: list[Tensor], m: int) -> Callable[[], None]:
     """Return a run of one product with every copy of the weights."""
     integers = mma.quantize(torch.randn(m, weight.k, device="cuda"))
     out = torch.empty(m, weight.n, device="cuda")
@@ -105,20 +107,20 @@ def _quantize_twenty() -> None:
 def measure(ms: Sequence[int], shapes: Sequence[tuple[str, str, int, int]] = SHAPES,
             tell: Callable[[str], None] = lambda line: None) -> Products:
     """Measure every shape at every width; return figures with their conditions."""
-    speed, figures = bandwidth(), list[Product]()
+    speed, figures = measure_bandwidth(), list[Product]()
     for name, kind, rows, columns in shapes:
         block = TYPES[kind]
         size = rows * (columns // block.weights) * block.bytes
-        weight, packed = weights_of(kind, rows, columns)
-        copies = [packed.clone() for _ in range(max(2, min(24, OUT_OF_CACHE // size + 1)))]
+        weight, packed = random_weights(kind, rows, columns)
+        copies = [packed.clone() for _ in range(max(2, min(24, BYTES_BEYOND_CACHE // size + 1)))]
         for m in ms:
-            middle, least, most = timed(_products(weight, copies, m))
+            middle, least, most = time_replays(_product_run(weight, copies, m))
             figures.append(Product(
                 name=name, kind=kind, rows=rows, columns=columns, m=m, floor=size / speed * 1e6,
                 microseconds=middle / len(copies), fastest=least / len(copies),
                 slowest=most / len(copies)))
         tell(f"{name} {kind} {rows}x{columns}: floor {figures[-1].floor:.2f} us, " + ", ".join(
             f"m={f.m} {f.microseconds:.2f}" for f in figures[-len(ms):]))
-    shared = timed(_quantize_twenty)[0] / 20
+    shared = time_replays(_quantize_twenty)[0] / 20
     return Products(device=torch.cuda.get_device_name(), torch=torch.__version__,
                     bandwidth_tb_s=speed / 1e12, quantize_m8_us=shared, figures=tuple(figures))

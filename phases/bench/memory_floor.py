@@ -15,7 +15,7 @@ HOST_BUFFER = 1 << 27
 
 
 @dataclass(frozen=True)
-class Sizes:
+class StepBytes:
     """Bytes that one step moves, by what they grow with."""
 
     weights: int
@@ -26,7 +26,7 @@ class Sizes:
     """One token's keys and values, of all layers."""
 
 
-def sizes_of(model: Model) -> Sizes:
+def step_bytes(model: Model) -> StepBytes:
     """Return what a step of this model must move."""
     weights = model.weights
     matrices = [w for w in weights.matrices()
@@ -36,10 +36,10 @@ def sizes_of(model: Model) -> Sizes:
     cache = sum(x.nbytes for kind in (one.k, one.v) for x in kind.values())
     read = sum(w.raw.nbytes for w in matrices) + sum(
         v.nbytes for v in (*vectors, weights.output_norm))
-    return Sizes(read, one.nbytes - cache, cache)
+    return StepBytes(read, one.nbytes - cache, cache)
 
 
-def shape_of(model: Model) -> str:
+def describe_shape(model: Model) -> str:
     """Return a model's shape in words."""
     c = model.config
     kinds: dict[str, int] = {}
@@ -51,14 +51,14 @@ def shape_of(model: Model) -> str:
             + (f", keys and values in {model.kv}" if model.kv != "f32" else ""))
 
 
-def on_cuda(model: Model) -> bool:
+def is_on_cuda(model: Model) -> bool:
     """Return whether a model is on a CUDA device."""
     return model.device.startswith("cuda")
 
 
-def wait(model: Model) -> None:
+def wait_until_idle(model: Model) -> None:
     """Wait for the device to be idle."""
-    if on_cuda(model):
+    if is_on_cuda(model):
         torch.cuda.synchronize()
 
 
@@ -69,7 +69,7 @@ def device_name(device: str) -> str:
     return f"CPU ({platform.machine()}, {torch.get_num_threads()} threads)"
 
 
-def host_bandwidth() -> float:
+def measure_host_bandwidth() -> float:
     """Return the bytes a second that torch reads on the host, the best of five sums."""
     buffer, best = torch.ones(HOST_BUFFER // 8, dtype=torch.float64), float("inf")
     for _ in range(5):

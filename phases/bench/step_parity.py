@@ -20,11 +20,11 @@ from falsifiers.gate.benchmark_records import NotEqual
 
 SEQUENCES = 5
 """Different sequences that the rows hold in turn: no tile of rows is a multiple of them."""
-KINDS = ("conv", "delta", "k", "v")
+STATE_KINDS = ("conv", "delta", "k", "v")
 
 
 @dataclass
-class Run:
+class DecodeRun:
     """One path's decode under way: m rows, each step fed with what the last one chose."""
 
     model: Model
@@ -32,20 +32,20 @@ class Run:
     pool: Pool
     m: int
     context: int
-    done: int = 0
+    steps_done: int = 0
     tokens: list[int] = field(default_factory=list)
 
     @property
     def rows(self) -> Rows:
         """The rows of the next step, in the slots from the last to the first."""
-        return Rows.decode(range(self.m)[::-1], (self.context + self.done,) * self.m)
+        return Rows.decode(range(self.m)[::-1], (self.context + self.steps_done,) * self.m)
 
-    def at(self, row: int) -> str:
+    def describe_row(self, row: int) -> str:
         """Say which row of which run, for a message."""
         return (f"[row {row}, slot {self.rows.slots[row]}] of {self.path.name}, m = {self.m}, "
                 f"context {self.context:,}")
 
-    def once(self, traced: Path | None = None) -> None:
+    def run_step(self, traced: Path | None = None) -> None:
         """Run the next step and choose each row's token, or run it by a traced path."""
         if traced is not None:  # a path's own greedy steps need not report their ops
             self.tokens = traced.forward_batch_greedy(self.model, self.pool, self.tokens,
@@ -53,11 +53,11 @@ class Run:
         else:
             chosen = self.path.decode_greedy(self.model, self.pool, self.tokens, self.rows, 1)
             self.tokens = [row[0] for row in chosen]
-        self.done += 1
+        self.steps_done += 1
 
 
 @dataclass(frozen=True)
-class Right:
+class ExpectedStep:
     """Sequences before a step at one context, and what the looped path makes of each."""
 
     before: Pool
@@ -67,15 +67,15 @@ class Right:
     context: int
 
     @staticmethod
-    def of(looped: Path, oracle: Model, context: int, room: int, widest: int) -> Right:
+    def compute(looped: Path, oracle: Model, context: int, room: int, widest: int) -> ExpectedStep:
         """Draw the sequences for up to `widest` rows, and run the looped step on each.
 
         `room` is how many tokens a slot can take beyond the context.
         """
         count = min(SEQUENCES, widest)
         before, after = (oracle.new_pool(count, context + room) for _ in range(2))
-        fill(before, context)
-        for kind in KINDS:
+        fill_state(before, context)
+        for kind in STATE_KINDS:
             for layer, whole in getattr(before, kind).items():
                 getattr(after, kind)[layer].copy_(whole)
         tokens = [first_token(oracle, i) for i in range(count)]
@@ -84,13 +84,13 @@ class Right:
         if not bool(torch.isfinite(logits).all()):
             raise InputError(f"the looped path's logits at context {context} are not finite, so "
                              f"nothing can be compared")
-        return Right(before, after, logits, context)
+        return ExpectedStep(before, after, logits, context)
 
-    def owner(self, slot: int) -> int:
+    def sequence_in(self, slot: int) -> int:
         """Return which sequence a slot holds."""
         return slot % len(self.logits)
 
-    def pool_of(self, model: Model, m: int) -> Pool:
+    def make_pool(self, model: Model, m: int) -> Pool:
         """Return a pool of m slots that hold the sequences in turn."""
         pool = model.new_pool(m, self.before.capacity)
         self.refill(pool)
@@ -98,47 +98,53 @@ class Right:
 
     def refill(self, pool: Pool) -> None:
         """Put every slot back to before the step."""
-        owners = torch.tensor([self.owner(slot) for slot in range(pool.slots)], device=pool.device)
-        for kind in KINDS:
+        owners = torch.tensor(
+            [self.sequence_in(slot) for slot in range(pool.slots)], device=pool.device
+        )
+        for kind in STATE_KINDS:
             for layer, whole in getattr(pool, kind).items():
                 torch.index_select(getattr(self.before, kind)[layer], 0, owners, out=whole)
 
-    def hold(self, run: Run) -> int:
+    def check_step(self, run: DecodeRun) -> int:
         """Hold one step to the looped one, and then what will be timed: a greedy step.
 
         Return how many values were compared; the run has taken the one step.
         """
         slots = run.rows.slots
-        first = [first_token(run.model, self.owner(slot)) for slot in slots]
+        first = [first_token(run.model, self.sequence_in(slot)) for slot in slots]
         logits = run.path.step(run.model, run.pool, first, run.rows)
-        compared = self._hold_state(run)
+        compared = self._check_state(run)
         for row, slot in enumerate(slots):
-            compared += held(f"logits{run.at(row)}", logits[row], self.logits[self.owner(slot)])
+            compared += check_equal(
+                f"logits{run.describe_row(row)}", logits[row], self.logits[self.sequence_in(slot)]
+            )
         self.refill(run.pool)
         run.tokens = first
-        run.once()
+        run.run_step()
         best = torch.empty(len(self.logits), dtype=torch.int64, device=logits.device)
         argmax(self.logits, best)
         for row, slot in enumerate(slots):
-            want = int(best[self.owner(slot)])
+            want = int(best[self.sequence_in(slot)])
             if run.tokens[row] != want:
-                raise NotEqual(f"the greedy token{run.at(row)} is {run.tokens[row]}, but should be "
-                               f"{want}")
-        return compared + run.m + self._hold_state(run)
+                raise NotEqual(
+                    f"the greedy token{run.describe_row(row)} is {run.tokens[row]}, but should be "
+                    f"{want}"
+                )
+        return compared + run.m + self._check_state(run)
 
-    def _hold_state(self, run: Run) -> int:
+    def _check_state(self, run: DecodeRun) -> int:
         compared = 0
         for row, slot in enumerate(run.rows.slots):
-            right = self.after.slot(self.owner(slot)).named()
+            right = self.after.slot(self.sequence_in(slot)).named()
             for name, view in run.pool.slot(slot).named().items():
-                compared += held(f"{name}{run.at(row)}", view, right[name])
+                compared += check_equal(f"{name}{run.describe_row(row)}", view, right[name])
         return compared
 
 
-def fill(pool: Pool, context: int) -> None:
+def fill_state(pool: Pool, context: int) -> None:
     """Draw every slot's state, finite up to `context` tokens, with NaN where none is cached."""
     draw = torch.Generator(pool.device).manual_seed(17)
-    for kind in KINDS:
+    for kind in STATE_KINDS:
         for whole in getattr(pool, kind).values():
             whole.normal_(generator=draw).mul_(0.1 if kind == "delta" else 1.0)
             if kind in ("k", "v"):
@@ -150,7 +156,7 @@ def first_token(model: Model, sequence: int) -> int:
     return (7919 * sequence + 101) % model.config.vocab
 
 
-def held(name: str, got: Tensor, want: Tensor) -> int:
+def check_equal(name: str, got: Tensor, want: Tensor) -> int:
     """Return how many values equal what they should be bit for bit, or raise `NotEqual`.
 
     Every NaN is the same one. Compared where they are: a cache is too large to bring over.

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from falsifiers.gate.benchmark_records import Step, Steps
 
-HEAD = ("path", "m", "ms", "least", "most", "floor", "x floor", "tokens/s", "kernels", "launches")
-SMALL = 0.005
+HEADER = ("path", "m", "ms", "least", "most", "floor", "x floor", "tokens/s", "kernels", "launches")
+MIN_SHARE = 0.005
 """Share of a step below which an op is told with the others."""
 
 
-def lines(steps: Steps) -> Iterator[str]:
+def report_lines(steps: Steps) -> Iterator[str]:
     """Yield everything there is to say, conditions first."""
     speed = f"{1e3 * steps.bandwidth_tb_s:,.0f} GB/s read in this run"
     yield f"{steps.device}, torch {steps.torch}, {speed}"
@@ -21,9 +21,9 @@ def lines(steps: Steps) -> Iterator[str]:
     for context in dict.fromkeys(f.context for f in steps.figures):
         mine = [f for f in steps.figures if f.context == context]
         yield from ("", f"context {context:,}; every step equals the looped path's bit for bit")
-        yield "".join(f"{name:>10}" for name in HEAD)
-        yield from (row(f) for f in mine)
-        yield from splits(mine)
+        yield "".join(f"{name:>10}" for name in HEADER)
+        yield from (step_row(f) for f in mine)
+        yield from split_lines(mine)
     for one in steps.prefill:
         yield ""
         yield (f"{one.path}: a prompt of {one.tokens:,} tokens in {one.seconds:.3f} s "
@@ -32,7 +32,7 @@ def lines(steps: Steps) -> Iterator[str]:
     yield from ("", *steps.verdicts(), *(f"left out: {why}" for why in steps.left_out))
 
 
-def row(f: Step) -> str:
+def step_row(f: Step) -> str:
     """Return one figure as a line of the table."""
     told = (f.path, f.m, f"{f.milliseconds:.3f}", f"{f.fastest:.3f}", f"{f.slowest:.3f}",
             f"{f.floor:.3f}", f"{f.milliseconds / f.floor:.1f}", f"{f.tokens_a_second:,.1f}",
@@ -40,14 +40,14 @@ def row(f: Step) -> str:
     return "".join(f"{value:>10}" for value in told)
 
 
-def splits(figures: list[Step]) -> Iterator[str]:
+def split_lines(figures: list[Step]) -> Iterator[str]:
     """Yield the milliseconds by op, a column a width, of every path."""
     for path in dict.fromkeys(f.path for f in figures):
         mine = [f for f in figures if f.path == path and f.split]
         if not mine:
             continue
         told = [op for op in dict.fromkeys(op for f in mine for op in f.split)
-                if any(f.split.get(op, 0.0) >= SMALL * sum(f.split.values()) for f in mine)]
+                if any(f.split.get(op, 0.0) >= MIN_SHARE * sum(f.split.values()) for f in mine)]
         yield f"{path}: ms by op on the {mine[0].clock}"
         yield f"{'m':>24}" + "".join(f"{f.m:>10}" for f in mine)
         for op in told:

@@ -18,22 +18,22 @@ from engine.weights import Weight
 from falsifiers.gate.benchmark_records import NotEqual, Steps
 from falsifiers.meta.console.command import main_of, wired
 from phases.bench import cli, time_by_op
-from phases.bench.memory_floor import sizes_of
-from phases.bench.step_benchmark import bench_of
-from phases.bench.step_parity import held
-from phases.bench.step_tables import lines
-from phases.bench.step_timing import Asked, Bench
-from phases.bench.time_by_op import Ran, matched, ran, split_of
+from phases.bench.memory_floor import step_bytes
+from phases.bench.step_benchmark import make_benchmark
+from phases.bench.step_parity import check_equal
+from phases.bench.step_tables import report_lines
+from phases.bench.step_timing import StepBenchmark, TimingOptions
+from phases.bench.time_by_op import DeviceEvent, device_events, match_ops, split_by_op
 from phases.p1_looped_step import increment as p1
 from phases.p4_batched_matmul import increment as p4
 from phases.p4_batched_matmul.reference import step_rows
 from phases.p8_decode_graph import increment as p8
 
 
-def bench(*paths: Path, **asked: Any) -> Bench:
+def bench(*paths: Path, **asked: Any) -> StepBenchmark:
     """Return a measurement of `nano` that takes no longer than it must."""
     given = {"ms": (1, 3), "contexts": (5,), "seconds": 0.0, **asked}
-    return Bench(testmodels.load("nano"), p1.path(), paths, Asked(**given), 1e9)
+    return StepBenchmark(testmodels.load("nano"), p1.path(), paths, TimingOptions(**given), 1e9)
 
 
 def test_every_width_and_context_has_a_figure_of_equal_bits() -> None:
@@ -51,7 +51,9 @@ def test_every_width_and_context_has_a_figure_of_equal_bits() -> None:
         1, 5).nbytes // 4
     assert steps.prefill[0].equal_steps == 9
     assert Steps.model_validate_json(steps.model_dump_json()) == steps
-    assert any("p4, context 66" in line for line in lines(steps)) is False  # no m = 4, no m = 8
+    assert (
+        any("p4, context 66" in line for line in report_lines(steps)) is False
+    )  # no m = 4, no m = 8
 
 
 @pytest.mark.parametrize("other", [p1, p8])
@@ -59,7 +61,7 @@ def test_two_paths_are_measured_side_by_side(other: ModuleType) -> None:
     steps = bench(p4.path(), other.path(), ms=(2,)).run()
     assert [f.path for f in steps.figures] == ["p4", other.path().name]
     assert all({"head", "attend"} <= set(f.split) for f in steps.figures)
-    assert sum(line.endswith("ms by op on the host") for line in lines(steps)) == 2
+    assert sum(line.endswith("ms by op on the host") for line in report_lines(steps)) == 2
 
 
 def last_row_rounded(weight: Weight, x: Tensor, out: Tensor) -> None:
@@ -124,27 +126,29 @@ def test_prompt_that_would_take_too_long_is_left_out_and_told() -> None:
     ([1.0, 2.0], [1.0, float("nan")], False), ([1.0], [1.0, 1.0], False)])
 def test_values_are_held_bit_for_bit(got: list[float], want: list[float], equal: bool) -> None:
     if equal:
-        assert held("x", torch.tensor(got), torch.tensor(want)) == len(got)
+        assert check_equal("x", torch.tensor(got), torch.tensor(want)) == len(got)
         return
     with pytest.raises(NotEqual, match="x"):
-        held("x", torch.tensor(got), torch.tensor(want))
+        check_equal("x", torch.tensor(got), torch.tensor(want))
 
 
 def test_steps_over_narrow_caches_are_held_and_say_so() -> None:
     narrow = testmodels.load("nano").with_kv("bf16")
-    steps = Bench(narrow, p1.path(), (p4.path(),), Asked((2,), (5,), seconds=0.0), 1e9).run()
+    steps = StepBenchmark(
+        narrow, p1.path(), (p4.path(),), TimingOptions((2,), (5,), seconds=0.0), 1e9
+    ).run()
     assert steps.model.endswith("keys and values in bf16")
-    assert 2 * sizes_of(narrow).cache == sizes_of(testmodels.load("nano")).cache
+    assert 2 * step_bytes(narrow).cache == step_bytes(testmodels.load("nano")).cache
 
 
 def test_floor_counts_every_byte_that_a_step_must_move() -> None:
     model = testmodels.load("nano")
-    sizes, pool = sizes_of(model), model.new_pool(1, 10)
+    sizes, pool = step_bytes(model), model.new_pool(1, 10)
     assert pool.nbytes == sizes.state + 10 * sizes.cache
     matrices = sum(w.raw.nbytes for w in model.weights.matrices())
     assert matrices - model.weights.embedding.raw.nbytes < sizes.weights < matrices
     tied = testmodels.load("nano-tied")
-    assert sizes_of(tied).weights > sum(w.raw.nbytes for w in tied.weights.matrices())
+    assert step_bytes(tied).weights > sum(w.raw.nbytes for w in tied.weights.matrices())
 
 
 def kernel(name: str, launch: float, start: float, number: int) -> list[dict[str, Any]]:
@@ -158,12 +162,12 @@ def kernel(name: str, launch: float, start: float, number: int) -> list[dict[str
 def marked_profile() -> list[dict[str, Any]]:
     """Return a true profile of two marks, with kernels launched before, between and after."""
     def run() -> None:
-        time_by_op.mark("0.project.attn_q")
+        time_by_op.mark_op("0.project.attn_q")
         torch.ones(3).sum()
-        time_by_op.mark("head")
+        time_by_op.mark_op("head")
 
-    events = time_by_op.profiled(run)
-    first, second = (next(e["ts"] for e in events if e.get("name") == time_by_op.MARK + op)
+    events = time_by_op.profile_run(run)
+    first, second = (next(e["ts"] for e in events if e.get("name") == time_by_op.MARK_PREFIX + op)
                      for op in ("0.project.attn_q", "head"))
     late = second + 1e6
     return [*events, *kernel("a", first - 1, late, 1), *kernel("b", (first + second) / 2, late + 9,
@@ -172,32 +176,35 @@ def marked_profile() -> list[dict[str, Any]]:
 
 
 def test_kernel_goes_to_the_op_that_was_marked_after_its_launch() -> None:
-    found = ran(marked_profile())
+    found = device_events(marked_profile())
     assert [(r.name, r.op) for r in found] == [("a", "0.project.attn_q"), ("b", "head"),
                                                ("a", "argmax")]
-    assert time_by_op.calls(marked_profile()) == 3
-    assert all(r.op == time_by_op.UNKNOWN for r in ran(kernel("a", 1.0, 2.0, 3)))
+    assert time_by_op.count_launches(marked_profile()) == 3
+    assert all(r.op == time_by_op.UNKNOWN_OP for r in device_events(kernel("a", 1.0, 2.0, 3)))
 
 
 def test_kernels_of_a_replayed_graph_get_their_ops_by_their_order() -> None:
-    marked = ran(marked_profile())
-    plain = [Ran(name, 1.0, time_by_op.UNKNOWN, True) for name in ("a", "b", "a")]
-    assert [r.op for r in matched(plain, marked)] == ["0.project.attn_q", "head", "argmax"]
-    more = [Ran("fill", 1.0, time_by_op.UNKNOWN, False), *plain]
-    assert [r.op for r in matched(more, marked)] == [time_by_op.UNKNOWN, "0.project.attn_q",
+    marked = device_events(marked_profile())
+    plain = [DeviceEvent(name, 1.0, time_by_op.UNKNOWN_OP, True) for name in ("a", "b", "a")]
+    assert [r.op for r in match_ops(plain, marked)] == ["0.project.attn_q", "head", "argmax"]
+    more = [DeviceEvent("fill", 1.0, time_by_op.UNKNOWN_OP, False), *plain]
+    assert [r.op for r in match_ops(more, marked)] == [time_by_op.UNKNOWN_OP, "0.project.attn_q",
                                                      "head", "argmax"]
 
 
 def test_split_counts_time_by_op_and_kernels_by_kind_of_layer() -> None:
     config = testmodels.load("tiny").config
     gdn, attention = config.gdn_layers, config.attention_layers
-    found = [*(Ran("k", 1.0, f"{i}.gates", True) for i in gdn),
-             *(Ran("k", 2.0, f"{i}.attend", True) for i in attention),
-             Ran("copy", 0.5, f"{gdn[0]}.gates", False), Ran("k", 4.0, "head", True)]
-    split = split_of(found, 7, config)
+    found = [
+        *(DeviceEvent("k", 1.0, f"{i}.gates", True) for i in gdn),
+        *(DeviceEvent("k", 2.0, f"{i}.attend", True) for i in attention),
+        DeviceEvent("copy", 0.5, f"{gdn[0]}.gates", False),
+        DeviceEvent("k", 4.0, "head", True),
+    ]
+    split = split_by_op(found, 7, config)
     assert split.milliseconds == {"gates": len(gdn) + 0.5, "attend": 2.0 * len(attention),
                                   "head": 4.0}
-    assert split.a_layer == {"gdn": 1.0, "attention": 1.0, "outside": 1.0}
+    assert split.kernels_per_layer == {"gdn": 1.0, "attention": 1.0, "outside": 1.0}
     assert (split.kernels, split.launches) == (len(gdn) + len(attention) + 1, 7)
 
 
@@ -205,17 +212,17 @@ def test_split_counts_time_by_op_and_kernels_by_kind_of_layer() -> None:
     ("1,x", "is not a list of numbers"), ("0", "outside 1 to 64"), ("65", "outside 1 to 64")])
 def test_bad_widths_are_refused(text: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
-        cli._numbers("--m", text, 64)
+        cli._parse_numbers("--m", text, 64)
 
 
 def test_command_prints_json_alone_and_keeps_the_same(
         tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str]) -> None:
     paths = {"p1": p1.path(), "p4": p4.path()}
-    monkeypatch.setattr("rowtwin.path_of", paths.__getitem__)
+    monkeypatch.setattr("rowtwin.decode_path", paths.__getitem__)
     run = main_of(wired(cli.bench_app, InputError), monkeypatch, capsys, "app", "step")
     out = tmp_path / "step.json"
-    code, said, err = run("--model", testmodels.path_of("nano"), "--m", "1,4", "--context", "3",
+    code, said, err = run("--model", testmodels.model_path("nano"), "--m", "1,4", "--context", "3",
                           "--path", "p4", "--json", "--out", out)
     assert code == 0, err
     steps = Steps.model_validate_json(said)
@@ -231,5 +238,9 @@ def test_what_cannot_be_measured_is_refused(file: str, asked: dict[str, Any],
                                             sentence: str) -> None:
     given = {"ms": (1,), "contexts": (4,), "prefill": 0, "tell": print, **asked}
     with pytest.raises(InputError, match=sentence):
-        bench_of(FilePath(file) if file else testmodels.path_of("nano"), p1.path(), [p4.path()],
-                 **given)
+        make_benchmark(
+            FilePath(file) if file else testmodels.model_path("nano"),
+            p1.path(),
+            [p4.path()],
+            **given,
+        )

@@ -25,15 +25,15 @@ from torch import Tensor
 
 from engine.config import Config
 
-MARK = "rowtwin op "
-RUNS, CALLS = ("kernel", "gpu_memcpy", "gpu_memset"), ("cuda_runtime", "cuda_driver")
-LAST = "argmax"
+MARK_PREFIX = "rowtwin op "
+DEVICE_EVENTS, HOST_EVENTS = ("kernel", "gpu_memcpy", "gpu_memset"), ("cuda_runtime", "cuda_driver")
+LAST_OP = "argmax"
 """What comes after a step's last report: the choice of each row's token."""
-UNKNOWN = "not told apart"
+UNKNOWN_OP = "not told apart"
 
 
 @dataclass(frozen=True)
-class Ran:
+class DeviceEvent:
     """One thing that ran on the device."""
 
     name: str
@@ -45,13 +45,13 @@ class Ran:
 
 
 @dataclass
-class Split:
+class StepSplit:
     """Where one step's time went."""
 
     milliseconds: dict[str, float] = field(default_factory=dict)
     kernels: int = 0
     launches: int = 0
-    a_layer: dict[str, float] = field(default_factory=dict)
+    kernels_per_layer: dict[str, float] = field(default_factory=dict)
 
 
 class HostClock:
@@ -63,32 +63,32 @@ class HostClock:
 
     def __call__(self, op: str, slot: int, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Take one report."""
-        self.end(op)
+        self.charge(op)
 
-    def end(self, op: str) -> None:
+    def charge(self, op: str) -> None:
         """Give what has passed since the last report to an op."""
         now = time.perf_counter()
-        self.spent[family(op)] += now - self.last  # type: ignore[assignment]
+        self.spent[strip_layer(op)] += now - self.last  # type: ignore[assignment]
         self.last = now
 
-    def split(self) -> Split:
+    def split(self) -> StepSplit:
         """Return the milliseconds by op."""
-        return Split({op: 1e3 * seconds for op, seconds in self.spent.items()})
+        return StepSplit({op: 1e3 * seconds for op, seconds in self.spent.items()})
 
 
-def mark(op: str, slot: int = 0, inputs: tuple[Tensor, ...] = (),
+def mark_op(op: str, slot: int = 0, inputs: tuple[Tensor, ...] = (),
          output: Tensor | None = None) -> None:
     """Leave a mark in the profile: what was launched before it belongs to `op`."""
-    with torch.autograd.profiler.record_function(MARK + op):
+    with torch.autograd.profiler.record_function(MARK_PREFIX + op):
         pass
 
 
-def family(op: str) -> str:
+def strip_layer(op: str) -> str:
     """Return an op without its layer, `project.attn_qkv`."""
     return re.sub(r"^\d+\.", "", op)
 
 
-def profiled(run: Callable[[], object]) -> list[dict[str, Any]]:
+def profile_run(run: Callable[[], object]) -> list[dict[str, Any]]:
     """Run under torch's profiler; return the events of its trace."""
     from torch.profiler import ProfilerActivity, profile
     kinds = [ProfilerActivity.CPU]
@@ -106,56 +106,62 @@ def profiled(run: Callable[[], object]) -> list[dict[str, Any]]:
     return events
 
 
-def ran(events: Iterable[dict[str, Any]]) -> list[Ran]:
+def device_events(events: Iterable[dict[str, Any]]) -> list[DeviceEvent]:
     """Return what ran on the device in its order, each with the op of the mark after its launch.
 
     Without marks the op is not told apart.
     """
     events = list(events)
-    marks = sorted((e["ts"], e["name"].removeprefix(MARK)) for e in events
-                   if e.get("cat") == "user_annotation" and e["name"].startswith(MARK))
+    marks = sorted((e["ts"], e["name"].removeprefix(MARK_PREFIX)) for e in events
+                   if e.get("cat") == "user_annotation" and e["name"].startswith(MARK_PREFIX))
     launched = {e["args"]["correlation"]: e["ts"] for e in events
-                if e.get("cat") in CALLS and "correlation" in e.get("args", {})}
+                if e.get("cat") in HOST_EVENTS and "correlation" in e.get("args", {})}
     found = []
-    for event in sorted((e for e in events if e.get("cat") in RUNS), key=lambda e: e["ts"]):
+    for event in sorted(
+        (e for e in events if e.get("cat") in DEVICE_EVENTS), key=lambda e: e["ts"]
+    ):
         at = launched.get(event["args"].get("correlation"))
         place = bisect_left(marks, (at,)) if at is not None else len(marks)
-        op = marks[place][1] if place < len(marks) else LAST if marks else UNKNOWN
-        found.append(Ran(event["name"], event["dur"] / 1e3, op, event["cat"] == "kernel"))
+        op = marks[place][1] if place < len(marks) else LAST_OP if marks else UNKNOWN_OP
+        found.append(DeviceEvent(event["name"], event["dur"] / 1e3, op, event["cat"] == "kernel"))
     return found
 
 
-def calls(events: Iterable[dict[str, Any]]) -> int:
+def count_launches(events: Iterable[dict[str, Any]]) -> int:
     """Return how often the host started kernels: launches, and launches of whole graphs."""
     return sum(bool(re.match(r"cu(da)?(Launch|GraphLaunch)", e["name"])) for e in events
-               if e.get("cat") in CALLS)
+               if e.get("cat") in HOST_EVENTS)
 
 
-def matched(plain: Sequence[Ran], marked: Sequence[Ran]) -> list[Ran]:
+def match_ops(plain: Sequence[DeviceEvent], marked: Sequence[DeviceEvent]) -> list[DeviceEvent]:
     """Return a plain run with the ops of a marked one, where the two ran the same in one order."""
-    ops, names, others = [UNKNOWN] * len(plain), [r.name for r in plain], [r.name for r in marked]
+    ops, names, others = (
+        [UNKNOWN_OP] * len(plain),
+        [r.name for r in plain],
+        [r.name for r in marked],
+    )
     if names == others:
         ops = [r.op for r in marked]
     else:
         alike = difflib.SequenceMatcher(None, names, others, autojunk=False)
         for a, b, size in alike.get_matching_blocks():
             ops[a:a + size] = [r.op for r in marked[b:b + size]]
-    return [Ran(r.name, r.milliseconds, op, r.kernel)
+    return [DeviceEvent(r.name, r.milliseconds, op, r.kernel)
             for r, op in zip(plain, ops, strict=True)]
 
 
-def split_of(found: Sequence[Ran], launches: int, config: Config) -> Split:
+def split_by_op(found: Sequence[DeviceEvent], launches: int, config: Config) -> StepSplit:
     """Return the time by op, and the kernels by kind of layer."""
-    split, layers = Split(launches=launches), Counter[str]()
+    split, layers = StepSplit(launches=launches), Counter[str]()
     kinds = {"gdn": sum(config.recurrent), "attention": config.layers - sum(config.recurrent),
              "outside": 1}
     for one in found:
-        op = family(one.op)
+        op = strip_layer(one.op)
         split.milliseconds[op] = split.milliseconds.get(op, 0.0) + one.milliseconds
         split.kernels += one.kernel
         number = one.op.partition(".")[0]
         kind = "outside" if not number.isdigit() else \
             "gdn" if config.recurrent[int(number)] else "attention"
         layers[kind] += one.kernel
-    split.a_layer = {kind: layers[kind] / count for kind, count in kinds.items() if count}
+    split.kernels_per_layer = {kind: layers[kind] / count for kind, count in kinds.items() if count}
     return split

@@ -27,7 +27,7 @@ from phases.p1_looped_step.reference import step_rows
 Args = tuple[Model, Pool, Sequence[int], Rows, "Sink | None"]
 
 
-def _step(wrong: Step | type) -> Callable[[Subject], Subject]:
+def _with_step(wrong: Step | type) -> Callable[[Subject], Subject]:
     """Return a builder that gives the subject's path another step, made anew if it keeps state."""
     def build(subject: Subject) -> Subject:
         step = wrong() if isinstance(wrong, type) else wrong
@@ -36,26 +36,26 @@ def _step(wrong: Step | type) -> Callable[[Subject], Subject]:
     return build
 
 
-def _rows(change: Callable[[Rows, Pool], Rows]) -> Callable[[Subject], Subject]:
+def _with_rows(change: Callable[[Rows, Pool], Rows]) -> Callable[[Subject], Subject]:
     """Return a builder whose step runs other rows than it was asked to."""
     def wrong(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
               sink: Sink | None) -> Tensor:
         return step_rows(path, model, pool, tokens, change(rows, pool), sink)
 
-    return _step(wrong)
+    return _with_step(wrong)
 
 
-def _first_row_for_all(rows: Rows, pool: Pool) -> Rows:
+def _first_position_for_all(rows: Rows, pool: Pool) -> Rows:
     room = pool.capacity - max(rows.counts)
     return replace(rows, positions=(min(rows.positions[0], room),) * len(rows.positions))
 
 
-def _longest(rows: Rows, pool: Pool) -> Rows:
+def _longest_position(rows: Rows, pool: Pool) -> Rows:
     room = pool.capacity - max(rows.counts)
     return replace(rows, positions=(min(max(rows.positions), room),) * len(rows.positions))
 
 
-class _ZeroedOnChange:
+class _ZeroOnChange:
     """Zeroes every state when the row list is not that of the last step (a reported cure)."""
 
     def __init__(self) -> None:
@@ -70,44 +70,46 @@ class _ZeroedOnChange:
         return step_rows(path, model, pool, tokens, rows, sink)
 
 
-def _writes_slot_zero(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+def _write_slot_zero(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                       sink: Sink | None) -> Tensor:
     logits = step_rows(path, model, pool, tokens, rows, sink)
     pool.slot(rows.slots[-1]).copy_to(pool.slot(0))
     return logits
 
 
-class _LastPosition:
+class _PositionsByRow:
     """Keeps positions by row from call to call and never looks at those it is given."""
 
     def __init__(self) -> None:
-        self.rows: tuple[int, ...] = ()
+        self.next_positions: tuple[int, ...] = ()
 
     def __call__(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                  sink: Sink | None) -> Tensor:
-        held = self.rows if len(self.rows) == len(rows.slots) else rows.positions
+        held = (
+            self.next_positions if len(self.next_positions) == len(rows.slots) else rows.positions
+        )
         held = tuple(min(p, pool.capacity - c) for p, c in zip(held, rows.counts, strict=True))
-        self.rows = tuple(p + c for p, c in zip(held, rows.counts, strict=True))
+        self.next_positions = tuple(p + c for p, c in zip(held, rows.counts, strict=True))
         return step_rows(path, model, pool, tokens, replace(rows, positions=held), sink)
 
 
-class _BatchesDoNotAdvance:
+class _AdvanceSoloRows:
     """Counts each slot's tokens itself, and only where a row is worked alone."""
 
     def __init__(self) -> None:
-        self.held: dict[int, int] = {}
+        self.positions: dict[int, int] = {}
 
     def __call__(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                  sink: Sink | None) -> Tensor:
         for slot, position in zip(rows.slots, rows.positions, strict=True):
-            self.held[slot] = self.held.get(slot, position) if position else 0
-        held = tuple(self.held[slot] for slot in rows.slots)
+            self.positions[slot] = self.positions.get(slot, position) if position else 0
+        held = tuple(self.positions[slot] for slot in rows.slots)
         if len(rows.slots) == 1:
-            self.held[rows.slots[0]] += rows.counts[0]
+            self.positions[rows.slots[0]] += rows.counts[0]
         return step_rows(path, model, pool, tokens, replace(rows, positions=held), sink)
 
 
-def _one_position_a_chunk(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+def _one_position_per_chunk(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                           sink: Sink | None) -> Tensor:
     logits, at = [], 0
     for slot, position, count in zip(rows.slots, rows.positions, rows.counts, strict=True):
@@ -127,7 +129,7 @@ def _cursor_in_units(path: Path, model: Model, pool: Pool, tokens: Sequence[int]
     return torch.stack(logits)
 
 
-def _clearing(clear: Callable[[State], None]) -> Callable[[Subject], Subject]:
+def _with_clear(clear: Callable[[State], None]) -> Callable[[Subject], Subject]:
     """Return a builder whose pools clear a slot in another way."""
     class OddState(State):
         def clear(self) -> None:
@@ -151,7 +153,7 @@ def _clearing(clear: Callable[[State], None]) -> Callable[[Subject], Subject]:
     return build
 
 
-def _zero(kind: str) -> Callable[[State], None]:
+def _clear_only(kind: str) -> Callable[[State], None]:
     def clear(state: State) -> None:
         for whole in getattr(state.pool, kind).values():
             whole[state.index].zero_()
@@ -159,7 +161,7 @@ def _zero(kind: str) -> Callable[[State], None]:
     return clear
 
 
-def _cleared_by_first_chunk(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+def _clear_at_first_chunk(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                             sink: Sink | None) -> Tensor:
     for slot, position, count in zip(rows.slots, rows.positions, rows.counts, strict=True):
         if position == 0 and count > 1:
@@ -167,21 +169,21 @@ def _cleared_by_first_chunk(path: Path, model: Model, pool: Pool, tokens: Sequen
     return step_rows(path, model, pool, tokens, rows, sink)
 
 
-def _trusts_one_token(subject: Subject) -> Subject:
-    return _step(_cleared_by_first_chunk)(_clearing(lambda state: None)(subject))
+def _skip_one_token_clear(subject: Subject) -> Subject:
+    return _with_step(_clear_at_first_chunk)(_with_clear(lambda state: None)(subject))
 
 
-def _ops(**wrong: Any) -> Callable[[Subject], Subject]:
+def _with_ops(**wrong: Any) -> Callable[[Subject], Subject]:
     """Return a builder whose models run other ops inside a step, not in the oracle's peer."""
     def step(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
              sink: Sink | None) -> Tensor:
         other = replace(model, ops=replace(model.ops, **wrong))
         return step_rows(path, other, pool, tokens, rows, sink)
 
-    return _step(step)
+    return _with_step(step)
 
 
-def _one_key_more(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
+def _attend_one_key_more(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
                   lengths: tuple[int, ...], counts: tuple[int, ...], out: Tensor) -> None:
     ops.attend(q, k, v, gate, keys, values, lengths, counts, out)
     n = lengths[0] + 2
@@ -189,20 +191,20 @@ def _one_key_more(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, val
               * sigmoid(gate[0]))
 
 
-def _bfloat16_state(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs,
+def _delta_step_bfloat16(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs,
                     counts: tuple[int, ...], out: Tensor) -> None:
     ops.delta_step(q, k, v, g, beta, states, counts, out)
     states.views[0].copy_(states.views[0].bfloat16().float())
 
 
-def _ordered_above_one(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+def _ordered_above_one_row(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                        sink: Sink | None) -> Tensor:
     if len(rows.slots) > 1:
         model = model.with_arithmetic("ordered")
     return step_rows(path, model, pool, tokens, rows, sink)
 
 
-def _odd_tail(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+def _copy_odd_tail(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
               sink: Sink | None) -> Tensor:
     logits = step_rows(path, model, pool, tokens, rows, sink)
     if len(logits) > 1 and len(logits) % 2:
@@ -210,12 +212,12 @@ def _odd_tail(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows:
     return logits
 
 
-def _rolled(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+def _roll_logits(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
             sink: Sink | None) -> Tensor:
     return step_rows(path, model, pool, tokens, rows, sink).roll(1, 0)
 
 
-def _wraps_round(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+def _wrap_indices(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                  sink: Sink | None) -> Tensor:
     tokens = [t % model.config.vocab for t in tokens]
     slots = tuple(s % pool.slots for s in rows.slots)
@@ -223,7 +225,7 @@ def _wraps_round(path: Path, model: Model, pool: Pool, tokens: Sequence[int], ro
     return step_rows(path, model, pool, tokens, Rows(slots, positions, rows.counts), sink)
 
 
-def _worked_twice(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+def _run_rows_twice(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                   sink: Sink | None) -> Tensor:
     slots = [pool.slot(slot) for slot in rows.slots]
     before = [{name: view.clone() for name, view in slot.named().items()} for slot in slots]
@@ -238,55 +240,167 @@ STREAMS, SLOTS = "streams_equal_solo", "slots_do_not_matter"
 MEMBERS, RECYCLED = "membership_may_change_every_step", "recycled_slot_is_fresh"
 CHUNKS, NEIGHBOURS = "chunks_equal_steps", "neighbours_cannot_reach_a_row"
 REFUSALS, REPEATS = "refusals_change_nothing", "repeats_are_equal"
-ORACLE, ONCE = "alone_equals_oracle", "each_row_is_worked_once"
+ORACLE, ROWS_ONCE = "alone_equals_oracle", "each_row_is_worked_once"
 
 MUTANTS = (
-    Mutant("one_state_for_all_rows", "Every row runs on slot 0's state.", (STREAMS, SLOTS, ONCE),
-           _rows(lambda rows, pool: replace(rows, slots=(0,) * len(rows.slots))), "B036"),
-    Mutant("row_index_is_the_slot", "Row i runs on slot i, whatever slot it names.", (SLOTS, ONCE),
-           _rows(lambda rows, pool: replace(rows, slots=tuple(range(len(rows.slots)))))),
-    Mutant("rows_in_slot_order", "Rows are worked and returned in the order of their slots.",
-           (MEMBERS, CHUNKS), wrapped(in_slot_order)),
-    Mutant("states_zeroed_when_rows_change", "States are zeroed when the row list changes.",
-           (MEMBERS,), _step(_ZeroedOnChange), "B037"),
-    Mutant("state_written_to_the_first_slot_too", "A pad row clamped to slot 0 writes it.",
-           (SLOTS, MEMBERS), _step(_writes_slot_zero), "B194"),
-    Mutant("position_of_the_first_row_for_all", "Row 0's position turns every row.",
-           (STREAMS, NEIGHBOURS), _rows(_first_row_for_all), "B155"),
-    Mutant("position_of_the_last_call", "Positions are kept by row and not by slot.",
-           (MEMBERS,), _step(_LastPosition), "B152"),
-    Mutant("position_held_still_in_a_batch", "Only a row that is worked alone moves on.",
-           (STREAMS, MEMBERS), _step(_BatchesDoNotAdvance), "B038"),
-    Mutant("chunk_tokens_share_a_position", "All tokens of a chunk get the first one's position.",
-           (CHUNKS,), _step(_one_position_a_chunk), "B154"),
-    Mutant("chunk_starts_from_zero_state", "A chunk of several tokens ignores the state it finds.",
-           (CHUNKS,), wrapped(chunks_from_zero), "B113"),
-    Mutant("row_cursor_rounded_to_a_unit", "The row cursor advances by whole units of 4 tokens.",
-           (CHUNKS,), _step(_cursor_in_units), "B034"),
-    Mutant("one_token_prompt_not_cleared", "A first chunk of one token trusts what the slot holds.",
-           (RECYCLED,), _trusts_one_token, "B109"),
-    Mutant("conv_window_not_cleared", "Clearing a slot leaves its conv window.", (RECYCLED,),
-           _clearing(_zero("delta")), "B110"),
-    Mutant("recurrent_state_not_cleared", "Clearing a slot leaves its recurrent state.",
-           (RECYCLED,), _clearing(_zero("conv"))),
-    Mutant("key_past_the_length_is_read", "Attention reads one key past the sequence.",
-           (RECYCLED, ORACLE), _ops(attend=_one_key_more), "B143"),
-    Mutant("other_arithmetic_above_one_row", "More than one row switches to another product.",
-           (STREAMS, NEIGHBOURS), _step(_ordered_above_one), "B106"),
-    Mutant("recurrent_state_rounded_to_bfloat16", "The recurrent state is kept in bfloat16.",
-           (ORACLE,), _ops(delta_step=_bfloat16_state), "B124"),
-    Mutant("last_row_of_an_odd_batch_copied", "The last row of an odd batch repeats its neighbour.",
-           (STREAMS,), _step(_odd_tail), "B077"),
-    Mutant("logits_of_the_last_call", "Logits come in a buffer that the next step reuses.",
-           (REPEATS,), wrapped(in_a_kept_buffer)),
-    Mutant("logits_rolled_by_one_row", "Each row gets its neighbour's logits.", (STREAMS, MEMBERS),
-           _step(_rolled)),
-    Mutant("longest_row_sets_the_length", "The longest row's position is used for all.",
-           (STREAMS, NEIGHBOURS), _rows(_longest), "B158"),
-    Mutant("checked_row_by_row", "Each row is checked when its turn comes, after others wrote.",
-           (REFUSALS,), unchecked),
-    Mutant("nothing_is_checked", "Bad values wrap round instead of being refused.", (REFUSALS,),
-           lambda subject: unchecked(_step(_wraps_round)(subject))),
-    Mutant("row_worked_twice", "Every row is worked a second time, from the state it had.",
-           (ONCE,), _step(_worked_twice)),
+    Mutant(
+        "one_state_for_all_rows",
+        "Every row runs on slot 0's state.",
+        (STREAMS, SLOTS, ROWS_ONCE),
+        _with_rows(lambda rows, pool: replace(rows, slots=(0,) * len(rows.slots))),
+        "B036",
+    ),
+    Mutant(
+        "row_index_is_the_slot",
+        "Row i runs on slot i, whatever slot it names.",
+        (SLOTS, ROWS_ONCE),
+        _with_rows(lambda rows, pool: replace(rows, slots=tuple(range(len(rows.slots))))),
+    ),
+    Mutant(
+        "rows_in_slot_order",
+        "Rows are worked and returned in the order of their slots.",
+        (MEMBERS, CHUNKS),
+        wrapped(in_slot_order),
+    ),
+    Mutant(
+        "states_zeroed_when_rows_change",
+        "States are zeroed when the row list changes.",
+        (MEMBERS,),
+        _with_step(_ZeroOnChange),
+        "B037",
+    ),
+    Mutant(
+        "state_written_to_the_first_slot_too",
+        "A pad row clamped to slot 0 writes it.",
+        (SLOTS, MEMBERS),
+        _with_step(_write_slot_zero),
+        "B194",
+    ),
+    Mutant(
+        "position_of_the_first_row_for_all",
+        "Row 0's position turns every row.",
+        (STREAMS, NEIGHBOURS),
+        _with_rows(_first_position_for_all),
+        "B155",
+    ),
+    Mutant(
+        "position_of_the_last_call",
+        "Positions are kept by row and not by slot.",
+        (MEMBERS,),
+        _with_step(_PositionsByRow),
+        "B152",
+    ),
+    Mutant(
+        "position_held_still_in_a_batch",
+        "Only a row that is worked alone moves on.",
+        (STREAMS, MEMBERS),
+        _with_step(_AdvanceSoloRows),
+        "B038",
+    ),
+    Mutant(
+        "chunk_tokens_share_a_position",
+        "All tokens of a chunk get the first one's position.",
+        (CHUNKS,),
+        _with_step(_one_position_per_chunk),
+        "B154",
+    ),
+    Mutant(
+        "chunk_starts_from_zero_state",
+        "A chunk of several tokens ignores the state it finds.",
+        (CHUNKS,),
+        wrapped(chunks_from_zero),
+        "B113",
+    ),
+    Mutant(
+        "row_cursor_rounded_to_a_unit",
+        "The row cursor advances by whole units of 4 tokens.",
+        (CHUNKS,),
+        _with_step(_cursor_in_units),
+        "B034",
+    ),
+    Mutant(
+        "one_token_prompt_not_cleared",
+        "A first chunk of one token trusts what the slot holds.",
+        (RECYCLED,),
+        _skip_one_token_clear,
+        "B109",
+    ),
+    Mutant(
+        "conv_window_not_cleared",
+        "Clearing a slot leaves its conv window.",
+        (RECYCLED,),
+        _with_clear(_clear_only("delta")),
+        "B110",
+    ),
+    Mutant(
+        "recurrent_state_not_cleared",
+        "Clearing a slot leaves its recurrent state.",
+        (RECYCLED,),
+        _with_clear(_clear_only("conv")),
+    ),
+    Mutant(
+        "key_past_the_length_is_read",
+        "Attention reads one key past the sequence.",
+        (RECYCLED, ORACLE),
+        _with_ops(attend=_attend_one_key_more),
+        "B143",
+    ),
+    Mutant(
+        "other_arithmetic_above_one_row",
+        "More than one row switches to another product.",
+        (STREAMS, NEIGHBOURS),
+        _with_step(_ordered_above_one_row),
+        "B106",
+    ),
+    Mutant(
+        "recurrent_state_rounded_to_bfloat16",
+        "The recurrent state is kept in bfloat16.",
+        (ORACLE,),
+        _with_ops(delta_step=_delta_step_bfloat16),
+        "B124",
+    ),
+    Mutant(
+        "last_row_of_an_odd_batch_copied",
+        "The last row of an odd batch repeats its neighbour.",
+        (STREAMS,),
+        _with_step(_copy_odd_tail),
+        "B077",
+    ),
+    Mutant(
+        "logits_of_the_last_call",
+        "Logits come in a buffer that the next step reuses.",
+        (REPEATS,),
+        wrapped(in_a_kept_buffer),
+    ),
+    Mutant(
+        "logits_rolled_by_one_row",
+        "Each row gets its neighbour's logits.",
+        (STREAMS, MEMBERS),
+        _with_step(_roll_logits),
+    ),
+    Mutant(
+        "longest_row_sets_the_length",
+        "The longest row's position is used for all.",
+        (STREAMS, NEIGHBOURS),
+        _with_rows(_longest_position),
+        "B158",
+    ),
+    Mutant(
+        "checked_row_by_row",
+        "Each row is checked when its turn comes, after others wrote.",
+        (REFUSALS,),
+        unchecked,
+    ),
+    Mutant(
+        "nothing_is_checked",
+        "Bad values wrap round instead of being refused.",
+        (REFUSALS,),
+        lambda subject: unchecked(_with_step(_wrap_indices)(subject)),
+    ),
+    Mutant(
+        "row_worked_twice",
+        "Every row is worked a second time, from the state it had.",
+        (ROWS_ONCE,),
+        _with_step(_run_rows_twice),
+    ),
 )

@@ -20,11 +20,11 @@ CAPACITY = 96
 
 
 def test_streams_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
+    engine, model = _build_engine(case, subject)
     lengths = [1 + (5 * i + 2) % 7 for i in range(case["m"])]
     batch = Batch(engine, Rows, judge, slots=case["m"], capacity=CAPACITY)
     for slot, length in enumerate(lengths):
-        batch.join(slot, _stream(engine, model, slot, length, case["decode"]))
+        batch.join(slot, _solo_stream(engine, model, slot, length, case["decode"]))
     batch.step(range(case["m"]), lengths)  # from here on no two rows stand at one position
     for _ in range(case["decode"]):
         batch.step(range(case["m"]))
@@ -32,20 +32,20 @@ def test_streams_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
 
 
 def test_slots_do_not_matter(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
+    engine, model = _build_engine(case, subject)
     slots = case["slots"]
     batch = Batch(engine, Rows, judge, slots=case["pool"], capacity=CAPACITY)
     for idle in set(range(case["pool"])) - set(slots):
-        batch.join(idle, _stream(engine, model, idle, 2, 0))
+        batch.join(idle, _solo_stream(engine, model, idle, 2, 0))
         batch.step([idle])
     for row, slot in enumerate(slots):
-        batch.join(slot, _stream(engine, model, 20 + row, 2 + row, 3))
+        batch.join(slot, _solo_stream(engine, model, 20 + row, 2 + row, 3))
     for _ in range(4):
         batch.step(slots)
 
 
 def test_membership_may_change_every_step(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
+    engine, model = _build_engine(case, subject)
     draw = random.Random(case["seed"])
     slots, waiting = 5, list(range(case["sequences"]))
     batch = Batch(engine, Rows, judge, slots=slots, capacity=CAPACITY)
@@ -54,7 +54,7 @@ def test_membership_may_change_every_step(case: Case, subject: Subject, judge: J
         while waiting and free and (not batch.live or draw.random() < 0.7):
             number = waiting.pop()
             batch.join(free.pop(draw.randrange(len(free))),
-                       _stream(engine, model, 40 + number, 1 + number % 4, 3))
+                       _solo_stream(engine, model, 40 + number, 1 + number % 4, 3))
         order = draw.sample(sorted(batch.live), k=draw.randint(1, len(batch.live)))
         batch.step(order)
         for slot in [s for s in order if batch.fed[s] == len(batch.live[s].logits)]:
@@ -62,21 +62,21 @@ def test_membership_may_change_every_step(case: Case, subject: Subject, judge: J
 
 
 def test_recycled_slot_is_fresh(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
+    engine, model = _build_engine(case, subject)
     if not hasattr(engine, "write_state"):
         raise Declined("the candidate's engine has no write_state(), so no slot can be poisoned")
     batch = Batch(engine, Rows, judge, slots=2, capacity=CAPACITY)
-    batch.join(0, _stream(engine, model, 60, 3, 8))
+    batch.join(0, _solo_stream(engine, model, 60, 3, 8))
     batch.poison(1, case["tenant"])
-    batch.join(1, _stream(engine, model, 61, case["length"], 3))
+    batch.join(1, _solo_stream(engine, model, 61, case["length"], 3))
     for _ in range(case["length"] + 3):
         batch.step([1, 0])
 
 
 def test_chunks_equal_steps(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
-    chunked = _stream(engine, model, 70, sum(case["chunks"]), 1)
-    decoding = _stream(engine, model, 71, 2, len(case["chunks"]))
+    engine, model = _build_engine(case, subject)
+    chunked = _solo_stream(engine, model, 70, sum(case["chunks"]), 1)
+    decoding = _solo_stream(engine, model, 71, 2, len(case["chunks"]))
     batch = Batch(engine, Rows, judge, slots=3, capacity=CAPACITY)
     batch.join(2, chunked)
     batch.join(0, decoding)
@@ -87,13 +87,13 @@ def test_chunks_equal_steps(case: Case, subject: Subject, judge: Judge) -> None:
 
 
 def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
-    victim = _stream(engine, model, 80, 3, 3)
+    engine, model = _build_engine(case, subject)
+    victim = _solo_stream(engine, model, 80, 3, 3)
     for neighbours in case["neighbours"]:
         batch = Batch(engine, Rows, judge, slots=4, capacity=CAPACITY)
         batch.join(1, victim)
         for slot, (seed, length) in zip((2, 0, 3), neighbours, strict=False):
-            batch.join(slot, _stream(engine, model, seed, length, 3))
+            batch.join(slot, _solo_stream(engine, model, seed, length, 3))
         order = sorted(batch.live, reverse=True)
         batch.step(order, [len(batch.live[s].logits) - 3 for s in order])
         for _ in range(3):
@@ -101,10 +101,10 @@ def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judg
 
 
 def test_refusals_change_nothing(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
+    engine, model = _build_engine(case, subject)
     batch = Batch(engine, Rows, judge, slots=3, capacity=8)
     for slot in range(2):
-        batch.join(slot, _stream(engine, model, 90 + slot, 2, 2, 8))
+        batch.join(slot, _solo_stream(engine, model, 90 + slot, 2, 2, 8))
     batch.step([0, 1])
     for name, value, tokens, rows in bad_steps(Rows, model.config.vocab):
         batch.refuse(name, value, tokens, rows)
@@ -112,8 +112,8 @@ def test_refusals_change_nothing(case: Case, subject: Subject, judge: Judge) -> 
 
 
 def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
-    streams = [_stream(engine, model, 100 + i, 2 + i, 2) for i in range(3)]
+    engine, model = _build_engine(case, subject)
+    streams = [_solo_stream(engine, model, 100 + i, 2 + i, 2) for i in range(3)]
     logits: list[list[torch.Tensor]] = []
     for _ in range(2):
         pool = engine.new_pool(3, CAPACITY)
@@ -125,8 +125,8 @@ def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
 
 
 def test_alone_equals_oracle(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = _engine(case, subject)
-    stream = _stream(engine, model, case["seed"], case["length"], case["decode"])
+    engine, model = _build_engine(case, subject)
+    stream = _solo_stream(engine, model, case["seed"], case["length"], case["decode"])
     state = model.new_state(CAPACITY)
     for position, token in enumerate(stream.tokens[:len(stream.logits)]):
         want = model.forward_single(token, state, position)
@@ -154,12 +154,12 @@ def test_each_row_is_worked_once(case: Case, subject: Subject, judge: Judge) -> 
     judge.engaged(projections_a_token=projections, rows_a_step=len(slots))
 
 
-def _engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
+def _build_engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
     model = subject.models(case["model"])
     return engine_of(subject.path, subject.candidate, model), model
 
 
-def _stream(engine: Engine, model: Any, seed: int, length: int, decode: int,
+def _solo_stream(engine: Engine, model: Any, seed: int, length: int, decode: int,
             capacity: int = CAPACITY) -> Stream:
     return alone(engine, Rows, prompt_of(seed, length, model.config.vocab), decode, capacity,
                  right=increment.path())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.cli import KV
+from engine.cli import KV_OPTION
 
 if TYPE_CHECKING:
     from phases.p2_engine_serve.service import Service
@@ -42,18 +42,18 @@ def serve(
         path: Annotated[str, typer.Option(
             metavar="newest|p1|...", help="The decode path: the newest, or a phase's.")] = "newest",
         device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to run.")] = "cpu",
-        kv: Annotated[str, KV] = "f32",
+        kv: Annotated[str, KV_OPTION] = "f32",
 ) -> None:
     """Serve a model over the OpenAI API; each change of the batch is logged as `Batch m=N`."""
     import rowtwin
-    from engine.cli import one_thread_for
+    from engine.cli import limit_threads
     from phases.p2_engine_serve.hybrid_engine import Limits
     from phases.p2_engine_serve.server import address, bound, lets_strangers_in, run
     from phases.p2_engine_serve.service import Terms
 
     _hold_key(api_key)
     _log_to_stderr()
-    one_thread_for(file)
+    limit_threads(file)
     subject = rowtwin.assemble(path=path, stack="newest")
     limits = Limits(slots, context, int(memory * (1 << 30)))
     with bound(host, port) as listening:

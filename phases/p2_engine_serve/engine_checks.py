@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.arithmetic import exp
 from engine.errors import InputError
 from engine.tokenizer import Tokenizer
-from engine.vocabulary import END, PAD, byte_letters
+from engine.vocabulary import END_TOKEN, PAD_TOKEN, byte_letters
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
 from phases.p0_scheduler.increment import Emitted, Event, Request, Settings, Token
@@ -91,7 +91,7 @@ class Crowd:
     def _engine(self) -> HybridEngine:
         model = self.subject.models("nano")
         ids = tokenizer_of(model.path).tokens
-        path = toy(self.subject.path, ids.index(PAD), ids.index(END))
+        path = toy(self.subject.path, ids.index(PAD_TOKEN), ids.index(END_TOKEN))
         engine: HybridEngine = self.subject.stack.engine(model, path, Limits(6, 64))
         return engine
 
@@ -129,7 +129,7 @@ def hold_frequencies(subject: Subject, judge: Judge, seed: int) -> None:
 
 def hold_to_oracle(site: Site, asks: Sequence[Ask], heard: Sequence[Heard]) -> None:
     """Hold replies of a real model to `forward_single`, one request after another."""
-    ends = site.tokenizer.ends
+    ends = site.tokenizer.end_ids
     requests = []
     for number, ask in enumerate(asks):
         prompt = site.tokenizer.encode(request_data.plain_prompt(ask))
@@ -161,7 +161,7 @@ def script(tokenizer: Tokenizer, kind: str) -> list[int]:
 
 def said(tokenizer: Tokenizer, tokens: Sequence[int], limit: int) -> dict[str, Any]:
     """Return a body that has the toy say the first `limit` of some tokens."""
-    return {"prompt": [*tokens, tokenizer.tokens.index(PAD)], "max_tokens": limit}
+    return {"prompt": [*tokens, tokenizer.tokens.index(PAD_TOKEN)], "max_tokens": limit}
 
 
 def endings(endpoint: str, stream: bool, tokenizer: Tokenizer,

@@ -18,7 +18,7 @@ import openai
 
 from engine.gguf_file import open_gguf
 from engine.tokenizer import Tokenizer
-from engine.vocabulary import END, PAD
+from engine.vocabulary import END_TOKEN, PAD_TOKEN
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
 from phases.p2_engine_serve.client_reply import Ask, Heard, heard
@@ -91,7 +91,7 @@ class Site:
     def toy_path(self) -> Any:
         """Return the toy for this tokenizer."""
         ids = self.tokenizer.tokens
-        return toy(self.subject.path, ids.index(PAD), ids.index(END))
+        return toy(self.subject.path, ids.index(PAD_TOKEN), ids.index(END_TOKEN))
 
     def _listen(self) -> None:
         self.socket = bound("127.0.0.1", 0)

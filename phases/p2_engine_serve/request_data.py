@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.tokenizer import Tokenizer
-from engine.vocabulary import PAD
+from engine.vocabulary import PAD_TOKEN
 from phases.p2_engine_serve.client_reply import Ask
 
 PLAIN = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -86,7 +86,7 @@ def tokens_to_stop(tokenizer: Tokenizer, tokens: Sequence[int], stops: Sequence[
 
 def echo(endpoint: str, text: str, **more: Any) -> dict[str, Any]:
     """Return a body that has the toy say a text."""
-    return body(endpoint, text + PAD, **more)
+    return body(endpoint, text + PAD_TOKEN, **more)
 
 
 # Bodies that are refused, with the field that must be named.

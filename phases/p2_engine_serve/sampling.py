@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.arithmetic import NORM_LANES, exp, pairwise
+from engine.arithmetic import NORM_LANES, exp, pairwise_sum
 from engine.errors import InputError
 
 MOST_TOP = 20
@@ -100,7 +100,7 @@ def totals(weights: Tensor) -> list[float]:
     held[:, :n], held[:, n:] = weights, 0.0
     # numpy adds in order along every axis but the last
     lanes = np.add.reduce(held.view(m, -1, NORM_LANES).numpy(), axis=1)
-    sums: list[float] = pairwise(torch.from_numpy(lanes)).tolist()
+    sums: list[float] = pairwise_sum(torch.from_numpy(lanes)).tolist()
     return sums
 
 

@@ -79,7 +79,7 @@ class Service:
         self.stack, self.terms, self.tokenizer = stack, terms, tokenizer
         self.capacity = engine.limits.capacity
         self.vocab = engine.model.config.vocab
-        self.most = self.capacity * tokenizer.longest
+        self.most = self.capacity * tokenizer.max_token_bytes
         """Bytes that no text which fits the context can have more of."""
         self.reading = Turnstile()
         self._templating, self._encoding = Turnstile(), Turnstile()
@@ -88,7 +88,7 @@ class Service:
         self.metrics = self.counting(engine.limits.slots)
         self.scheduler = stack.scheduler(engine, Settings(
             slots=engine.limits.slots, queue=terms.queue, chunk=terms.chunk,
-            context=self.capacity, eos=tokenizer.ends))
+            context=self.capacity, eos=tokenizer.end_ids))
         self.driver = stack.driver(self.scheduler, self.metrics.observe)
 
     @property
@@ -157,7 +157,7 @@ class Service:
               shape: type[Shape]) -> tuple[Reply, Shape]:
         id = secrets.token_hex(12)
         request = Request(id, tuple(prompt), self._limit(asked, len(prompt), field),
-                          frozenset() if asked.ignore_eos else self.tokenizer.ends,
+                          frozenset() if asked.ignore_eos else self.tokenizer.end_ids,
                           self.sampling_of(asked))
         reply: Reply = self.stack.reply(request, self.stack.text(self.tokenizer, asked.stops),
                                         self.driver)

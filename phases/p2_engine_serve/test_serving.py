@@ -22,9 +22,9 @@ import pytest
 import torch
 from fastapi import Request
 
-from engine.arithmetic import exp, total
+from engine.arithmetic import exp, ordered_sum
 from engine.errors import InputError
-from engine.testmodels import load, path_of
+from engine.testmodels import load, model_path
 from falsifiers.judging.subject import Subject
 from falsifiers.meta.console.command import Main, main_of, wired
 from phases.p2_engine_serve import cli
@@ -70,7 +70,7 @@ def serve(path: Any, stack: Any, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_mistakes_end_in_one_sentence(serve: Main) -> None:
-    model = str(path_of("nano"))
+    model = str(model_path("nano"))
     with taken_port() as port:
         for arguments, told in ((["nothing.gguf", "--port", "0"], "nothing.gguf"),
                                 ([model, "--api-key", ""], "--api-key"),
@@ -92,7 +92,7 @@ def leave_inside_a_body(url: str) -> None:
 
 
 def test_served_model_answers_logs_its_batch_and_ends_on_a_signal() -> None:
-    process = subprocess.Popen([*SERVE, str(path_of("nano")), "--port", "0", "--slots", "2",
+    process = subprocess.Popen([*SERVE, str(model_path("nano")), "--port", "0", "--slots", "2",
                                 "--context", "64", "--name", "nano"], text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
@@ -194,7 +194,7 @@ def test_chat_contents_in_parts_are_joined() -> None:
 
 
 def test_text_behind_a_stop_is_never_shown() -> None:
-    tokenizer = tokenizer_of(path_of("nano"))
+    tokenizer = tokenizer_of(model_path("nano"))
     text = Text(tokenizer, ["ne t"])
     shown = [text.push(token) for token in tokenizer.encode("one time")]
     assert "".join(shown) + text.finish() == "o"
@@ -242,7 +242,7 @@ def test_uniform_numbers_fill_the_unit_interval() -> None:
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (2, 127), (3, 128), (1, 129), (16, 1021), (2, 99999)])
 def test_sums_on_the_host_are_the_engines(m: int, n: int) -> None:
     weights = exp(4.0 * torch.randn(m, n, generator=torch.Generator().manual_seed(n)) - 2.0)
-    assert totals(weights) == total(weights).tolist()
+    assert totals(weights) == ordered_sum(weights).tolist()
 
 
 def test_likeliest_tokens_are_told_in_order_of_ids_on_ties() -> None:

@@ -90,7 +90,7 @@ def witness_of(site: Site, out: Path) -> tuple[int, Any]:
                     "--n-predict", TOKENS, "--declared-min", TOKENS, "--commit", "c0ffee",
                     "--model-file", site.weights.path, "--binary", __file__, "--prompt", "the")
     assert "Traceback" not in taken.stderr
-    return taken.returncode, file.read(out)
+    return taken.returncode, file.read_witness(out)
 
 
 def test_this_server_is_witnessed_and_checked(path: Any, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ class Reads:
 
 
 @pytest.mark.parametrize(("name", "engine", "times"), [
-    ("looped", None, WIDEST), ("path", None, 1), ("path", LoopsOverRows, WIDEST)],
+    ("looped_path", None, WIDEST), ("path", None, 1), ("path", LoopsOverRows, WIDEST)],
     ids=["p1", "newest", "newest-looped-over"])
 def test_looped_server_reads_its_weights_once_a_row(
         name: str, engine: type[HybridEngine] | None, times: int,

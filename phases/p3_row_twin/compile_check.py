@@ -30,23 +30,42 @@ TILES = (kernel_exact_mma.FEW, kernel_exact_mma.FEW + 1)
 """Tiles of 16 weight rows on both sides of the change from one team to two."""
 WIDTHS = (1, 2, 3, 8, 16, 17, 32, 33, 64)
 """Numbers of rows on both sides of each change of a launch's layout."""
-KEPT = {"cuda-Q4_K-k256-m33-128": 16, "cuda-Q4_K-k512-m33-128": 16, "cuda-Q4_K-k768-m33-128": 16,
-        "cuda-Q4_K-k1024-m33-128": 16, "cuda-Q4_K-k2560-m1-129": 24, "cuda-Q5_K-k256-m33-128": 16,
-        "cuda-Q5_K-k512-m33-128": 16, "cuda-Q5_K-k768-m33-128": 16, "cuda-Q5_K-k1024-m33-128": 16,
-        "cuda-Q5_K-k9216-m3-129": 8, "cuda-Q6_K-k256-m33-128": 16, "cuda-Q6_K-k512-m33-128": 16,
-        "cuda-Q6_K-k768-m1-128": 8, "cuda-Q6_K-k768-m33-128": 16, "cuda-Q6_K-k1024-m3-129": 8,
-        "cuda-Q6_K-k1024-m33-128": 16, "cuda-Q6_K-k9216-m3-129": 16, "cuda-Q8_0-k256-m17-128": 8,
-        "cuda-Q8_0-k512-m17-128": 8, "cuda-Q8_0-k768-m17-128": 8, "cuda-Q8_0-k1024-m17-128": 8,
-        "cuda-Q8_0-k2560-m17-128": 8, "cuda-Q8_0-k4096-m1-128": 8, "cuda-Q8_0-k9216-m3-129": 24,
-        "cuda-Q5_K+Q4_K+Q8_0-k2560-m33": 16, "cuda-Q4_K+Q6_K-k2560-m33": 16}
+ALLOWED_STACK = {
+    "cuda-Q4_K-k256-m33-128": 16,
+    "cuda-Q4_K-k512-m33-128": 16,
+    "cuda-Q4_K-k768-m33-128": 16,
+    "cuda-Q4_K-k1024-m33-128": 16,
+    "cuda-Q4_K-k2560-m1-129": 24,
+    "cuda-Q5_K-k256-m33-128": 16,
+    "cuda-Q5_K-k512-m33-128": 16,
+    "cuda-Q5_K-k768-m33-128": 16,
+    "cuda-Q5_K-k1024-m33-128": 16,
+    "cuda-Q5_K-k9216-m3-129": 8,
+    "cuda-Q6_K-k256-m33-128": 16,
+    "cuda-Q6_K-k512-m33-128": 16,
+    "cuda-Q6_K-k768-m1-128": 8,
+    "cuda-Q6_K-k768-m33-128": 16,
+    "cuda-Q6_K-k1024-m3-129": 8,
+    "cuda-Q6_K-k1024-m33-128": 16,
+    "cuda-Q6_K-k9216-m3-129": 16,
+    "cuda-Q8_0-k256-m17-128": 8,
+    "cuda-Q8_0-k512-m17-128": 8,
+    "cuda-Q8_0-k768-m17-128": 8,
+    "cuda-Q8_0-k1024-m17-128": 8,
+    "cuda-Q8_0-k2560-m17-128": 8,
+    "cuda-Q8_0-k4096-m1-128": 8,
+    "cuda-Q8_0-k9216-m3-129": 24,
+    "cuda-Q5_K+Q4_K+Q8_0-k2560-m33": 16,
+    "cuda-Q4_K+Q6_K-k2560-m33": 16,
+}
 """Variants that keep something on the stack: the most bytes of it (NVRTC 13.5).
 
 That costs time and no bit; every other variant keeps all of its values in registers.
 """
-TOGETHER = (("Q5_K", "Q4_K", "Q8_0"), ("Q4_K", "Q6_K"))
+SHARED_LAUNCHES = (("Q5_K", "Q4_K", "Q8_0"), ("Q4_K", "Q6_K"))
 """Types that read the same activations in a file of the usual mixture, in a GDN layer and an
 attention layer."""
-POINTERS = {"F32": "*fp32", "F16": "*fp16", "BF16": "*u16"}
+POINTER_TYPES = {"F32": "*fp32", "F16": "*fp16", "BF16": "*u16"}
 """What a kernel loads of a type; of all others it loads bytes."""
 
 
@@ -60,7 +79,7 @@ class Variant:
     kind: str
     constants: dict[str, int]
     warps: int
-    spills: bool = False
+    may_spill: bool = False
     """Whether it may keep values in memory: tensor cores make the exact product on a device."""
 
 
@@ -73,7 +92,7 @@ def variants() -> Iterator[Variant]:
     for kind, (code, size) in kernel_exact.KINDS.items():
         for tile in (16, 32, 64):
             yield Variant(f"exact-{kind}-{tile}", kernel_exact._gemv_rows, kind,
-                          {"KIND": code, "BYTES": size, "N": 16, "M": tile}, 4, spills=True)
+                          {"KIND": code, "BYTES": size, "N": 16, "M": tile}, 4, may_spill=True)
 
 
 def cuda_variants() -> dict[str, tuple[Path, tuple[str, ...]]]:
@@ -86,7 +105,7 @@ def cuda_variants() -> dict[str, tuple[Path, tuple[str, ...]]]:
     for kind, k, m, tiles in product(packing.CODE, SHAPES, WIDTHS, TILES):
         plan = kernel_exact_mma.plan_for(ceil(k / 256), m, tiles)
         names.setdefault((plan.file, plan.options([kind])), f"cuda-{kind}-k{k}-m{m}-{tiles}")
-    for kinds, m in product(TOGETHER, WIDTHS):
+    for kinds, m in product(SHARED_LAUNCHES, WIDTHS):
         plan = kernel_exact_mma.plan_for(10, m, kernel_exact_mma.FEW + 1)
         names.setdefault((plan.file, plan.options(kinds)), f"cuda-{'+'.join(kinds)}-k2560-m{m}")
     return {name: variant for variant, name in names.items()}
@@ -96,20 +115,20 @@ def faults_of_cuda(name: str) -> list[str]:
     """Compile a CUDA C++ variant and return what must not be in it."""
     path, options = cuda_variants()[name]
     found = machine_code.faults_of(kernel_exact_mma.source(path), options, kernel_exact_mma.ARCH)
-    kept = {f"{size} bytes of stack" for size in range(1, KEPT.get(name, 0) + 1)}
+    kept = {f"{size} bytes of stack" for size in range(1, ALLOWED_STACK.get(name, 0) + 1)}
     return [fault for fault in found if fault not in kept]
 
 
 def faults_of(variant: Variant) -> list[str]:
     """Compile a variant for sm_90 and return what must not be in it."""
     names = ("n", "k", "m", "x_stride", "out_stride", "row_bytes")
-    signature = {"weight": POINTERS.get(variant.kind, "*u8"), "x": "*fp32", "out": "*fp32",
+    signature = {"weight": POINTER_TYPES.get(variant.kind, "*u8"), "x": "*fp32", "out": "*fp32",
                  **dict.fromkeys(names, "i32"), **dict.fromkeys(variant.constants, "constexpr")}
     source = ASTSource(fn=variant.function, signature=signature, constexprs=variant.constants)
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32),
                           options={"enable_fp_fusion": False, "num_warps": variant.warps,
-                                   **({"num_stages": 1} if variant.spills else {})})
-    spilled = [] if variant.spills else machine_code.spilled(made.asm["cubin"])
+                                   **({"num_stages": 1} if variant.may_spill else {})})
+    spilled = [] if variant.may_spill else machine_code.spilled(made.asm["cubin"])
     return found_in(made.asm["ptx"]) + spilled
 
 

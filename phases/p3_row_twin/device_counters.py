@@ -22,13 +22,13 @@ from falsifiers.judging.errors import Unmeasurable
 
 ROOT = Path(__file__).parents[2]
 METRIC = "dram__bytes_read.sum"
-TIMES = 3
+REPEATS = 3
 """Products under the profiler; another process at work on the device can only add to one."""
-PATIENCE = 300
+TIMEOUT_SECONDS = 300
 """Seconds that one profiled process may take."""
 
 
-def bytes_read(case: Case, spec: str, m: int) -> int:
+def measure_bytes_read(case: Case, spec: str, m: int) -> int:
     """Return the bytes that one product of m rows reads: the least of a few, all its launches.
 
     `spec` names the candidate, or is empty. Raises `Unmeasurable` where no profiler may count.
@@ -41,18 +41,18 @@ def bytes_read(case: Case, spec: str, m: int) -> int:
                "phases.p3_row_twin.device_counters", case.model_dump_json(), absolute(spec), str(m)]
     try:
         done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False,
-                              timeout=PATIENCE, env={**os.environ, "LC_ALL": "C"})
+                              timeout=TIMEOUT_SECONDS, env={**os.environ, "LC_ALL": "C"})
     except subprocess.TimeoutExpired:
-        raise Unmeasurable(f"ncu did not end within {PATIENCE} seconds") from None
-    counted = counts_of(done.stdout)
-    if not counted or len(counted) % TIMES:
-        raise Unmeasurable(f"ncu counted {len(counted)} launches of {TIMES} products: "
-                           f"{trouble_of(done.stdout + done.stderr)}")
-    launches = len(counted) // TIMES
+        raise Unmeasurable(f"ncu did not end within {TIMEOUT_SECONDS} seconds") from None
+    counted = parse_counts(done.stdout)
+    if not counted or len(counted) % REPEATS:
+        raise Unmeasurable(f"ncu counted {len(counted)} launches of {REPEATS} products: "
+                           f"{find_error_line(done.stdout + done.stderr)}")
+    launches = len(counted) // REPEATS
     return min(sum(counted[i:i + launches]) for i in range(0, len(counted), launches))
 
 
-def counts_of(output: str) -> list[int]:
+def parse_counts(output: str) -> list[int]:
     """Return the metric of every launch, in order, from ncu's CSV among other lines."""
     lines = output.splitlines()
     first = next((i for i, line in enumerate(lines) if line.startswith('"ID",')), len(lines))
@@ -62,7 +62,7 @@ def counts_of(output: str) -> list[int]:
     return [int(float(value)) for value in plain if re.fullmatch(r"\d+(\.\d+)?", value)]
 
 
-def trouble_of(output: str) -> str:
+def find_error_line(output: str) -> str:
     """Return the line of ncu's output that says best why it could not count."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("==ERROR==")]
@@ -77,19 +77,19 @@ def main(given: Sequence[str]) -> None:
     from falsifiers.judging.judge import Judge
     from falsifiers.judging.subject import Subject
     from phases.p3_row_twin.data import activations
-    from phases.p3_row_twin.harness import Product
+    from phases.p3_row_twin.harness import Harness
 
     case, m = Case.model_validate_json(given[0]), int(given[2])
     candidate = load(given[1]) if given[1] else None
     subject = Subject("profiled", models=str, device="cuda", candidate=candidate)
-    product = Product(case, subject, Judge(case))
-    matrix = product.matrix(case["kind"], case["n"], case["k"], copies=case["copies"])
+    product = Harness(case, subject, Judge(case))
+    matrix = product.build_matrix(case["kind"], case["n"], case["k"], copies=case["copies"])
     x = activations(m, case["k"]).to(product.device, product.dtype)
     out = torch.empty(m, matrix.weight.n, dtype=product.dtype, device=product.device)
     product.run(matrix, x, out)
     torch.cuda.synchronize()
     torch.cuda.profiler.start()
-    for _ in range(TIMES):
+    for _ in range(REPEATS):
         product.run(matrix, x, out)
     torch.cuda.synchronize()
     torch.cuda.profiler.stop()

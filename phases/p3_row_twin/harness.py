@@ -32,7 +32,7 @@ from falsifiers.judging.poison import poison
 from falsifiers.judging.subject import Subject
 from phases.p3_row_twin.data import blocks
 from phases.p3_row_twin.increment import gemv_rows, gemv_rows_all, kernel
-from phases.p3_row_twin.weights import rows_of
+from phases.p3_row_twin.weights import load_rows
 
 CONTRACT = Path(__file__).parents[2] / "contracts" / "p3.yaml"
 
@@ -43,17 +43,17 @@ class Layout:
 
     skew: int = 0
     """Values before the first row, so that bases are not aligned."""
-    first: int = 0
+    rows_before: int = 0
     """Rows before the first row."""
     gap: int = 0
     """Values between rows of x; out has 3 more, so that no stride fits both."""
 
-    def room(self, m: int, width: int, gap: int, dtype: torch.dtype, device: str) -> Tensor:
+    def allocate(self, m: int, width: int, gap: int, dtype: torch.dtype, device: str) -> Tensor:
         """Return m rows as a view into a new buffer of NaN."""
         stride = width + gap
-        size = self.skew + (self.first + m + 1) * stride + 64  # room to stray into
+        size = self.skew + (self.rows_before + m + 1) * stride + 64  # room to stray into
         whole = poison(torch.empty(size, dtype=dtype, device=device))
-        return whole[self.skew + self.first * stride:].as_strided((m, width), (stride, 1))
+        return whole[self.skew + self.rows_before * stride:].as_strided((m, width), (stride, 1))
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class Matrix:
     """A weight as the engine has it, and as the product under test wants it."""
 
     weight: Weight
-    prepared: Any
+    candidate_weight: Any
 
 
-def products_together(candidate: Candidate | None) -> Any:
+def select_gemv_rows_all(candidate: Candidate | None) -> Any:
     """Return what makes the products of several matrices and the same rows in the engine's bits."""
     if candidate is None:
         return gemv_rows_all
@@ -74,22 +74,22 @@ def products_together(candidate: Candidate | None) -> Any:
     return run
 
 
-class Product:
+class Harness:
     """The product that a case judges, and the rule of truth for its arithmetic."""
 
     def __init__(self, case: Case, subject: Subject, judge: Judge) -> None:
         self.judge, self.device, self.candidate = judge, subject.device, subject.candidate
         self.arithmetic, self.bitwise, self.dtype = case["arithmetic"], True, torch.float32
-        self.slow, self.case = case.tier == "interpret", case
+        self.interpreted, self.case = case.tier == "interpret", case
         self._function: Any = gemv_rows
         if self.candidate is not None:
-            self._offered(case, self.candidate)
+            self._use_candidate(case, self.candidate)
         elif case.tier != "cpu":
             portable = case.given.get("kernel") == "portable"
             interpreted = portable or case.tier == "interpret"
             self._function = kernel(self.arithmetic, "cpu" if interpreted else "cuda")
 
-    def _offered(self, case: Case, candidate: Candidate) -> None:
+    def _use_candidate(self, case: Case, candidate: Candidate) -> None:
         candidate.refuse(case)
         if "kernel" in case.given:
             raise Declined("the case is about one of the tree's own kernels")
@@ -103,7 +103,7 @@ class Product:
             raise SuiteError(f"candidate {candidate.name} declares {self.arithmetic!r}, but the "
                              f"engine has {EXACT} and {ORDERED}")
 
-    def matrix(self, kind: str, n: int, k: int, flavour: str = "plain", skew: int = 0,
+    def build_matrix(self, kind: str, n: int, k: int, flavour: str = "plain", skew: int = 0,
                copies: int = 1) -> Matrix:
         """Return a matrix, its n rows so many times over; bad scales surround its bytes.
 
@@ -111,7 +111,7 @@ class Product:
         alignment.
         """
         real = "tensor" in self.case.given
-        source = rows_of(self.case, kind, n, k) if real else blocks(kind, n, k, flavour)
+        source = load_rows(self.case, kind, n, k) if real else blocks(kind, n, k, flavour)
         raw = np.tile(source, (copies, 1))
         whole = np.full(raw.size + 512, 0xFF, np.uint8)
         first = 256 - whole.ctypes.data % 16 + skew
@@ -124,18 +124,18 @@ class Product:
         """Return the product f32[m, N] of rows f32[m, K], on the CPU; judge what it left behind."""
         layout = layout or Layout()
         m, gap = len(x), layout.gap
-        rows = layout.room(m, x.shape[1], gap, self.dtype, self.device).copy_(x)
-        out = layout.room(m, matrix.weight.n, gap and gap + 3, self.dtype, self.device)
+        rows = layout.allocate(m, x.shape[1], gap, self.dtype, self.device).copy_(x)
+        out = layout.allocate(m, matrix.weight.n, gap and gap + 3, self.dtype, self.device)
         poison(_buffer(out), sentinel=True)
         held = [as_bits(_buffer(t)) for t in (rows, out)]
         self.run(matrix, rows, poison(out))
         result = out.clone().cpu()
         poison(out, sentinel=True)
         for name, before, after in zip(("x", "out"), held, (rows, out), strict=True):
-            self._unchanged(name, before, as_bits(_buffer(after)))
+            self._check_unchanged(name, before, as_bits(_buffer(after)))
         return result
 
-    def made(self, matrix: Matrix, x: Tensor) -> Tensor:
+    def compute_on_device(self, matrix: Matrix, x: Tensor) -> Tensor:
         """Return the product of rows that lie on the device, in a new tensor there."""
         out = poison(torch.empty(len(x), matrix.weight.n, dtype=self.dtype, device=x.device))
         self.run(matrix, x, out)
@@ -145,20 +145,20 @@ class Product:
         """Write the product into `out`; what a candidate or numpy warns of is no parity fault."""
         with warnings.catch_warnings(), np.errstate(all="ignore"), steady_dots():
             warnings.simplefilter("ignore")
-            self._function(matrix.prepared, x, out)
+            self._function(matrix.candidate_weight, x, out)
 
-    def _unchanged(self, name: str, before: Tensor, after: Tensor) -> None:
+    def _check_unchanged(self, name: str, before: Tensor, after: Tensor) -> None:
         bad = (before != after).nonzero().flatten()
         at = int(bad[0]) if len(bad) else 0
         what = "an input was written" if name == "x" else "memory outside the rows was written"
         self.judge.law(not len(bad), f"{name}[value {at} of its buffer] changed: {what}",
                        rung="frame")
 
-    def want(self, matrix: Matrix, x: Tensor) -> Tensor:
+    def engine_product(self, matrix: Matrix, x: Tensor) -> Tensor:
         """Return what the engine says the product is, f32[m, N]."""
         return matrix.weight.product(x.to(self.dtype).float()).to(self.dtype)
 
-    def hold_true(self, got: Tensor, want: Tensor, **where: int | str) -> None:
+    def check_truth(self, got: Tensor, want: Tensor, **where: int | str) -> None:
         """Hold results to the engine's: in bits, or to the budget of an arithmetic of its own."""
         if self.bitwise:
             self.judge.equal("out", got, want, rule="truth", finite=False, **where)
@@ -166,12 +166,12 @@ class Product:
             self.judge.budget("out", got.float(), want.float(), own_budget(),
                               **where)  # type: ignore[arg-type]
 
-    def bytes_of(self, matrix: Matrix) -> dict[str, Tensor]:
+    def weight_tensors(self, matrix: Matrix) -> dict[str, Tensor]:
         """Return the tensors that hold the weights under the interpreter, by name.
 
         A candidate has told them when its `prepare` returns them, or else declines.
         """
-        held = matrix.prepared
+        held = matrix.candidate_weight
         if held is matrix.weight and (self.candidate is None or self.candidate.op("prepare")):
             return {"the weights": device_bytes(matrix.weight, "cpu")}
         parts = held if isinstance(held, tuple | list) else (held,)
@@ -182,9 +182,9 @@ class Product:
         return {f"weight tensor {i}": part for i, part in enumerate(tensors)}
 
     @contextmanager
-    def fence(self, matrix: Matrix, x: Tensor, out: Tensor) -> Iterator[Fence]:
+    def watch_bounds(self, matrix: Matrix, x: Tensor, out: Tensor) -> Iterator[Fence]:
         """Watch what a launch on these tensors touches."""
-        with fenced({"x": x, **self.bytes_of(matrix)}, {"out": out}) as fence:
+        with fenced({"x": x, **self.weight_tensors(matrix)}, {"out": out}) as fence:
             yield fence
 
 

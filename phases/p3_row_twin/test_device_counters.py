@@ -18,20 +18,22 @@ from phases.p3_row_twin import device_counters
 from phases.p3_row_twin.harness import CONTRACT
 from phases.p3_row_twin.test_falsifier import test_device_reads_weights_once as attack
 
-SIZE = 4096 * 16 * 1440
-HEAD = '"ID","Process ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"'
+WEIGHT_BYTES = 4096 * 16 * 1440
+CSV_HEADER = (
+    '"ID","Process ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"'
+)
 Ncu = Callable[..., None]
 
 
-def case_of(kind: str = "Q4_K") -> Case:
+def find_case(kind: str = "Q4_K") -> Case:
     return next(case for case in load_contract(CONTRACT).expand() if case.given["kind"] == kind
                 and case.falsifier == "device_reads_weights_once")
 
 
-def report(values: Iterable[object], metric: str = device_counters.METRIC) -> str:
+def format_report(values: Iterable[object], metric: str = device_counters.METRIC) -> str:
     rows = "".join(f'"{i}","7","gemv","counters","{metric}","byte","{value}"\n'
                    for i, value in enumerate(values))
-    return f"==PROF== Connected to process 7\n==PROF== Profiling \"gemv\": 100%\n{HEAD}\n{rows}"
+    return f'==PROF== Connected to process 7\n==PROF== Profiling "gemv": 100%\n{CSV_HEADER}\n{rows}'
 
 
 @pytest.fixture
@@ -52,8 +54,8 @@ def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ncu:
 
 
 def test_launches_of_a_product_are_added_and_the_least_product_counts(ncu: Ncu) -> None:
-    ncu(report(["1,000", "20", "1,500", "30", "999.0", "20"]))
-    assert device_counters.bytes_read(case_of(), "", 1) == 1019
+    ncu(format_report(["1,000", "20", "1,500", "30", "999.0", "20"]))
+    assert device_counters.measure_bytes_read(find_case(), "", 1) == 1019
 
 
 @pytest.mark.parametrize(("output", "sentence"), [
@@ -61,47 +63,53 @@ def test_launches_of_a_product_are_added_and_the_least_product_counts(ncu: Ncu) 
      "0 launches of 3 products: ==ERROR== The user does not have permission"),
     ("", "0 launches of 3 products: it said nothing"),
     ("Traceback\nRuntimeError: no device\n", "no device"),
-    (report([1, 2]), "ncu counted 2 launches"),
-    (report(["n/a", "n/a", "n/a"]), "ncu counted 0 launches"),
-    (report([1, 2, 3], metric="other"), "ncu counted 0 launches")])
+    (format_report([1, 2]), "ncu counted 2 launches"),
+    (format_report(["n/a", "n/a", "n/a"]), "ncu counted 0 launches"),
+    (format_report([1, 2, 3], metric="other"), "ncu counted 0 launches")])
 def test_counters_that_cannot_be_read_are_unmeasurable(ncu: Ncu, output: str,
                                                        sentence: str) -> None:
     ncu(output, code=1)
     with pytest.raises(Unmeasurable, match=sentence):
-        device_counters.bytes_read(case_of(), "", 1)
+        device_counters.measure_bytes_read(find_case(), "", 1)
 
 
 def test_machine_without_the_profiler_is_unmeasurable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(Unmeasurable, match="not on the PATH"):
-        device_counters.bytes_read(case_of(), "", 1)
+        device_counters.measure_bytes_read(find_case(), "", 1)
 
 
-def judged(candidate: Candidate | None = None) -> Judge:
-    judge = Judge(case_of())
+def judge_case(candidate: Candidate | None = None) -> Judge:
+    judge = Judge(find_case())
     attack(judge.case, replace(Subject("x", models=str), candidate=candidate), judge)
     return judge
 
 
 def test_weights_read_once_at_every_m_hold(ncu: Ncu) -> None:
-    ncu(report([SIZE, 900, SIZE + 5000] * 3))
+    ncu(format_report([WEIGHT_BYTES, 900, WEIGHT_BYTES + 5000] * 3))
     with pytest.raises(ParityBroken, match="but the weights are"):
-        judged()
-    ncu(report([SIZE + 1000] * 3), report([SIZE + 90_000] * 3))
-    assert judged().evidence["device_bytes_read"] == {"1": SIZE + 1000, "16": SIZE + 90_000}
+        judge_case()
+    ncu(format_report([WEIGHT_BYTES + 1000] * 3), format_report([WEIGHT_BYTES + 90_000] * 3))
+    assert judge_case().evidence["device_bytes_read"] == {
+        "1": WEIGHT_BYTES + 1000,
+        "16": WEIGHT_BYTES + 90_000,
+    }
 
 
-@pytest.mark.parametrize(("one", "more"), [(SIZE, 2 * SIZE), (16 * SIZE, SIZE), (SIZE // 2,) * 2])
+@pytest.mark.parametrize(
+    ("one", "more"),
+    [(WEIGHT_BYTES, 2 * WEIGHT_BYTES), (16 * WEIGHT_BYTES, WEIGHT_BYTES), (WEIGHT_BYTES // 2,) * 2],
+)
 def test_weights_read_again_or_not_at_all_are_told(ncu: Ncu, one: int, more: int) -> None:
-    ncu(report([one] * 3), report([more] * 3))
+    ncu(format_report([one] * 3), format_report([more] * 3))
     with pytest.raises(ParityBroken, match="the device reads"):
-        judged()
+        judge_case()
 
 
 def test_candidate_s_layout_may_have_another_size(ncu: Ncu) -> None:
     own = Candidate("module:mine", type("Own", (), {"gemv_rows": staticmethod(print)}))
-    ncu(report([3 * SIZE] * 3))
-    assert judged(own).compared > 0
-    ncu(report([3 * SIZE] * 3), report([48 * SIZE] * 3))
+    ncu(format_report([3 * WEIGHT_BYTES] * 3))
+    assert judge_case(own).compared > 0
+    ncu(format_report([3 * WEIGHT_BYTES] * 3), format_report([48 * WEIGHT_BYTES] * 3))
     with pytest.raises(ParityBroken, match="at m = 16"):
-        judged(own)
+        judge_case(own)

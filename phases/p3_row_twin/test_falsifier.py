@@ -23,89 +23,99 @@ from falsifiers.judging.poison import poison
 from falsifiers.judging.subject import Subject
 from phases.p1_looped_step import increment as before
 from phases.p3_row_twin import device_counters
-from phases.p3_row_twin.data import activations, extremes
-from phases.p3_row_twin.harness import Layout, Matrix, Product, products_together
+from phases.p3_row_twin.data import activations, extreme_activations
+from phases.p3_row_twin.harness import Harness, Layout, Matrix, select_gemv_rows_all
 
-SAMPLE = 64
+BUDGET_OUTPUTS = 64
 """Outputs of a row that a budget is held over; over fewer its cosine says little."""
 
 
 def test_rows_equal_alone(case: Case, subject: Subject, judge: Judge) -> None:
-    product = Product(case, subject, judge)
-    matrix = product.matrix(case["kind"], case["n"], case["k"])
+    product = Harness(case, subject, judge)
+    matrix = product.build_matrix(case["kind"], case["n"], case["k"])
     x, alone = activations(max(case["m"]), case["k"]), dict[int, Tensor]()
-    must_drift(judge, matrix.weight.rows(list(range(min(case["n"], SAMPLE)))), x, case["m"])
+    must_drift(judge, matrix.weight.rows(list(range(min(case["n"], BUDGET_OUTPUTS)))), x, case["m"])
     for m in case["m"]:
         got = product(matrix, x[:m])
-        for row in {0, 1 % m, m - 1} if product.slow else range(m):
+        for row in {0, 1 % m, m - 1} if product.interpreted else range(m):
             if row not in alone:
                 alone[row] = product(matrix, x[row:row + 1])[0]
             judge.equal("out", got[row], alone[row], m=m, row=row)
 
 
 def test_products_are_true(case: Case, subject: Subject, judge: Judge) -> None:
-    product, k = Product(case, subject, judge), case["k"]
+    product, k = Harness(case, subject, judge), case["k"]
     if not product.bitwise:
-        matrix, x = product.matrix(case["kind"], SAMPLE, k), activations(16, k)
-        product.hold_true(product(matrix, x), product.want(matrix, x))
+        matrix, x = product.build_matrix(case["kind"], BUDGET_OUTPUTS, k), activations(16, k)
+        product.check_truth(product(matrix, x), product.engine_product(matrix, x))
         return
     for flavour in case["flavours"]:
-        matrix, x = product.matrix(case["kind"], case["n"], k, flavour), extremes(k)
-        got, want = product(matrix, x), product.want(matrix, x)
+        matrix, x = (
+            product.build_matrix(case["kind"], case["n"], k, flavour),
+            extreme_activations(k),
+        )
+        got, want = product(matrix, x), product.engine_product(matrix, x)
         for row in range(len(x)):
-            product.hold_true(got[row:row + 1], want[row:row + 1], weights=flavour, row=row)
+            product.check_truth(got[row:row + 1], want[row:row + 1], weights=flavour, row=row)
 
 
 def test_products_equal_integer_arithmetic(case: Case, subject: Subject, judge: Judge) -> None:
-    product = Product(case, subject, judge)
+    product = Harness(case, subject, judge)
     if not product.bitwise:
         raise Declined("an arithmetic of its own is held to a budget, not to integers")
-    x = extremes(case["k"])[[0, 1, 6]]
+    x = extreme_activations(case["k"])[[0, 1, 6]]
     for flavour in case["flavours"]:
-        matrix = product.matrix(case["kind"], case["n"], case["k"], flavour)
+        matrix = product.build_matrix(case["kind"], case["n"], case["k"], flavour)
         got = product(matrix, x)
         for row in range(len(x)):
-            judge.equal("out", got[row], _dull(matrix, x[row]), rule="truth", finite=False,
-                        weights=flavour, row=row)
+            judge.equal(
+                "out",
+                got[row],
+                _scalar_product(matrix, x[row]),
+                rule="truth",
+                finite=False,
+                weights=flavour,
+                row=row,
+            )
 
 
 def test_unit_vectors_return_each_weight(case: Case, subject: Subject, judge: Judge) -> None:
-    product = Product(case, subject, judge)
-    matrix = product.matrix(case["kind"], case["n"], case["k"])
+    product = Harness(case, subject, judge)
+    matrix = product.build_matrix(case["kind"], case["n"], case["k"])
     units, held = torch.eye(case["k"]), matrix.weight.rows(list(range(case["n"])))
     got = torch.cat([product(matrix, part) for part in units.split(64)])
     if product.bitwise:
         judge.equal("out", got.to(torch.float32) + 0.0, held.T + 0.0, rule="truth")
     else:
-        product.hold_true(got.T, held)
+        product.check_truth(got.T, held)
 
 
 def test_every_tail_is_written(case: Case, subject: Subject, judge: Judge) -> None:
-    product = Product(case, subject, judge)
+    product = Harness(case, subject, judge)
     x = activations(case["m"], case["k"])
     for n in case["n"]:
-        matrix = product.matrix(case["kind"], n, case["k"])
+        matrix = product.build_matrix(case["kind"], n, case["k"])
         got = product(matrix, x)
         judge.law(not bool(got.isnan().any()), f"out[n {n}] holds "
                   f"{int(got.isnan().sum())} values that were never written", rung="finite")
         if product.bitwise or n >= 64:  # a budget is measured over rows of 64 outputs
-            product.hold_true(got, product.want(matrix, x), n=n)
+            product.check_truth(got, product.engine_product(matrix, x), n=n)
 
 
 def test_strides_and_offsets_do_not_matter(case: Case, subject: Subject, judge: Judge) -> None:
-    product = Product(case, subject, judge)
+    product = Harness(case, subject, judge)
     kind, n, k = case["kind"], case["n"], case["k"]
-    matrix, x = product.matrix(kind, n, k), activations(case["m"], k)
+    matrix, x = product.build_matrix(kind, n, k), activations(case["m"], k)
     plain = product(matrix, x)
-    for layout in (Layout(gap=5), Layout(skew=1, first=2, gap=256)):
+    for layout in (Layout(gap=5), Layout(skew=1, rows_before=2, gap=256)):
         judge.equal("out", product(matrix, x, layout), plain, skew=layout.skew, gap=layout.gap)
-    skewed = product.matrix(kind, n, k, skew=4 if kind == "F32" else 2)
+    skewed = product.build_matrix(kind, n, k, skew=4 if kind == "F32" else 2)
     judge.equal("out", product(skewed, x, Layout(skew=3)), plain, weights="off alignment")
 
 
 def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judge) -> None:
-    product = Product(case, subject, judge)
-    matrix = product.matrix(case["kind"], case["n"], case["k"])
+    product = Harness(case, subject, judge)
+    matrix = product.build_matrix(case["kind"], case["n"], case["k"])
     victim, crowd = activations(1, case["k"], "victim"), activations(4, case["k"], "crowd")
 
     def run(rows: relations.Rows) -> Tensor:
@@ -122,19 +132,21 @@ def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judg
 
 
 def test_inputs_are_read_at_the_call(case: Case, subject: Subject, judge: Judge) -> None:
-    product = Product(case, subject, judge)
-    matrices = [product.matrix(case["kind"], case["n"], case["k"], f) for f in ("plain", "wild")]
+    product = Harness(case, subject, judge)
+    matrices = [
+        product.build_matrix(case["kind"], case["n"], case["k"], f) for f in ("plain", "wild")
+    ]
     raw = matrices[0].weight.raw.tobytes()
     xs = [activations(3, case["k"], name).to(product.device, product.dtype)
           for name in ("first", "second")]
-    wants = [product.made(matrices[0], x).clone() for x in xs]
+    wants = [product.compute_on_device(matrices[0], x).clone() for x in xs]
     x, outs = torch.empty_like(xs[0]), list[Tensor]()
     for number in (0, 1, 0):
         x.copy_(xs[number])
-        outs.append(product.made(matrices[0], x))
+        outs.append(product.compute_on_device(matrices[0], x))
         poison(x)
         judge.equal("out", outs[-1], wants[number], call=len(outs) - 1)
-    other = product.made(matrices[1], xs[0])
+    other = product.compute_on_device(matrices[1], xs[0])
     judge.law(not torch.equal(other, wants[0]), "another matrix of the same shape gave the same "
               "product", rung="bits")
     for call, (out, number) in enumerate(zip(outs, (0, 1, 0), strict=True)):
@@ -143,8 +155,8 @@ def test_inputs_are_read_at_the_call(case: Case, subject: Subject, judge: Judge)
 
 
 def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
-    product = Product(case, subject, judge)
-    matrix = product.matrix(case["kind"], case["n"], case["k"])
+    product = Harness(case, subject, judge)
+    matrix = product.build_matrix(case["kind"], case["n"], case["k"])
     for m in case["m"]:
         rows = list(activations(m, case["k"]))
         relations.repeats(judge, lambda r: product(matrix, torch.stack(list(r))), rows,
@@ -152,9 +164,9 @@ def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
 
 
 def test_weights_are_read_once(case: Case, subject: Subject, judge: Judge) -> None:
-    product = Product(case, subject, judge)
-    matrix = product.matrix(case["kind"], case["n"], case["k"])
-    held = product.bytes_of(matrix)
+    product = Harness(case, subject, judge)
+    matrix = product.build_matrix(case["kind"], case["n"], case["k"])
+    held = product.weight_tensors(matrix)
     totals: dict[int, int] = {}
     for m in case["m"]:
         x, out = activations(m, case["k"]).to(product.dtype), torch.empty(m, case["n"])
@@ -177,10 +189,10 @@ def test_weights_are_read_once(case: Case, subject: Subject, judge: Judge) -> No
 
 
 def test_device_reads_weights_once(case: Case, subject: Subject, judge: Judge) -> None:
-    product = Product(case, subject, judge)
+    product = Harness(case, subject, judge)
     spec = product.candidate.name if product.candidate is not None else ""
     size = TYPES[case["kind"]].row_bytes(case["k"]) * case["n"] * case["copies"]
-    read = {m: device_counters.bytes_read(case, spec, m) for m in case["m"]}
+    read = {m: device_counters.measure_bytes_read(case, spec, m) for m in case["m"]}
     few = read[case["m"][0]]
     for m, total in read.items():
         judge.law(abs(total - few) <= (case["times"] - 1) * size, f"at m = {m} the device reads "
@@ -192,9 +204,9 @@ def test_device_reads_weights_once(case: Case, subject: Subject, judge: Judge) -
 
 
 def test_shared_launches_equal_apart(case: Case, subject: Subject, judge: Judge) -> None:
-    together, k = products_together(subject.candidate), case["k"]
-    product = Product(case, subject, judge)
-    weights = [product.matrix(kind, n, k).weight
+    together, k = select_gemv_rows_all(subject.candidate), case["k"]
+    product = Harness(case, subject, judge)
+    weights = [product.build_matrix(kind, n, k).weight
                for kind, n in zip(case["kinds"], case["n"], strict=True)]
     for m in case["m"]:
         x = activations(m, k)
@@ -208,13 +220,13 @@ def test_shared_launches_equal_apart(case: Case, subject: Subject, judge: Judge)
 
 
 def test_loads_and_stores_stay_inside(case: Case, subject: Subject, judge: Judge) -> None:
-    product = Product(case, subject, judge)
+    product = Harness(case, subject, judge)
     m, n, k = case["m"], case["n"], case["k"]
-    matrix = product.matrix(case["kind"], n, k)
+    matrix = product.build_matrix(case["kind"], n, k)
     layout = Layout(skew=1, gap=7)
-    x = layout.room(m, k, 7, product.dtype, "cpu").copy_(activations(m, k))
-    out = layout.room(m, n, 9, product.dtype, "cpu")
-    with product.fence(matrix, x, out) as fence:
+    x = layout.allocate(m, k, 7, product.dtype, "cpu").copy_(activations(m, k))
+    out = layout.allocate(m, n, 9, product.dtype, "cpu")
+    with product.watch_bounds(matrix, x, out) as fence:
         product.run(matrix, x, out)
     if fence.accesses == 0 and subject.candidate is not None:
         raise Declined("its loads are not Triton's, so they cannot be watched here")
@@ -225,20 +237,22 @@ def test_loads_and_stores_stay_inside(case: Case, subject: Subject, judge: Judge
 
 
 def test_far_offsets_are_reached(case: Case, subject: Subject, judge: Judge) -> None:
-    product, stride, copies = Product(case, subject, judge), case["stride"], case["copies"]
+    product, stride, copies = Harness(case, subject, judge), case["stride"], case["copies"]
     n, k, free = case["n"], case["k"], torch.cuda.mem_get_info()[0]
     need = 4 * 4 * stride + (8 << 30)
     if free < need:
         raise Unmeasurable(f"rows that far apart need {need >> 30} GiB of device memory, but "
                            f"{free >> 30} are free")
-    matrix, x = product.matrix(case["kind"], n, k), activations(3, k)
+    matrix, x = product.build_matrix(case["kind"], n, k), activations(3, k)
     near = product(matrix, x)
     far_x, far_out = (torch.empty_strided((3, width), (stride, 1), dtype=product.dtype,
                                           device=product.device) for width in (k, n))
     product.run(matrix, far_x.copy_(x), poison(far_out))
     judge.equal("out", far_out.cpu(), near, stride=stride)
     del far_x, far_out
-    tall = product(product.matrix(case["kind"], n, k, copies=copies), x).unflatten(1, (copies, n))
+    tall = product(product.build_matrix(case["kind"], n, k, copies=copies), x).unflatten(
+        1, (copies, n)
+    )
     for copy in range(copies):
         judge.equal("out", tall[:, copy], near, copy=copy)
 
@@ -271,7 +285,7 @@ def test_steps_equal_the_looped_step(case: Case, subject: Subject, judge: Judge)
     judge.engaged(projections=len(made))
 
 
-def _dull(matrix: Matrix, x: Tensor) -> Tensor:
+def _scalar_product(matrix: Matrix, x: Tensor) -> Tensor:
     """Return the product of one row f32[K] in Python integers or single roundings: f32[N]."""
     weight = matrix.weight
     of_row = (

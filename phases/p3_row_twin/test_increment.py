@@ -18,11 +18,13 @@ from phases.p3_row_twin.data import blocks
 from phases.p3_row_twin.increment import carry, gemv_rows, gemv_rows_all, integers_of, project
 
 
-def weight(kind: str = "Q4_K", n: int = 5, k: int = 256, arithmetic: str = "exact-23") -> Weight:
+def make_weight(
+    kind: str = "Q4_K", n: int = 5, k: int = 256, arithmetic: str = "exact-23"
+) -> Weight:
     return Weight("blk.0.made", kind, blocks(kind, n, k), arithmetic)
 
 
-BAD: dict[str, tuple[Tensor, Tensor, str]] = {
+BAD_OPERANDS: dict[str, tuple[Tensor, Tensor, str]] = {
     "another K": (torch.zeros(2, 255), torch.zeros(2, 5), r"x .* f32\[m, 256\], but is float32"),
     "another N": (torch.zeros(2, 256), torch.zeros(2, 4), r"out .* f32\[m, 5\], but is float32"),
     "f64": (torch.zeros(2, 256).double(), torch.zeros(2, 5), r"x .* but is float64\[2, 256\]"),
@@ -32,25 +34,25 @@ BAD: dict[str, tuple[Tensor, Tensor, str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", BAD)
+@pytest.mark.parametrize("fault", BAD_OPERANDS)
 @pytest.mark.parametrize("function", [gemv_rows, project])
 def test_operands_that_do_not_fit_are_refused_before_anything_is_written(
         fault: str, function: object) -> None:
-    x, out, sentence = BAD[fault]
+    x, out, sentence = BAD_OPERANDS[fault]
     with pytest.raises(InputError, match=sentence):
-        function(weight(), x, out.fill_(7.0))  # type: ignore[operator]
+        function(make_weight(), x, out.fill_(7.0))  # type: ignore[operator]
     assert bool((out == 7.0).all())
 
 
 def test_no_rows_are_no_work() -> None:
-    gemv_rows(weight(), torch.zeros(0, 256), torch.zeros(0, 5))
+    gemv_rows(make_weight(), torch.zeros(0, 256), torch.zeros(0, 5))
 
 
 def test_matrix_decides_its_arithmetic() -> None:
     x = torch.randn(2, 256, generator=torch.Generator().manual_seed(4))
     exact, ordered = torch.empty(2, 5), torch.empty(2, 5)
-    gemv_rows(weight(), x, exact)
-    gemv_rows(weight(arithmetic=ORDERED), x, ordered)
+    gemv_rows(make_weight(), x, exact)
+    gemv_rows(make_weight(arithmetic=ORDERED), x, ordered)
     assert not torch.equal(exact, ordered)
     assert torch.allclose(exact, ordered, rtol=1e-4, atol=1e-5)
 
@@ -58,17 +60,17 @@ def test_matrix_decides_its_arithmetic() -> None:
 @pytest.mark.tier("interpret")
 def test_more_rows_than_a_launch_takes_are_worked_all_the_same() -> None:
     from phases.p3_row_twin import kernel_ordered
-    matrix = weight("F16", 3, 32)
+    matrix = make_weight("F16", 3, 32)
     x, out = torch.randn(70, 32, generator=torch.Generator().manual_seed(5)), torch.empty(70, 3)
     kernel_ordered.gemv_rows(matrix, x, out)
     assert torch.equal(out, matrix.product(x))
 
 
 def test_writable_bytes_are_shared_on_the_cpu_and_others_are_copied_once() -> None:
-    matrix = weight()
+    matrix = make_weight()
     matrix.raw = np.array(matrix.raw)
     assert device_bytes(matrix, "cpu").data_ptr() == matrix.raw.ctypes.data
-    fixed = weight()
+    fixed = make_weight()
     fixed.raw = np.array(fixed.raw)
     fixed.raw.flags.writeable = False
     copy = device_bytes(fixed, "cpu")
@@ -79,7 +81,7 @@ def test_writable_bytes_are_shared_on_the_cpu_and_others_are_copied_once() -> No
 
 @pytest.mark.parametrize("skew", [0, 2, 13])
 def test_copy_begins_where_the_original_begins_modulo_sixteen(skew: int) -> None:
-    matrix, room = weight(), np.zeros(5 * 144 + 64, np.uint8)
+    matrix, room = make_weight(), np.zeros(5 * 144 + 64, np.uint8)
     first = -room.ctypes.data % 16 + skew
     matrix.raw = room[first:first + 5 * 144].reshape(5, 144)
     matrix.raw.flags.writeable = False
@@ -87,7 +89,7 @@ def test_copy_begins_where_the_original_begins_modulo_sixteen(skew: int) -> None
 
 
 def test_copies_go_with_their_matrix() -> None:
-    matrix = weight()
+    matrix = make_weight()
     device_bytes(matrix, "cpu")
     before = len(device._COPIES)
     del matrix

@@ -10,16 +10,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SOME = ["ordered-Q4_K-1", "ordered-Q5_K-4", "ordered-Q6_K-16", "ordered-Q8_0-64", "ordered-F32-4",
-        "ordered-F16-16", "ordered-BF16-1", "exact-Q6_K-16"]
+TRITON_VARIANTS = [
+    "ordered-Q4_K-1",
+    "ordered-Q5_K-4",
+    "ordered-Q6_K-16",
+    "ordered-Q8_0-64",
+    "ordered-F32-4",
+    "ordered-F16-16",
+    "ordered-BF16-1",
+    "exact-Q6_K-16",
+]
 
 
-CUDA = ["cuda-quantize", "cuda-Q4_K-k2560-m1-129", "cuda-Q5_K-k2560-m3-129",
+CUDA_VARIANTS = ["cuda-quantize", "cuda-Q4_K-k2560-m1-129", "cuda-Q5_K-k2560-m3-129",
         "cuda-Q6_K-k9216-m3-129", "cuda-Q4_K-k1024-m33-128", "cuda-Q8_0-k1024-m17-128"]
 """Of each type one: limbs side by side, tiles of eight, several slices, warpgroups."""
 
 
-def compiled(*names: str) -> subprocess.CompletedProcess[str]:
+def run_compile_check(*names: str) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     return subprocess.run(
         [sys.executable, "-m", "phases.p3_row_twin.compile_check", *names],
@@ -32,19 +40,19 @@ def compiled(*names: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_kernels_compile_without_contraction_or_spills() -> None:
-    done = compiled(*SOME)
+    done = run_compile_check(*TRITON_VARIANTS)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines() == [f"{name}: clean" for name in SOME]
+    assert done.stdout.splitlines() == [f"{name}: clean" for name in TRITON_VARIANTS]
 
 
 def test_cuda_kernels_compile_without_contraction_or_spills(request: pytest.FixtureRequest) -> None:
-    from phases.p3_row_twin.compile_check import KEPT, cuda_variants
+    from phases.p3_row_twin.compile_check import ALLOWED_STACK, cuda_variants
     known = list(cuda_variants())
-    names = known if request.config.getoption("--thorough") else CUDA
-    done = compiled(*names)
+    names = known if request.config.getoption("--thorough") else CUDA_VARIANTS
+    done = run_compile_check(*names)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines() == [f"{name}: clean" for name in names]
-    assert set(CUDA) | set(KEPT) <= set(known)
+    assert set(CUDA_VARIANTS) | set(ALLOWED_STACK) <= set(known)
 
 
 def test_only_the_stack_that_is_allowed_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,5 +68,5 @@ def test_only_the_stack_that_is_allowed_is(monkeypatch: pytest.MonkeyPatch) -> N
 def test_variants_are_few_and_each_has_a_name_of_its_own() -> None:
     from phases.p3_row_twin.compile_check import variants
     names = [variant.name for variant in variants()]
-    assert set(SOME) <= set(names)
+    assert set(TRITON_VARIANTS) <= set(names)
     assert len(names) == len(set(names)) <= 60

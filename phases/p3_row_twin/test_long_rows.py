@@ -11,7 +11,7 @@ from phases.p3_row_twin.data import activations, blocks
 from phases.p3_row_twin.increment import gemv_rows, kernel
 
 
-def operands(kind: str, m: int, n: int, groups: int) -> tuple[Weight, Tensor, Tensor]:
+def make_operands(kind: str, m: int, n: int, groups: int) -> tuple[Weight, Tensor, Tensor]:
     """Return a matrix, rows of activations, and room for their products."""
     k = 256 * groups
     out = torch.full((m, n), torch.nan)
@@ -21,7 +21,7 @@ def operands(kind: str, m: int, n: int, groups: int) -> tuple[Weight, Tensor, Te
 @pytest.mark.tier("interpret")
 @pytest.mark.parametrize("groups", [6, 9])  # a segment of one group more changes no bit
 def test_triton_adds_segments_of_four_groups(groups: int) -> None:
-    weight, x, out = operands("Q4_K", 2, 1, groups)
+    weight, x, out = make_operands("Q4_K", 2, 1, groups)
     kernel(weight.arithmetic)(weight, x, out)
     assert torch.equal(out, weight.product(x))
 
@@ -34,7 +34,7 @@ def test_triton_adds_segments_of_four_groups(groups: int) -> None:
     (49, 1),  # thirteen segments: more than a thread reads at once
     (18, 17)])  # five segments, more than a lane reads at once, and a short one last
 def test_tensor_cores_add_all_of_a_long_row(groups: int, m: int) -> None:
-    weight, x, out = operands("Q4_K", m, 17, groups)
+    weight, x, out = make_operands("Q4_K", m, 17, groups)
     for _ in range(2):  # counters are as they were
         gemv_rows(weight, x, out.fill_(torch.nan))
         assert torch.equal(out, weight.product(x))
@@ -48,6 +48,6 @@ def test_two_teams_keep_their_values_apart(monkeypatch: pytest.MonkeyPatch, grou
     from phases.p3_row_twin import kernel_exact_mma
     monkeypatch.setattr(kernel_exact_mma, "FEW", 0)  # else only matrices of 2,049 rows have two
     monkeypatch.setattr(kernel_exact_mma, "_blocks", lambda device: 2)
-    weight, x, out = operands("Q5_K", m, 100, groups)
+    weight, x, out = make_operands("Q5_K", m, 100, groups)
     gemv_rows(weight, x, out)
     assert torch.equal(out, weight.product(x))

@@ -29,14 +29,14 @@ from phases.p3_row_twin import test_falsifier
 from phases.p3_row_twin.data import blocks
 from phases.p3_row_twin.harness import CONTRACT
 from phases.p3_row_twin.mutants import MUTANTS
-from phases.p3_row_twin.weights import rows_of, sample
+from phases.p3_row_twin.weights import load_rows, sample
 
-FOREIGN = {"blk.0.attn_q.weight": "Q4_K", "blk.1.attn_q.weight": "Q4_K",
+FOREIGN_TENSORS = {"blk.0.attn_q.weight": "Q4_K", "blk.1.attn_q.weight": "Q4_K",
            "blk.0.ffn_down.weight": "Q6_K", "token_embd.weight": "Q8_0", "router.weight": "F32",
            "odd/näme [0]": "BF16"}
 
 
-def written(folder: Path, kinds: dict[str, str], rows: int = 100, *, three_bits: int = 0,
+def write_gguf(folder: Path, kinds: dict[str, str], rows: int = 100, *, three_bits: int = 0,
             vector: bool = False) -> Path:
     """Write a file of another architecture with the gguf package: matrices of 512 columns."""
     path = folder / "foreign.gguf"
@@ -58,21 +58,21 @@ def written(folder: Path, kinds: dict[str, str], rows: int = 100, *, three_bits:
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Path:
-    return written(tmp_path, FOREIGN, three_bits=2, vector=True)
+    return write_gguf(tmp_path, FOREIGN_TENSORS, three_bits=2, vector=True)
 
 
-def names(drawn: Sample) -> list[str]:
+def tensor_names(drawn: Sample) -> list[str]:
     return [one.tensor for one in drawn.sampled]
 
 
-def judged(case: Case, subject: Subject) -> Judge:
+def judge_case(case: Case, subject: Subject) -> Judge:
     judge = Judge(case)
     getattr(test_falsifier, f"test_{case.falsifier}")(case, subject, judge)
     assert judge.compared > 0
     return judge
 
 
-def of_cpu(drawn: Sample) -> Iterator[Case]:
+def cpu_cases(drawn: Sample) -> Iterator[Case]:
     return (case for case in drawn.cases if case.tier == "cpu")
 
 
@@ -90,11 +90,11 @@ def test_every_type_is_drawn_and_what_is_not_judged_is_named_and_counted(foreign
 
 
 def test_a_seed_draws_the_same_and_another_seed_draws_others(tmp_path: Path) -> None:
-    path = str(written(tmp_path, {f"blk.{i}.w": "Q8_0" for i in range(9)}, rows=300))
+    path = str(write_gguf(tmp_path, {f"blk.{i}.w": "Q8_0" for i in range(9)}, rows=300))
     draws = [sample(path, 3, seed) for seed in (0, 0, 1, 2)]
     assert draws[0] == draws[1]
     assert all(len(draw.sampled) == 3 and draw.not_drawn == 6 for draw in draws)
-    assert len({tuple(names(draw)) for draw in draws}) > 1
+    assert len({tuple(tensor_names(draw)) for draw in draws}) > 1
     assert len({one.first for draw in draws for one in draw.sampled}) > 1
 
 
@@ -106,7 +106,7 @@ def test_cases_have_names_that_tests_may_have_and_tell_how_to_run_them(foreign: 
     assert all(re.fullmatch(r"[A-Za-z0-9_.=+-]+", case.name) for case in drawn.cases)
     assert cases[0].repro.endswith("--seed 0 --tensor blk.0.attn_q.weight")
     again = sample(str(foreign), 12, 0, ["blk.0.attn_q.weight"])
-    assert names(again) == ["blk.0.attn_q.weight"]
+    assert tensor_names(again) == ["blk.0.attn_q.weight"]
     known = {falsifier.id for falsifier in load_contract(CONTRACT).falsifiers}
     assert {case.falsifier for case in drawn.cases} <= known
     must = {(c.given["kind"], c.falsifier) for c in drawn.cases if c.must_claim}
@@ -114,7 +114,9 @@ def test_cases_have_names_that_tests_may_have_and_tell_how_to_run_them(foreign: 
 
 
 def test_names_that_would_collide_are_told_apart(tmp_path: Path) -> None:
-    path = written(tmp_path, {"a b": "F32", "a_b": "F32", "\n[0]": "F32", "é" * 80: "F32"}, rows=3)
+    path = write_gguf(
+        tmp_path, {"a b": "F32", "a_b": "F32", "\n[0]": "F32", "é" * 80: "F32"}, rows=3
+    )
     drawn = sample(str(path), 12, 0)
     assert len({case.id for case in drawn.cases}) == len(drawn.cases)
     assert all("\n" not in line and len(line) < 200 for line in drawn.lines())
@@ -124,33 +126,33 @@ def test_names_that_would_collide_are_told_apart(tmp_path: Path) -> None:
 def test_real_rows_are_judged_and_hold(foreign: Path) -> None:
     drawn = sample(str(foreign), 12, 3)
     entry = gguf.GGUFReader(foreign).tensors[0]
-    case = next(c for c in of_cpu(drawn) if c.given["tensor"] == entry.name)
+    case = next(c for c in cpu_cases(drawn) if c.given["tensor"] == entry.name)
     first = case.given["first"]
-    assert rows_of(case, "Q4_K", 7, 256).tobytes() == entry.data[first:first + 7, :144].tobytes()
-    outcomes = {case.falsifier: judged(case, SUBJECT).worst for case in of_cpu(drawn)}
+    assert load_rows(case, "Q4_K", 7, 256).tobytes() == entry.data[first:first + 7, :144].tobytes()
+    outcomes = {case.falsifier: judge_case(case, SUBJECT).worst for case in cpu_cases(drawn)}
     assert set(outcomes) == {"rows_equal_alone", "products_are_true",
                              "products_equal_integer_arithmetic"}
 
 
 @pytest.mark.tier("interpret")
 def test_kernels_hold_on_real_rows_under_the_interpreter(tmp_path: Path) -> None:
-    drawn = sample(str(written(tmp_path, {"a": "Q4_K", "b": "Q4_K", "c": "F16"})), 12, 0)
+    drawn = sample(str(write_gguf(tmp_path, {"a": "Q4_K", "b": "Q4_K", "c": "F16"})), 12, 0)
     cases = [case for case in drawn.cases if case.tier == "interpret"]
     assert sorted(case.given["kind"] for case in cases) == ["F16", "F16", "Q4_K", "Q4_K"]
     for case in cases:
-        judged(case, SUBJECT)
+        judge_case(case, SUBJECT)
 
 
 @pytest.mark.parametrize(("mutant", "rule"), [
     ("scale_of_the_next_sub_block", "truth"), ("other_kernel_above_eight_rows", "twin"),
     ("split_of_k_by_width", "twin"), ("eight_bit_activations", "truth")])
 def test_wrong_products_die_on_real_rows(tmp_path: Path, mutant: str, rule: str) -> None:
-    drawn = sample(str(written(tmp_path, {"a": "Q4_K"})), 1, 0)
+    drawn = sample(str(write_gguf(tmp_path, {"a": "Q4_K"})), 1, 0)
     wrong = next(one for one in MUTANTS if one.name == mutant).build(SUBJECT)
     broken = []
-    for case in of_cpu(drawn):
+    for case in cpu_cases(drawn):
         try:
-            judged(case, wrong)
+            judge_case(case, wrong)
         except ParityBroken as death:
             broken.append(death.finding.rule)
         except Declined:
@@ -159,16 +161,16 @@ def test_wrong_products_die_on_real_rows(tmp_path: Path, mutant: str, rule: str)
 
 
 def test_budget_over_too_few_outputs_is_declined(tmp_path: Path) -> None:
-    drawn = sample(str(written(tmp_path, {"a": "Q4_K"}, rows=8)), 1, 0)
-    case = next(c for c in of_cpu(drawn) if c.falsifier == "products_are_true")
+    drawn = sample(str(write_gguf(tmp_path, {"a": "Q4_K"}, rows=8)), 1, 0)
+    case = next(c for c in cpu_cases(drawn) if c.falsifier == "products_are_true")
     own = Candidate("mine", type("Own", (), {"gemv_rows": staticmethod(lambda w, x, out: None)}))
     assert not case.must_claim
     with pytest.raises(Declined, match="64 outputs are needed, but the tensor has 8 rows"):
-        judged(case, replace(SUBJECT, candidate=own))
+        judge_case(case, replace(SUBJECT, candidate=own))
 
 
 def test_weights_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
-    path = written(tmp_path, {"a": "F32"}, rows=2)
+    path = write_gguf(tmp_path, {"a": "F32"}, rows=2)
     raw = bytearray(path.read_bytes())
     raw[-4:] = b"\xff\xff\xff\x7f"
     path.write_bytes(raw)
@@ -178,13 +180,13 @@ def test_weights_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
 
 
 def test_file_that_became_another_is_not_judged(tmp_path: Path, foreign: Path) -> None:
-    case = next(of_cpu(sample(str(foreign), 12, 0)))
+    case = next(cpu_cases(sample(str(foreign), 12, 0)))
     other = tmp_path / "other"
     other.mkdir()
-    path = written(other, {"else": "F32"})
+    path = write_gguf(other, {"else": "F32"})
     moved = case.model_copy(update={"given": case.given | {"file": str(path)}})
     with pytest.raises(SuiteError, match="not the file that cases were drawn from"):
-        judged(moved, SUBJECT)
+        judge_case(moved, SUBJECT)
 
 
 def test_unusable_files_and_names_are_one_sentence(tmp_path: Path, foreign: Path) -> None:
@@ -232,7 +234,7 @@ def test_gate_judges_a_candidate_on_a_file(gate: Callable[..., tuple[int, Any]],
 
 def test_gate_of_a_file_without_a_tensor_it_can_judge_is_not_a_pass(
         gate: Callable[..., tuple[int, Any]], tmp_path: Path) -> None:
-    path = written(tmp_path, {}, three_bits=3)
+    path = write_gguf(tmp_path, {}, three_bits=3)
     code, told = gate("--phase", "3", "--weights", path)
     assert (code, told["verdict"], told["cases"]) == (2, "UNMEASURABLE", 0)
     assert told["weights"]["left_out"] == [{"why": "of type Q3_K, which P3 does not know",

@@ -17,28 +17,28 @@ ARITHMETIC = EXACT
 WIDTHS = [1, 2, 3, 5, 8, 9, 16, 17]
 COLUMNS = {"Q4_K": (256, 768, 2560), "Q5_K": (768,), "Q6_K": (768,), "Q8_0": (352, 768)}
 """Columns of a type's matrices; of those that are not named, one that is no multiple of 256."""
-ODD = 257
+ODD_COLUMNS = 257
 
 
 def cases() -> Iterator[Case]:
     """Yield cases of P3's falsifiers; Q4_K must be taken, as in the contract."""
     for kind in TYPES:
-        for k in COLUMNS.get(kind, (ODD,)):
-            yield _case("rows_equal_alone", kind, k, m=WIDTHS)
-            yield _case("products_are_true", kind, k,
+        for k in COLUMNS.get(kind, (ODD_COLUMNS,)):
+            yield _build_case("rows_equal_alone", kind, k, m=WIDTHS)
+            yield _build_case("products_are_true", kind, k,
                         flavours=["plain", "wild", "largest", "smallest"])
-        yield _case("neighbours_cannot_reach_a_row", kind, k, places=[0, 1, 3], must=False)
-    yield _case("every_tail_is_written", "Q4_K", 256, n=[1, 7, 31, 33, 65], m=3, must=False)
+        yield _build_case("neighbours_cannot_reach_a_row", kind, k, places=[0, 1, 3], must=False)
+    yield _build_case("every_tail_is_written", "Q4_K", 256, n=[1, 7, 31, 33, 65], m=3, must=False)
 
 
-def _case(falsifier: str, kind: str, k: int, must: bool = True, **more: Any) -> Case:
+def _build_case(falsifier: str, kind: str, k: int, must: bool = True, **more: Any) -> Case:
     arithmetic = EXACT if kind in EXACT_KINDS else ORDERED
     given = {"arithmetic": arithmetic, "kind": kind, "k": k, "n": 17, **more}
     return Case(phase="p3", falsifier=falsifier, tier="cpu", name=f"vectors-{kind}-k{k}",
                 given=given, quick=True, must_claim=must and kind == "Q4_K")
 
 
-def right(call: Call) -> dict[str, Tensor]:
+def answer_call(call: Call) -> dict[str, Tensor]:
     """Answer a call as the engine does."""
     weight = Weight(call.name, call.facts["type"], call.inputs["weights"].numpy(), ARITHMETIC)
     return {"out": weight.product(call.inputs["x"])}

@@ -15,24 +15,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
 from contracts.schema import Case, Tier
-from engine.blocks import TYPES, Bytes, finite_scales
+from engine.blocks import TYPES, Bytes, has_finite_scales
 from engine.errors import InputError
 from engine.gguf_file import GgufFile, TensorEntry, open_gguf
 from engine.weights import EXACT, EXACT_KINDS, ORDERED
 from falsifiers.gate.weight_sample import LeftOut, Sample, Sampled
 from falsifiers.judging.errors import Declined, SuiteError, printable
 
-ROWS = 96
+MAX_ROWS = 96
 """Rows of a tensor that are judged; a budget needs 64 outputs."""
-FEW = 4
+FEW_ROWS = 4
 """Rows where each takes long: under the interpreter, and in Python integers."""
-NARROW: dict[Tier, int] = {"cpu": 1 << 15, "interpret": 512, "cuda": 1 << 15}
+MAX_COLUMNS: dict[Tier, int] = {"cpu": 1 << 15, "interpret": 512, "cuda": 1 << 15}
 """Columns of a row that are judged, whole blocks from the first on."""
-SEVERAL: dict[Tier, tuple[int, ...]] = {
+BATCH_WIDTHS: dict[Tier, tuple[int, ...]] = {
     "cpu": (2, 3, 8, 17), "interpret": (3,), "cuda": (2, 3, 4, 8, 9, 16, 17, 33, 64)}
 """Every m at which rows are held against themselves alone."""
-NAME = re.compile(r"[^A-Za-z0-9_.=+-]")
-opened = cache(open_gguf)
+UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.=+-]")
+open_cached = cache(open_gguf)
 
 
 def sample(file: str, tensors: int, seed: int, named: Sequence[str] = ()) -> Sample:
@@ -42,32 +42,34 @@ def sample(file: str, tensors: int, seed: int, named: Sequence[str] = ()) -> Sam
     except UnicodeEncodeError:
         raise InputError(f"{file}: a path that is not UTF-8 cannot be kept in a verdict") from None
     gguf = open_gguf(file, partly=True)
-    able, left_out = _sorted_out(gguf, seed)
+    able, left_out = _select_supported(gguf, seed)
     if named:
-        unknown = next((n for n in named if n not in gguf.tensors and n not in gguf.left_out), None)
+        unknown = next(
+            (n for n in named if n not in gguf.tensors and n not in gguf.unsupported_tensors), None
+        )
         if unknown is not None:
             raise InputError(f"{file} has no tensor {printable(unknown)}")
         drawn = [one for one in able if one.tensor in named]
     else:
-        drawn = _drawn(able, tensors, seed)
+        drawn = _draw_tensors(able, tensors, seed)
     return Sample(file=file, seed=seed, sampled=tuple(drawn), not_drawn=len(able) - len(drawn),
-                  left_out=left_out, cases=tuple(_cases(file, drawn, seed)))
+                  left_out=left_out, cases=tuple(_build_cases(file, drawn, seed)))
 
 
-def _sorted_out(gguf: GgufFile, seed: int) -> tuple[list[Sampled], tuple[LeftOut, ...]]:
+def _select_supported(gguf: GgufFile, seed: int) -> tuple[list[Sampled], tuple[LeftOut, ...]]:
     """Return the tensors that can be judged, in the file's order, and why others cannot."""
     able: list[Sampled] = []
     reasons: dict[str, list[str]] = defaultdict(list)
-    for name, kind in gguf.left_out.items():
+    for name, kind in gguf.unsupported_tensors.items():
         reasons[f"of type {kind}, which P3 does not know"].append(name)
-    gguf.hold()
+    gguf.check_size()
     for entry in gguf.tensors.values():
         if len(entry.shape) == 1:
             reasons["of one dimension: no matrix"].append(entry.name)
             continue
-        rows = min(ROWS, len(entry.data))
-        first = _number(f"{seed} rows {entry.name}") % (len(entry.data) - rows + 1)
-        if finite_scales(entry.kind, entry.data[first:first + rows]):
+        rows = min(MAX_ROWS, len(entry.data))
+        first = _hash_number(f"{seed} rows {entry.name}") % (len(entry.data) - rows + 1)
+        if has_finite_scales(entry.kind, entry.data[first:first + rows]):
             able.append(Sampled(tensor=entry.name, kind=entry.kind, shape=entry.shape,
                                 first=first, rows=rows))
         else:
@@ -76,13 +78,13 @@ def _sorted_out(gguf: GgufFile, seed: int) -> tuple[list[Sampled], tuple[LeftOut
                        for why, names in reasons.items())
 
 
-def _number(text: str) -> int:
+def _hash_number(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
-def _drawn(able: Iterable[Sampled], count: int, seed: int) -> list[Sampled]:
+def _draw_tensors(able: Iterable[Sampled], count: int, seed: int) -> list[Sampled]:
     """Return `count` tensors, but one of each type at least, the first of each type ahead."""
-    order = sorted(able, key=lambda one: _number(f"{seed} {one.tensor}"))
+    order = sorted(able, key=lambda one: _hash_number(f"{seed} {one.tensor}"))
     kinds: dict[str, Sampled] = {}
     for one in order:
         kinds.setdefault(one.kind, one)
@@ -90,26 +92,32 @@ def _drawn(able: Iterable[Sampled], count: int, seed: int) -> list[Sampled]:
     return [*kinds.values(), *rest[:max(0, count - len(kinds))]]
 
 
-def _cases(file: str, drawn: Sequence[Sampled], seed: int) -> Iterator[Case]:
+def _build_cases(file: str, drawn: Sequence[Sampled], seed: int) -> Iterator[Case]:
     """Yield the cases of drawn tensors; the interpreter takes the first of each type alone."""
     seen: set[str] = set()
     for number, one in enumerate(drawn):
-        plain = NAME.sub("_", one.tensor)[:60]
-        twin = any(NAME.sub("_", other.tensor)[:60] == plain for other in drawn[:number])
+        plain = UNSAFE_CHARACTERS.sub("_", one.tensor)[:60]
+        twin = any(
+            UNSAFE_CHARACTERS.sub("_", other.tensor)[:60] == plain for other in drawn[:number]
+        )
         label = f"weights-{plain}{f'-{number}' if twin else ''}-{one.kind}"
         parts = ["rowtwin gate --phase 3 --weights", shlex.quote(file), "--seed", str(seed)]
         if one.tensor.isprintable():
             parts += ["--tensor", shlex.quote(one.tensor)]
-        for tier in SEVERAL:
+        for tier in BATCH_WIDTHS:
             if tier != "interpret" or one.kind not in seen:
-                yield from _of_tensor(os.path.abspath(file), one, label, tier, " ".join(parts))
+                yield from _build_tensor_cases(
+                    os.path.abspath(file), one, label, tier, " ".join(parts)
+                )
         seen.add(one.kind)
 
 
-def _of_tensor(path: str, one: Sampled, label: str, tier: Tier, repro: str) -> Iterator[Case]:
+def _build_tensor_cases(
+    path: str, one: Sampled, label: str, tier: Tier, repro: str
+) -> Iterator[Case]:
     block = TYPES[one.kind].weights
-    rows = min(FEW, one.rows) if tier == "interpret" else one.rows
-    columns = min(one.shape[-1], NARROW[tier] // block * block)
+    rows = min(FEW_ROWS, one.rows) if tier == "interpret" else one.rows
+    columns = min(one.shape[-1], MAX_COLUMNS[tier] // block * block)
     given = {"file": path, "tensor": one.tensor, "kind": one.kind, "first": one.first, "n": rows,
              "k": columns, "arithmetic": EXACT if one.kind in EXACT_KINDS else ORDERED}
 
@@ -120,18 +128,18 @@ def _of_tensor(path: str, one: Sampled, label: str, tier: Tier, repro: str) -> I
         return Case(phase="p3", falsifier=falsifier, tier=tier, name=name, quick=True,
                     must_claim=must, given={**given, **more}, repro=repro)
 
-    for m in SEVERAL[tier]:
+    for m in BATCH_WIDTHS[tier]:
         yield case("rows_equal_alone", f"{label}-m{m}", m=[m])
     yield case("products_are_true", label, flavours=["real"])
     if tier != "interpret":
         yield case("products_equal_integer_arithmetic", label, flavours=["real"],
-                   n=min(FEW, rows), k=min(columns, 4096))
+                   n=min(FEW_ROWS, rows), k=min(columns, 4096))
 
 
-def rows_of(case: Case, kind: str, n: int, k: int) -> Bytes:
+def load_rows(case: Case, kind: str, n: int, k: int) -> Bytes:
     """Return the first n rows and k columns of what a case judges, as block bytes u8[n, bytes]."""
-    gguf = opened(case["file"], partly=True)
-    gguf.hold()
+    gguf = open_cached(case["file"], partly=True)
+    gguf.check_size()
     entry: TensorEntry | None = gguf.tensors.get(case["tensor"])
     first, size = case["first"], TYPES[kind].row_bytes(k)
     if entry is None or entry.kind != kind or entry.data.shape[1] < size:

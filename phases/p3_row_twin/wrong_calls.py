@@ -12,7 +12,7 @@ from engine.blocks import TYPES
 from engine.weights import ORDERED, Weight
 from phases.p3_row_twin.increment import GemvRows
 from phases.p3_row_twin.reference import gemv_rows
-from phases.p3_row_twin.wrong_products import dense, in_order
+from phases.p3_row_twin.wrong_products import dense_weights, ordered_product
 
 
 def ordered_above_eight(weight: Weight, x: Tensor, out: Tensor) -> None:
@@ -20,17 +20,20 @@ def ordered_above_eight(weight: Weight, x: Tensor, out: Tensor) -> None:
 
 
 def split_by_width(weight: Weight, x: Tensor, out: Tensor) -> None:
-    parts, w = 1 if len(x) == 1 else 2 if len(x) <= 8 else 4, dense(weight)
+    parts, w = 1 if len(x) == 1 else 2 if len(x) <= 8 else 4, dense_weights(weight)
     step = -(-weight.k // parts)
     for row, into in zip(x, out, strict=True):
-        sums = [in_order(a, b, 256) for a, b in zip(row.split(step), w.split(step, 1), strict=True)]
+        sums = [
+            ordered_product(a, b, 256)
+            for a, b in zip(row.split(step), w.split(step, 1), strict=True)
+        ]
         into.copy_(torch.stack(sums).sum(0))
 
 
 def lanes_by_width(weight: Weight, x: Tensor, out: Tensor) -> None:
-    w, lanes = dense(weight), 256 if len(x) <= 4 else 128
+    w, lanes = dense_weights(weight), 256 if len(x) <= 4 else 128
     for row, into in zip(x, out, strict=True):
-        into.copy_(in_order(row, w, lanes))
+        into.copy_(ordered_product(row, w, lanes))
 
 
 def last_block_dropped(weight: Weight, x: Tensor, out: Tensor) -> None:
@@ -78,39 +81,39 @@ def rows_reversed(weight: Weight, x: Tensor, out: Tensor) -> None:
     gemv_rows(weight, x.flip(0), out)
 
 
-def _strided(x: Tensor, width: int, stride: int) -> Tensor:
+def _with_strides(x: Tensor, width: int, stride: int) -> Tensor:
     return x.as_strided((len(x), width), (stride, 1))
 
 
 def out_as_if_packed(weight: Weight, x: Tensor, out: Tensor) -> None:
-    gemv_rows(weight, x, _strided(out, weight.n, weight.n))
+    gemv_rows(weight, x, _with_strides(out, weight.n, weight.n))
 
 
 def x_as_if_packed(weight: Weight, x: Tensor, out: Tensor) -> None:
-    gemv_rows(weight, _strided(x, weight.k, weight.k), out)
+    gemv_rows(weight, _with_strides(x, weight.k, weight.k), out)
 
 
 def out_by_the_stride_of_x(weight: Weight, x: Tensor, out: Tensor) -> None:
     gap = x.stride(0) - weight.k if len(x) > 1 else 0
-    gemv_rows(weight, x, _strided(out, weight.n, weight.n + gap))
+    gemv_rows(weight, x, _with_strides(out, weight.n, weight.n + gap))
 
 
 def whole_tiles_stored(weight: Weight, x: Tensor, out: Tensor) -> None:
     result = torch.empty(len(x), weight.n)
     gemv_rows(weight, x, result)
     wide = torch.nn.functional.pad(result, (0, -weight.n % 4))
-    for into, row in zip(_strided(out, wide.shape[1], out.stride(0)), wide, strict=True):
+    for into, row in zip(_with_strides(out, wide.shape[1], out.stride(0)), wide, strict=True):
         into.copy_(row)
 
 
-def whole_tiles_alone(weight: Weight, x: Tensor, out: Tensor) -> None:
+def whole_tiles_only(weight: Weight, x: Tensor, out: Tensor) -> None:
     whole = weight.n // 16 * 16
     if whole:
         part = Weight(weight.name, weight.kind, weight.raw[:whole], weight.arithmetic)
         gemv_rows(part, x, out[:, :whole])
 
 
-def grid_of_at_most(rows: int) -> GemvRows:
+def limited_grid(rows: int) -> GemvRows:
     """Return a product whose grid ends at so many rows of the matrix."""
     def product(weight: Weight, x: Tensor, out: Tensor) -> None:
         part = Weight(weight.name, weight.kind, weight.raw[:rows], weight.arithmetic)
@@ -132,17 +135,17 @@ def added_to_out(weight: Weight, x: Tensor, out: Tensor) -> None:
     out.add_(result)
 
 
-def rounds_its_input(weight: Weight, x: Tensor, out: Tensor) -> None:
+def round_input(weight: Weight, x: Tensor, out: Tensor) -> None:
     gemv_rows(weight, x, out)
     x.copy_(x.bfloat16().float())
 
 
-def clears_what_it_read(weight: Weight, x: Tensor, out: Tensor) -> None:
+def clear_weights(weight: Weight, x: Tensor, out: Tensor) -> None:
     gemv_rows(weight.like(), x, out)
     weight.raw[:, -1] = 0
 
 
-def kept_by_address() -> GemvRows:
+def cache_by_address() -> GemvRows:
     """Return a product that remembers what an input at this address gave last."""
     known: dict[tuple[int, int, int], Tensor] = {}
 
@@ -164,7 +167,7 @@ def weights_kept_by_shape() -> GemvRows:
         known.setdefault((weight.kind, weight.n, weight.k), weight), x, out)
 
 
-def put_off() -> GemvRows:
+def defer_product() -> GemvRows:
     """Return a product that does the work of a call when the next one comes."""
     waiting: list[Callable[[], None]] = []
 
@@ -182,12 +185,12 @@ def halves_as_they_come() -> GemvRows:
 
     def product(weight: Weight, x: Tensor, out: Tensor) -> None:
         calls.append(1)
-        w, order = dense(weight), 1 - 2 * (len(calls) % 2)
+        w, order = dense_weights(weight), 1 - 2 * (len(calls) % 2)
         for row, into in zip(x, out, strict=True):
             whole = torch.zeros(weight.n, dtype=torch.float16)
             parts = zip(row.split(64), w.split(64, 1), strict=True)
             for a, b in list(parts)[::order]:
-                whole = whole + in_order(a, b, 256).half()
+                whole = whole + ordered_product(a, b, 256).half()
             into.copy_(whole)
 
     return product

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from contracts.schema import DEVICE, Case
+from contracts.schema import DEVICE_TIERS, Case
 from engine.weights import EXACT, Weight
 from phases.p3_row_twin.increment import gemv_rows as right
 
@@ -12,7 +12,7 @@ ARITHMETIC = EXACT
 
 
 def supports(case: Case) -> str | None:
-    return None if case.tier in DEVICE else "its fault is one of launches on a device"
+    return None if case.tier in DEVICE_TIERS else "its fault is one of launches on a device"
 
 
 def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:

@@ -11,28 +11,28 @@ import torch
 from torch import Tensor
 
 from engine import arithmetic as ar
-from engine.blocks import TYPES, Parts
+from engine.blocks import TYPES, BlockFields
 from engine.weights import Weight
 from phases.p3_row_twin.increment import GemvRows
 from phases.p3_row_twin.reference import gemv_rows
 
 
-def by(wrong: type[Weight]) -> GemvRows:
+def with_weight_class(wrong: type[Weight]) -> GemvRows:
     """Return a product that makes its own, wrong matrix of the right one's bytes."""
     return lambda weight, x, out: gemv_rows(
         wrong(weight.name, weight.kind, weight.raw, weight.arithmetic), x, out)
 
 
-def of_parts(change: Callable[[str, Parts], Parts]) -> GemvRows:
+def with_changed_parts(change: Callable[[str, BlockFields], BlockFields]) -> GemvRows:
     """Return a product whose blocks' integers and scales are changed as they are taken apart."""
     class Wrong(Weight):
-        def _part(self, parts: Parts) -> Any:
-            return super()._part(change(self.kind, parts))
+        def _fields_to_tensors(self, parts: BlockFields) -> Any:
+            return super()._fields_to_tensors(change(self.kind, parts))
 
-    return by(Wrong)
+    return with_weight_class(Wrong)
 
 
-def as_q4(weight: Weight, x: Tensor, out: Tensor) -> None:
+def decode_as_q4(weight: Weight, x: Tensor, out: Tensor) -> None:
     if weight.kind in ("Q5_K", "Q6_K"):
         size = TYPES[weight.kind].bytes
         raw = weight.raw.reshape(weight.n, -1, size)[:, :, :144].reshape(weight.n, -1)
@@ -40,7 +40,7 @@ def as_q4(weight: Weight, x: Tensor, out: Tensor) -> None:
     gemv_rows(weight, x, out)
 
 
-def low_scale_bits(kind: str, parts: Parts) -> Parts:
+def low_scale_bits(kind: str, parts: BlockFields) -> BlockFields:
     if kind not in ("Q4_K", "Q5_K") or parts.scale is None:
         return parts
     scale = parts.scale.reshape(len(parts.scale), -1, 8).copy()
@@ -48,94 +48,94 @@ def low_scale_bits(kind: str, parts: Parts) -> Parts:
     return replace(parts, scale=scale.reshape(parts.scale.shape))
 
 
-def paired_scales(kind: str, parts: Parts) -> Parts:
+def paired_scales(kind: str, parts: BlockFields) -> BlockFields:
     if parts.scale is None:
         return parts
     return replace(parts, scale=parts.scale[:, ::2].repeat(2, axis=1))
 
 
-def next_scales(kind: str, parts: Parts) -> Parts:
+def next_scales(kind: str, parts: BlockFields) -> BlockFields:
     scale = None if parts.scale is None else np.roll(parts.scale, -1, axis=1)
     return replace(parts, scale=scale, d=np.roll(parts.d, -1, 1) if scale is None else parts.d)
 
 
-def first_group_for_all(kind: str, parts: Parts) -> Parts:
+def first_group_for_all(kind: str, parts: BlockFields) -> BlockFields:
     q = parts.q.reshape(len(parts.q), -1, TYPES[kind].weights)
     group = q[:, :, :32].repeat(q.shape[2] // 32, axis=1).reshape(parts.q.shape)
     return replace(parts, q=group)
 
 
-def signed_high_bits(kind: str, parts: Parts) -> Parts:
+def signed_high_bits(kind: str, parts: BlockFields) -> BlockFields:
     if kind != "Q6_K":
         return parts
     q = parts.q + np.int16(32)
     return replace(parts, q=np.where(q >= 32, q - 64, q).astype(np.int16))
 
 
-def unsigned_quants(kind: str, parts: Parts) -> Parts:
+def unsigned_quants(kind: str, parts: BlockFields) -> BlockFields:
     return replace(parts, q=parts.q & 255) if kind == "Q8_0" else parts
 
 
-def scales_one_apart(kind: str, parts: Parts) -> Parts:
+def scales_one_apart(kind: str, parts: BlockFields) -> BlockFields:
     groups, rows = parts.d.shape[1], np.arange(len(parts.d))[:, None]
     flat = parts.d.ravel()
     return replace(parts, d=flat[np.minimum(rows + np.arange(groups), flat.size - 1)])
 
 
-def first_of_sixteen(kind: str, parts: Parts) -> Parts:
+def first_of_sixteen(kind: str, parts: BlockFields) -> BlockFields:
     rows = np.arange(len(parts.q)) // 16 * 16
     scale, minimum = (None if part is None else part[rows]
                       for part in (parts.scale, parts.minimum))
-    return Parts(parts.q[rows], scale, minimum, parts.d[rows],
+    return BlockFields(parts.q[rows], scale, minimum, parts.d[rows],
                  None if parts.dmin is None else parts.dmin[rows])
 
 
 class TwoLimbs(Weight):
-    def _dot(self, weights: Tensor, integers: Tensor) -> Tensor:
-        return super()._dot(weights, (integers / 256).round() * 256)
+    def _integer_dot(self, weights: Tensor, integers: Tensor) -> Tensor:
+        return super()._integer_dot(weights, (integers / 256).round() * 256)
 
 
 class JoinedInF32(Weight):
-    def _dot(self, weights: Tensor, integers: Tensor) -> Tensor:
+    def _integer_dot(self, weights: Tensor, integers: Tensor) -> Tensor:
         low = torch.remainder(integers + 128, 256) - 128
-        rest = super()._dot(weights, (integers - low) / 256).float() * 256
-        return (rest + super()._dot(weights, low).float()).double()
+        rest = super()._integer_dot(weights, (integers - low) / 256).float() * 256
+        return (rest + super()._integer_dot(weights, low).float()).double()
 
 
 class MinimumIn32Bits(Weight):
-    def _less_minimum(self, value: Tensor, dmin: Tensor, m: Tensor) -> Tensor:
+    def _subtract_minimum(self, value: Tensor, dmin: Tensor, m: Tensor) -> Tensor:
         wrapped = torch.remainder(m.double() + 2.0 ** 31, 2.0 ** 32) - 2.0 ** 31
-        return super()._less_minimum(value, dmin, wrapped.float())
+        return super()._subtract_minimum(value, dmin, wrapped.float())
 
 
-class Contracted(Weight):
-    def _less_minimum(self, value: Tensor, dmin: Tensor, m: Tensor) -> Tensor:
+class ContractedMinimum(Weight):
+    def _subtract_minimum(self, value: Tensor, dmin: Tensor, m: Tensor) -> Tensor:
         return (value.double() - dmin.double() * m.double()).float()
 
 
 class WithoutSegments(Weight):
-    def _add_up(self, values: Tensor) -> Tensor:
+    def _sum_groups(self, values: Tensor) -> Tensor:
         whole = torch.zeros_like(values[0])
         for value in values:
             whole = whole + value
         return whole
 
 
-class FiniteAlways(Weight):
+class NonFiniteAsZero(Weight):
     def product(self, x: Tensor) -> Tensor:
         return super().product(torch.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0))
 
 
-class Fused(Weight):
-    def _ordered(self, x: Tensor) -> Tensor:
+class ContractedSums(Weight):
+    def _ordered_product(self, x: Tensor) -> Tensor:
         lanes = torch.zeros(self.n, 256, dtype=torch.float64)
-        terms = x.double() * self._values(slice(0, self.n)).double()
+        terms = x.double() * self._dequantised_rows(slice(0, self.n)).double()
         for part in torch.nn.functional.pad(terms, (0, -self.k % 256)).split(256, dim=1):
             lanes = (lanes + part).float().double()
-        return ar.pairwise(lanes.float())
+        return ar.pairwise_sum(lanes.float())
 
 
-def dense(weight: Weight) -> Tensor:
+def dense_weights(weight: Weight) -> Tensor:
     """Return the weights as f32[N, K]."""
     return weight.rows(list(range(weight.n)))
 
@@ -148,7 +148,7 @@ def eight_bits(weight: Weight, x: Tensor, out: Tensor) -> None:
     gemv_rows(weight, whole.flatten(1), out)
 
 
-def in_order(x: Tensor, w: Tensor, lanes: int) -> Tensor:
+def ordered_product(x: Tensor, w: Tensor, lanes: int) -> Tensor:
     """Return x f32[K] times w f32[N, K] with so many lanes, then pairs."""
-    return ar.pairwise(ar.lanes(x * w, lanes))
+    return ar.pairwise_sum(ar.lane_sums(x * w, lanes))
 

@@ -22,7 +22,7 @@ from engine.weights import Weight
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.poison import guarded
 
-FUNCTIONS = ("exp", "log1p", "sigmoid", "silu", "softplus")
+PINNED_FUNCTIONS = ("exp", "log1p", "sigmoid", "silu", "softplus")
 
 
 def splits(which: str, length: int) -> list[tuple[int, ...]]:
@@ -34,7 +34,7 @@ def splits(which: str, length: int) -> list[tuple[int, ...]]:
     return [(length,), (length - 1, 1), (length - 6, 6), (a, b - a, length - b)]
 
 
-def calls_due(model: Model) -> dict[str, int]:
+def expected_calls(model: Model) -> dict[str, int]:
     """Return how often a step runs each op without state, whatever its rows and tokens."""
     config = model.config
     gdn, attention = len(config.gdn_layers), len(config.attention_layers)
@@ -43,7 +43,7 @@ def calls_due(model: Model) -> dict[str, int]:
             "rotate": 2 * attention, "silu_mul": config.layers}
 
 
-def counted(path: Path, met: dict[str, list[int]], calls: Counter[str]) -> Path:
+def counting_path(path: Path, met: dict[str, list[int]], calls: Counter[str]) -> Path:
     """Return the path with every product noted by its matrix, and every op's calls counted."""
     def project(weight: Weight, x: Tensor, out: Tensor) -> None:
         met.setdefault(weight.name, []).append(len(x))
@@ -60,7 +60,7 @@ def counted(path: Path, met: dict[str, list[int]], calls: Counter[str]) -> Path:
     return replace(path, project=project, **others)
 
 
-def on_kernels(path: Path, kinds: Collection[str]) -> Path:
+def kernel_path(path: Path, kinds: Collection[str]) -> Path:
     """Return the path with the kernels that a device would run, for Triton's interpreter.
 
     Products with matrices of other types than `kinds` stay as they are: the interpreter needs a
@@ -75,7 +75,7 @@ def on_kernels(path: Path, kinds: Collection[str]) -> Path:
                    **{n: getattr(getattr(path, n), "kernel", getattr(path, n)) for n in names})
 
 
-def decode_rates(path: Path, model: Model, steps: int = 20) -> dict[str, float]:
+def measure_decode_rates(path: Path, model: Model, steps: int = 20) -> dict[str, float]:
     """Return steps a second at one and at four rows: per-request decode, as evidence alone."""
     rates = {}
     for m in (1, 4):
@@ -91,7 +91,7 @@ def decode_rates(path: Path, model: Model, steps: int = 20) -> dict[str, float]:
                                                      / rates["steps_a_second_m1"], 3)}
 
 
-def host_waits(path: Path, model: Model, m: int = 4) -> int:
+def count_host_waits(path: Path, model: Model, m: int = 4) -> int:
     """Return how often torch saw the host wait for the device in one step of m rows."""
     pool = model.new_pool(m, 4)
     with warnings.catch_warnings(record=True) as seen:
@@ -105,7 +105,7 @@ def host_waits(path: Path, model: Model, m: int = 4) -> int:
 
 def tied_rows(vocab: int) -> Iterator[tuple[str, Tensor]]:
     """Yield logits f32[rows, vocab] by name, each row with a maximum that is easy to get wrong."""
-    base = _values(vocab, 1)
+    base = _random_values(vocab, 1)
     edges = [e for e in (1, 5, 31, 32, 127, 128, 255, 256, 511, 512, 1023, 1024, 4095, 4096,
                          vocab - 1) if e < vocab]
     tied = base.repeat(len(edges) + 1, 1)
@@ -125,7 +125,7 @@ def tied_rows(vocab: int) -> Iterator[tuple[str, Tensor]]:
     yield "infinite, and all one value", infinite
 
 
-def spaced(logits: Tensor, stride: int, device: str) -> Tensor:
+def space_rows(logits: Tensor, stride: int, device: str) -> Tensor:
     """Return the same rows, each `stride` values after the last, with infinity behind each."""
     m, vocab = logits.shape
     room = torch.empty((m - 1) * stride + vocab + 64, device=device)
@@ -133,14 +133,14 @@ def spaced(logits: Tensor, stride: int, device: str) -> Tensor:
     return rows.copy_(logits)
 
 
-def hold_functions(judge: Judge, kernel: Callable[..., None], device: str) -> None:
+def check_functions(judge: Judge, kernel: Callable[..., None], device: str) -> None:
     """Hold each pinned function to the engine's on 180,001 values, 4,096 patterns and the edges."""
     draw = torch.Generator().manual_seed(7)
     patterns = torch.randint(-2**31, 2**31 - 1, (4096,), generator=draw).to(torch.int32)
     edges = [torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-45, -1e-45, 87.0, -87.0, 88.0, 88.5]
     x = torch.cat([torch.tensor(edges), patterns.view(torch.float32),
                    (torch.arange(-90000, 90001).double() / 1000).float()])
-    for name in FUNCTIONS:
+    for name in PINNED_FUNCTIONS:
         given = torch.linspace(0, 1, 4096) if name == "log1p" else x
         out = guarded(len(given), device=device)
         # the interpreter is fast on wide programs, a compiler unrolls them
@@ -149,12 +149,14 @@ def hold_functions(judge: Judge, kernel: Callable[..., None], device: str) -> No
         out.hold(judge, name)
 
 
-def hold_norm(judge: Judge, norm: Callable[..., None], device: str, n: int) -> None:
+def check_norm(judge: Judge, norm: Callable[..., None], device: str, n: int) -> None:
     """Hold a norm to the engine's on rows and on heads with a stride, NaN in one row and behind."""
     x = torch.full((3, 2, n + 50), torch.nan)
-    x[:, :, :n] = _values(6 * n, 2).view(3, 2, n) * torch.tensor([1e-3, 1.0, 1e4])[:, None, None]
+    x[:, :, :n] = (
+        _random_values(6 * n, 2).view(3, 2, n) * torch.tensor([1e-3, 1.0, 1e4])[:, None, None]
+    )
     x[1, 1, 3] = torch.nan
-    weight = _values(n, 3)
+    weight = _random_values(n, 3)
     for name, rows in (("rows", x[:, 0, :n]), ("heads", x[:, :, :n])):
         want, out = torch.empty(rows.shape), guarded(*rows.shape, device=device)
         ops.norm(rows, weight, 1e-6, want)
@@ -164,12 +166,12 @@ def hold_norm(judge: Judge, norm: Callable[..., None], device: str, n: int) -> N
         out.hold(judge, "norm")
 
 
-def hold_add_norm(judge: Judge, add_norm: Callable[..., None], device: str, n: int) -> None:
+def check_add_norm(judge: Judge, add_norm: Callable[..., None], device: str, n: int) -> None:
     """Hold a residual sum and its norm to the engine's in rows of three sizes, NaN in one."""
-    x, y = (_values(3 * n, seed).view(3, n) * torch.tensor([1e-3, 1.0, 1e4])[:, None]
+    x, y = (_random_values(3 * n, seed).view(3, n) * torch.tensor([1e-3, 1.0, 1e4])[:, None]
             for seed in (8, 9))
     x[1, 3], y[2, 0], x[2, 0] = torch.nan, -0.0, -0.0
-    weight, want = _values(n, 10), (torch.empty(3, n), torch.empty(3, n))
+    weight, want = _random_values(n, 10), (torch.empty(3, n), torch.empty(3, n))
     outs = [guarded(3, n, device=device) for _ in range(2)]
     ops.add_norm(ops.norm, x, y, weight, 1e-6, *want)
     add_norm(x.to(device), y.to(device), weight.to(device), 1e-6, *(o.inside for o in outs))
@@ -178,19 +180,21 @@ def hold_add_norm(judge: Judge, add_norm: Callable[..., None], device: str, n: i
         out.hold(judge, name)
 
 
-def hold_carried(judge: Judge, path: Path, device: str, m: int, n: int,
+def check_quantised_reuse(judge: Judge, path: Path, device: str, m: int, n: int,
                  kinds: Sequence[str] = ("Q4_K", "Q6_K")) -> None:
     """Hold products of what an op made to those of a copy, which brings no integers with it."""
-    x, y, out, total = (_values(m * n, seed).view(m, n).to(device) for seed in (11, 12, 13, 14))
+    x, y, out, total = (
+        _random_values(m * n, seed).view(m, n).to(device) for seed in (11, 12, 13, 14)
+    )
     x[0, 5], x[m - 1, :256] = 1e30, 0.0
-    weight, short = _values(n, 15).to(device), _values(128, 16).to(device)
+    weight, short = _random_values(n, 15).to(device), _random_values(128, 16).to(device)
     heads = [v.view(m, -1, 128) for v in (x, y, out)]
     made: dict[str, Callable[[], None]] = {
         "add_norm": lambda: path.add_norm(path.norm, x, y, weight, 1e-6, total, out),
         "silu_mul": lambda: path.silu_mul(x, y, out),
         "gated_norm": lambda: path.gated_norm(*heads[:2], short, 1e-6, heads[2])}
     for kind in kinds:
-        raw = encode(kind, _values(48 * n, 17).view(48, n).numpy())
+        raw = encode(kind, _random_values(48 * n, 17).view(48, n).numpy())
         matrix = Weight("w", kind, raw, device=device)
         for name, make in made.items():
             products = [torch.empty(m, 48, device=device) for _ in range(2)]
@@ -200,20 +204,24 @@ def hold_carried(judge: Judge, path: Path, device: str, m: int, n: int,
             judge.equal(f"product of {name}", products[0], products[1], kind=kind)
 
 
-def hold_gated_norm(judge: Judge, gated_norm: Callable[..., None], device: str, n: int) -> None:
+def check_gated_norm(judge: Judge, gated_norm: Callable[..., None], device: str, n: int) -> None:
     """Hold the gated norm of n heads to the engine's in three rows; one head has NaN, one zeros."""
-    x, z = (_values(3 * n * 128, seed).view(3, n, 128) * 20.0 for seed in (5, 6))
+    x, z = (_random_values(3 * n * 128, seed).view(3, n, 128) * 20.0 for seed in (5, 6))
     x[1, 0, 5], x[2, n - 1] = torch.nan, 0.0
-    weight, want, out = _values(128, 7), torch.empty(3, n, 128), guarded(3, n, 128, device=device)
+    weight, want, out = (
+        _random_values(128, 7),
+        torch.empty(3, n, 128),
+        guarded(3, n, 128, device=device),
+    )
     ops.gated_norm(x, z, weight, 1e-6, want)
     gated_norm(x.to(device), z.to(device), weight.to(device), 1e-6, out.inside)
     judge.equal("gated_norm", out.inside, want, rule="truth", finite=False)
     out.hold(judge, "gated_norm")
 
 
-def hold_silu_mul(judge: Judge, silu_mul: Callable[..., None], device: str, n: int) -> None:
+def check_silu_mul(judge: Judge, silu_mul: Callable[..., None], device: str, n: int) -> None:
     """Hold SILU(gate) * up to the engine's at several rows with poison behind each, and NaN."""
-    gate, up = _values(6 * n, 4).view(2, 3, n) * 30.0
+    gate, up = _random_values(6 * n, 4).view(2, 3, n) * 30.0
     gate[1, n // 2] = torch.nan
     want, out = torch.empty(3, n), guarded(3, n, device=device)
     ops.silu_mul(gate, up, want)
@@ -224,7 +232,7 @@ def hold_silu_mul(judge: Judge, silu_mul: Callable[..., None], device: str, n: i
     out.hold(judge, "silu_mul")
 
 
-def _values(count: int, seed: int) -> Tensor:
+def _random_values(count: int, seed: int) -> Tensor:
     return torch.randn(count, generator=torch.Generator().manual_seed(seed))
 
 

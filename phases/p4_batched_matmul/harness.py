@@ -18,7 +18,7 @@ from phases.p4_batched_matmul import increment
 CAPACITY = 96
 
 
-def kernel_of(case: Case, op: Callable[..., None]) -> Callable[..., None]:
+def select_kernel(case: Case, op: Callable[..., None]) -> Callable[..., None]:
     """Return what an op runs on a device, under the interpreter too; a candidate's op is its own.
 
     On the CPU it is the op as it is.
@@ -26,7 +26,7 @@ def kernel_of(case: Case, op: Callable[..., None]) -> Callable[..., None]:
     return getattr(op, "kernel", op) if case.tier == "interpret" else op
 
 
-def engine_for(case: Case, subject: Subject) -> tuple[Engine, Any]:
+def build_engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
     """Return the engine that a case judges, and its model, both on the case's device."""
     model = subject.models(case["model"])
     if subject.device != "cpu":
@@ -35,13 +35,13 @@ def engine_for(case: Case, subject: Subject) -> tuple[Engine, Any]:
     return engine_of(subject.path, candidate, model), model
 
 
-def one_step(case: Case, model: Any) -> step_rows.OneStep:
+def draw_step(case: Case, model: Any) -> step_rows.BatchedStep:
     """Return a step from states that no answer has a part in."""
-    return step_rows.drawn(PathEngine(increment.path(), model), Rows, model.config.vocab,
+    return step_rows.draw_step(PathEngine(increment.path(), model), Rows, model.config.vocab,
                            case["counts"], case["capacity"], case.given.get("tenant"))
 
 
-def own_step(subject: Subject) -> Path:
+def require_tree_step(subject: Subject) -> Path:
     """Return the path when its step is the tree's, so that its ops can be seen."""
     if is_whole(subject.candidate):
         raise Declined("the ops of a foreign step cannot be traced")
@@ -49,26 +49,26 @@ def own_step(subject: Subject) -> Path:
     return path
 
 
-def must_have_op(op: str, subject: Subject) -> None:
+def require_op(op: str, subject: Subject) -> None:
     """Decline an op that a foreign step comes without."""
     if is_whole(subject.candidate) and subject.candidate.op(op) is None:
         raise Declined(f"the candidate's step is its own and it offers no {op}, so the tree's "
                        f"would be judged")
 
 
-def arithmetic_of(subject: Subject) -> str:
+def expected_arithmetic(subject: Subject) -> str:
     """Return the arithmetic whose bits products are held to."""
     candidate = subject.candidate
     return candidate.arithmetic if candidate is not None and candidate.bitwise else EXACT
 
 
-def must_be_bitwise(subject: Subject) -> None:
+def require_bitwise(subject: Subject) -> None:
     """Decline what is held to the engine for a candidate of its own arithmetic."""
     if subject.candidate is not None and not subject.candidate.bitwise:
         raise Declined("a candidate of its own arithmetic is held to itself, not to the engine")
 
 
-def solo(engine: Engine, model: Any, seed: int, length: int, decode: int,
+def solo_stream(engine: Engine, model: Any, seed: int, length: int, decode: int,
          capacity: int = CAPACITY) -> Stream:
     """Return what a drawn prompt and its greedy tokens get alone."""
     return alone(engine, Rows, prompt_of(seed, length, model.config.vocab), decode, capacity,

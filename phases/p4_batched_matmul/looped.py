@@ -12,7 +12,7 @@ from engine.path import Rows, Sink
 from engine.state import Pool
 
 
-def looped(model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
+def looped_step(model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
            sink: Sink | None = None) -> Tensor:
     """Advance each row by its tokens, one after another; return logits f32[m, vocab]."""
     logits, at = [], 0

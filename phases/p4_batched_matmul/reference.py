@@ -169,7 +169,7 @@ class BatchedStep:
         weights = [layer.vectors[f"attn_{name}_norm"] for name in "qk"]
         normed = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in given]
         outs = [torch.empty_like(x) for x in normed]
-        table = self.model.rope.upto(self.held.reach)
+        table = self.model.rope.table_for(self.held.reach)
         self.path.norm_rotate(self.path.norm, self.path.rotate, given, weights,
                               self.model.config.eps, table, self.held.positions, normed, outs)
         for name, x, middle, out in zip("qk", given, normed, outs, strict=True):

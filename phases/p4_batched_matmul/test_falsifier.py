@@ -11,7 +11,7 @@ import torch
 from contracts.schema import Case
 from engine.candidate import PathEngine, is_whole
 from engine.path import Rows, traced
-from falsifiers.bisect.trace import Trace, hold_traces
+from falsifiers.bisect.trace import Trace, assert_traces_equal
 from falsifiers.judging.batch_driver import Batch, bad_steps, prompt_of, state_digest
 from falsifiers.judging.errors import Declined
 from falsifiers.judging.judge import Judge
@@ -20,31 +20,31 @@ from falsifiers.vectors import step_rows
 from phases.p4_batched_matmul import attacks, increment, op_checks
 from phases.p4_batched_matmul.harness import (
     CAPACITY,
-    arithmetic_of,
-    engine_for,
-    kernel_of,
-    must_be_bitwise,
-    must_have_op,
-    one_step,
-    own_step,
-    solo,
+    build_engine,
+    draw_step,
+    expected_arithmetic,
+    require_bitwise,
+    require_op,
+    require_tree_step,
+    select_kernel,
+    solo_stream,
 )
-from phases.p4_batched_matmul.looped import looped
+from phases.p4_batched_matmul.looped import looped_step
 
 
 def test_rows_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
     if "op" in case.given:
-        must_have_op(case["op"], subject)
-        op_checks.hold_alone(judge, subject.path, case, arithmetic_of(subject))
+        require_op(case["op"], subject)
+        op_checks.check_twin(judge, subject.path, case, expected_arithmetic(subject))
         return
-    engine, model = engine_for(case, subject)
+    engine, model = build_engine(case, subject)
     if "counts" in case.given:
-        step_rows.hold_alone(judge, engine, one_step(case, model))
+        step_rows.compare_with_solo(judge, engine, draw_step(case, model))
         return
     draw = random.Random(case["m"])
     batch = Batch(engine, Rows, judge, slots=case["m"] + 1, capacity=CAPACITY)
     order = draw.sample(range(case["m"] + 1), case["m"])
-    streams = [solo(engine, model, i, 1 + (5 * i + 2) % 7, case["decode"])
+    streams = [solo_stream(engine, model, i, 1 + (5 * i + 2) % 7, case["decode"])
                for i in range(min(case["m"], case["streams"]))]
     for row, slot in enumerate(order):  # where rows share streams, no two side by side do
         batch.join(slot, streams[row % len(streams)])
@@ -55,16 +55,16 @@ def test_rows_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
 
 
 def test_ops_equal_looped_step(case: Case, subject: Subject, judge: Judge) -> None:
-    (engine, model), oracle = engine_for(case, subject), subject.models(case["model"])
+    (engine, model), oracle = build_engine(case, subject), subject.models(case["model"])
     whole = is_whole(subject.candidate)  # whose ops cannot be traced
     if whole:
-        oracle = oracle.with_arithmetic(arithmetic_of(subject))
+        oracle = oracle.with_arithmetic(expected_arithmetic(subject))
     if "counts" in case.given:
         own = subject.candidate is not None and not subject.candidate.bitwise
-        step_rows.hold_true(judge, engine, PathEngine(increment.path(), oracle),
-                            one_step(case, model), step_rows.OWN_STEP if own else None)
+        step_rows.compare_with_engine(judge, engine, PathEngine(increment.path(), oracle),
+                            draw_step(case, model), step_rows.OWN_STEP_BUDGET if own else None)
         return
-    must_be_bitwise(subject)
+    require_bitwise(subject)
     m, draw = case["m"], random.Random(100 + case["m"])
     pool, peer = (made.new_pool(m + 1, CAPACITY) for made in (engine, oracle))
     slots, held = draw.sample(range(m + 1), m), dict.fromkeys(range(m + 1), 0)
@@ -75,9 +75,9 @@ def test_ops_equal_looped_step(case: Case, subject: Subject, judge: Judge) -> No
         got, want = Trace(), Trace()
         seen = engine if whole else PathEngine(traced(subject.path, got), model)
         logits = seen.step(tokens, rows, pool)
-        right = looped(oracle, peer, tokens, rows, want)
+        right = looped_step(oracle, peer, tokens, rows, want)
         if not whole:
-            hold_traces(judge, got, want, step=step)
+            assert_traces_equal(judge, got, want, step=step)
         judge.equal("logits", logits, right, rule="truth", step=step)
         held.update({s: held[s] + count for s, count in zip(slots, counts, strict=True)})
         for slot, length in held.items():
@@ -90,7 +90,7 @@ def test_ops_equal_looped_step(case: Case, subject: Subject, judge: Judge) -> No
 
 
 def test_membership_may_change_every_step(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = engine_for(case, subject)
+    engine, model = build_engine(case, subject)
     draw = random.Random(case["seed"])
     slots, waiting = 6, list(range(case["sequences"]))
     batch = Batch(engine, Rows, judge, slots=slots, capacity=CAPACITY)
@@ -99,7 +99,7 @@ def test_membership_may_change_every_step(case: Case, subject: Subject, judge: J
         while waiting and free and (not batch.live or draw.random() < 0.7):
             number = waiting.pop()
             batch.join(free.pop(draw.randrange(len(free))),
-                       solo(engine, model, 40 + number, 1 + number % 4, 3))
+                       solo_stream(engine, model, 40 + number, 1 + number % 4, 3))
         order = draw.sample(sorted(batch.live), k=draw.randint(1, len(batch.live)))
         left = [len(batch.live[s].logits) - batch.fed[s] for s in order]
         batch.step(order, [draw.randint(1, n) for n in left])
@@ -109,9 +109,9 @@ def test_membership_may_change_every_step(case: Case, subject: Subject, judge: J
 
 
 def test_prefill_equals_steps(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = engine_for(case, subject)
+    engine, model = build_engine(case, subject)
     length = case["length"]
-    stream = solo(engine, model, 70, length, 2)
+    stream = solo_stream(engine, model, 70, length, 2)
     for split in attacks.splits(case["splits"], length):
         batch = Batch(engine, Rows, judge, slots=2, capacity=CAPACITY)
         batch.join(1, stream)
@@ -126,13 +126,13 @@ def test_prefill_equals_steps(case: Case, subject: Subject, judge: Judge) -> Non
 
 
 def test_chunks_stand_beside_decoding_rows(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = engine_for(case, subject)
+    engine, model = build_engine(case, subject)
     chunks, steps = case["chunks"], len(case["chunks"][0])
     batch = Batch(engine, Rows, judge, slots=len(chunks) + 2, capacity=CAPACITY)
     for slot in (0, len(chunks) + 1):
-        batch.join(slot, solo(engine, model, 60 + slot, 2, steps))
+        batch.join(slot, solo_stream(engine, model, 60 + slot, 2, steps))
     for slot, counts in enumerate(chunks, 1):
-        batch.join(slot, solo(engine, model, 60 + slot, sum(counts), 1))
+        batch.join(slot, solo_stream(engine, model, 60 + slot, sum(counts), 1))
     for step in range(steps):
         given = {0: 1, len(chunks) + 1: 1, **{s: c[step] for s, c in enumerate(chunks, 1)}}
         order = sorted(given, reverse=step % 2 == 0)
@@ -141,13 +141,13 @@ def test_chunks_stand_beside_decoding_rows(case: Case, subject: Subject, judge: 
 
 
 def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = engine_for(case, subject)
+    engine, model = build_engine(case, subject)
     if not hasattr(engine, "write_state"):
         raise Declined("the candidate's engine has no write_state(), so no slot can be poisoned")
     if "counts" in case.given:
-        step_rows.hold_alone(judge, engine, one_step(case, model))
+        step_rows.compare_with_solo(judge, engine, draw_step(case, model))
         return
-    victim = solo(engine, model, 80, 2, 2)
+    victim = solo_stream(engine, model, 80, 2, 2)
     for order in ((2, 0), (0, 2), (1, 0, 2)):
         pool = engine.new_pool(3, CAPACITY)
         for slot in (1, 2):
@@ -167,10 +167,10 @@ def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judg
 
 
 def test_refusals_change_nothing(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = engine_for(case, subject)
+    engine, model = build_engine(case, subject)
     batch, fresh = Batch(engine, Rows, judge, slots=3, capacity=8), case.given.get("fresh")
     for slot in range(0 if fresh else 2):
-        batch.join(slot, solo(engine, model, 90 + slot, 2, 2, 8))
+        batch.join(slot, solo_stream(engine, model, 90 + slot, 2, 2, 8))
     if not fresh:
         batch.step([0, 1])
     for name, value, tokens, rows in bad_steps(Rows, model.config.vocab):
@@ -180,7 +180,7 @@ def test_refusals_change_nothing(case: Case, subject: Subject, judge: Judge) -> 
 
 
 def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = engine_for(case, subject)
+    engine, model = build_engine(case, subject)
     prompts = [prompt_of(100 + i, 4, model.config.vocab) for i in range(3)]
     logits: list[list[torch.Tensor]] = []
     for _ in range(2):
@@ -193,13 +193,13 @@ def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
 
 
 def test_each_weight_is_met_once_a_step(case: Case, subject: Subject, judge: Judge) -> None:
-    path, model = own_step(subject), subject.models(case["model"])
+    path, model = require_tree_step(subject), subject.models(case["model"])
     model = model.to(subject.device) if subject.device != "cpu" else model
     m, longest = case["m"], case["longest"]
     counts = tuple(longest - 3 * i % longest for i in range(m))
     met: dict[str, list[int]] = {}
     calls: Counter[str] = Counter()
-    logits = attacks.counted(path, met, calls).step(
+    logits = attacks.counting_path(path, met, calls).step(
         model, model.new_pool(m, CAPACITY), [7] * sum(counts),
         Rows(tuple(range(m)), (0,) * m, counts))
     judge.law(logits.shape[0] == m, f"a step of {m} rows returned {logits.shape[0]}")
@@ -210,21 +210,21 @@ def test_each_weight_is_met_once_a_step(case: Case, subject: Subject, judge: Jud
                   f"be met once, with all")
     judge.law(met.get(weights.head.name) == [m], f"the head was met with "
               f"{met.get(weights.head.name, [])} rows, but should be met once, with {m}")
-    due = attacks.calls_due(model)
+    due = attacks.expected_calls(model)
     for op, number in due.items():
         judge.law(calls[op] == number, f"{op} ran {calls[op]} times in a step, but should run "
                   f"{number} times whatever its rows")
     judge.engaged(matrices=len(met), times_met=1, tokens=sum(counts), head_rows=m)
     if subject.device != "cpu" and m == 4:
-        judge.engaged(host_waits_a_step=attacks.host_waits(path, model),
-                      **attacks.decode_rates(path, model))
+        judge.engaged(host_waits_a_step=attacks.count_host_waits(path, model),
+                      **attacks.measure_decode_rates(path, model))
 
 
 def test_argmax_takes_the_lowest_index(case: Case, subject: Subject, judge: Judge) -> None:
-    argmax = kernel_of(case, subject.path.argmax)
+    argmax = select_kernel(case, subject.path.argmax)
     for name, logits in attacks.tied_rows(case["vocab"]):
         out = torch.full((len(logits),), -7, device=subject.device)
-        argmax(attacks.spaced(logits, case["stride"], subject.device), out)
+        argmax(attacks.space_rows(logits, case["stride"], subject.device), out)
         for row, values in enumerate(logits.tolist()):
             want = values.index(max(values))
             judge.law(int(out[row]) == want, f"argmax[row {row}, {name}]={int(out[row])}, but "
@@ -232,7 +232,7 @@ def test_argmax_takes_the_lowest_index(case: Case, subject: Subject, judge: Judg
 
 
 def test_argmax_refuses_nan(case: Case, subject: Subject, judge: Judge) -> None:
-    argmax = kernel_of(case, subject.path.argmax)
+    argmax = select_kernel(case, subject.path.argmax)
     m, last = case["rows"], case["vocab"] - 1
     for row, column in ((0, 0), (m - 1, last), (1, last // 2), (m - 2, 1)):
         for bits in (0x7FC00000, 0x7F800001, -1):
@@ -249,24 +249,28 @@ def test_argmax_refuses_nan(case: Case, subject: Subject, judge: Judge) -> None:
 
 
 def test_kernels_give_the_reference_bits(case: Case, subject: Subject, judge: Judge) -> None:
-    must_be_bitwise(subject)
+    require_bitwise(subject)
     if case["op"] == "function":
-        attacks.hold_functions(judge, subject.engine.kernel("pointwise"), subject.device)
+        attacks.check_functions(judge, subject.engine.kernel("pointwise"), subject.device)
     elif case["op"] == "carried":
-        attacks.hold_carried(judge, own_step(subject), subject.device, case["m"], case["n"])
+        attacks.check_quantised_reuse(
+            judge, require_tree_step(subject), subject.device, case["m"], case["n"]
+        )
     elif case["op"] in ("embed", "project"):
-        must_have_op(case["op"], subject)
-        op_checks.hold_true(judge, subject.path, case, arithmetic_of(subject))
+        require_op(case["op"], subject)
+        op_checks.check_truth(judge, subject.path, case, expected_arithmetic(subject))
     elif case["op"] == "add_norm":
-        must_have_op(case["op"], subject)
+        require_op(case["op"], subject)
         own = subject.path.add_norm
-        kernel = kernel_of(case, own)  # the tree's alone is given no norm there
+        kernel = select_kernel(case, own)  # the tree's alone is given no norm there
         fused = partial(own, subject.path.norm) if kernel is own else kernel
-        attacks.hold_add_norm(judge, fused, subject.device, case["n"])
+        attacks.check_add_norm(judge, fused, subject.device, case["n"])
     else:
-        hold = {"norm": attacks.hold_norm, "gated_norm": attacks.hold_gated_norm,
-                "silu_mul": attacks.hold_silu_mul}[case["op"]]
-        hold(judge, kernel_of(case, getattr(subject.path, case["op"])), subject.device, case["n"])
+        hold = {"norm": attacks.check_norm, "gated_norm": attacks.check_gated_norm,
+                "silu_mul": attacks.check_silu_mul}[case["op"]]
+        hold(
+            judge, select_kernel(case, getattr(subject.path, case["op"])), subject.device, case["n"]
+        )
 
 
 def test_kernels_run_the_step(case: Case, subject: Subject, judge: Judge) -> None:
@@ -274,7 +278,7 @@ def test_kernels_run_the_step(case: Case, subject: Subject, judge: Judge) -> Non
     rows = Rows(tuple(range(m))[::-1], (0,) * m, tuple(1 + i % 2 for i in range(m)))
     tokens = prompt_of(7, sum(rows.counts), model.config.vocab)
     results = []
-    for path in (attacks.on_kernels(own_step(subject), case["kinds"]), subject.path):
+    for path in (attacks.kernel_path(require_tree_step(subject), case["kinds"]), subject.path):
         pool = model.new_pool(m, 4)
         logits, chosen = path.step(model, pool, tokens, rows), torch.zeros(m, dtype=torch.int64)
         path.argmax(logits, chosen)

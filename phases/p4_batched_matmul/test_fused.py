@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("emulated")]
 def test_products_take_what_was_made(m: int, n: int, kind: str) -> None:
     case = next(c for c in load_contract(CONTRACT).expand() if c.given.get("op") == "carried")
     judge = Judge(case)
-    attacks.hold_carried(judge, path(), "cpu", m, n, (kind,))
+    attacks.check_quantised_reuse(judge, path(), "cpu", m, n, (kind,))
     assert judge.compared > 0
 
 
@@ -39,7 +39,7 @@ def test_functions_of_the_kernels_are_the_engines() -> None:
 
     case = next(c for c in load_contract(CONTRACT).expand() if c.given.get("op") == "function")
     judge = Judge(case)
-    attacks.hold_functions(judge, kernel, "cpu")
+    attacks.check_functions(judge, kernel, "cpu")
     assert judge.compared > 0
 
 

@@ -15,11 +15,11 @@ from engine.weights import Weight
 from falsifiers.judging.subject import Subject
 from phases.p4_batched_matmul.increment import OnDevice
 
-Build = Callable[[Subject], Subject]
+Builder = Callable[[Subject], Subject]
 Op = Callable[..., None]
 
 
-def op(**wrong: Op) -> Build:
+def with_ops(**wrong: Op) -> Builder:
     """Return a builder that gives the subject's path other ops."""
     def build(subject: Subject) -> Subject:
         return replace(subject, path=replace(subject.path, **wrong))
@@ -27,7 +27,7 @@ def op(**wrong: Op) -> Build:
     return build
 
 
-def kernel(name: str, wrong: Op) -> Build:
+def with_kernel(name: str, wrong: Op) -> Builder:
     """Return a builder whose op is right on the CPU and wrong as a kernel."""
     def build(subject: Subject) -> Subject:
         own = OnDevice(getattr(ops, name), wrong)
@@ -36,7 +36,7 @@ def kernel(name: str, wrong: Op) -> Build:
     return build
 
 
-def functions(wrong: Callable[[str, Tensor, Tensor], None]) -> Build:
+def with_functions(wrong: Callable[[str, Tensor, Tensor], None]) -> Builder:
     """Return a builder whose kernels share other functions."""
     def build(subject: Subject) -> Subject:
         kernels = {"pointwise": lambda name, x, out, block: wrong(name, x, out)}
@@ -149,14 +149,16 @@ def library_functions(name: str, x: Tensor, out: Tensor) -> None:
     out.copy_(getattr(library, name)(x))
 
 
-def _chosen(logits: Tensor, out: Tensor, choose: Callable[[Tensor], int]) -> None:
+def _write_choice(logits: Tensor, out: Tensor, choose: Callable[[Tensor], int]) -> None:
     """Write what `choose` takes of each row; NaN is refused as it should be."""
     ops.argmax(logits, out)
     out.copy_(torch.tensor([choose(row) for row in logits.cpu()]))
 
 
 def highest_on_ties(logits: Tensor, out: Tensor) -> None:
-    _chosen(logits, out, lambda row: len(row) - 1 - int((row.flip(0) == row.max()).int().argmax()))
+    _write_choice(
+        logits, out, lambda row: len(row) - 1 - int((row.flip(0) == row.max()).int().argmax())
+    )
 
 
 def lowest_lane(logits: Tensor, out: Tensor) -> None:
@@ -164,7 +166,7 @@ def lowest_lane(logits: Tensor, out: Tensor) -> None:
         top: list[int] = (row == row.max()).nonzero().flatten().tolist()
         return min(top, key=lambda i: (i % 256, i))
 
-    _chosen(logits, out, choose)
+    _write_choice(logits, out, choose)
 
 
 def a_tie_is_drawn(logits: Tensor, out: Tensor) -> None:
@@ -174,7 +176,7 @@ def a_tie_is_drawn(logits: Tensor, out: Tensor) -> None:
         top = (row == row.max()).nonzero().flatten()
         return int(top[torch.randint(len(top), (1,), generator=draw)])
 
-    _chosen(logits, out, choose)
+    _write_choice(logits, out, choose)
 
 
 def last_block_on_ties(logits: Tensor, out: Tensor) -> None:
@@ -184,7 +186,7 @@ def last_block_on_ties(logits: Tensor, out: Tensor) -> None:
         number = int((tops == tops.max()).nonzero()[-1, 0])
         return number * 256 + int(blocks[number].argmax())
 
-    _chosen(logits, out, choose)
+    _write_choice(logits, out, choose)
 
 
 def starts_at_zero(logits: Tensor, out: Tensor) -> None:

@@ -13,13 +13,13 @@ from engine.model import Model
 from engine.path import Held, Path, Rows, Sink, Step
 from engine.state import Pool
 from falsifiers.judging.subject import Subject
-from phases.p4_batched_matmul.looped import looped
+from phases.p4_batched_matmul.looped import looped_step
 from phases.p4_batched_matmul.reference import BatchedStep, step_rows
 
-Build = Callable[[Subject], Subject]
+Builder = Callable[[Subject], Subject]
 
 
-def step(wrong: Step | type) -> Build:
+def with_step(wrong: Step | type) -> Builder:
     """Return a builder that gives the subject's path another step, made anew if it keeps state."""
     def build(subject: Subject) -> Subject:
         made = wrong() if isinstance(wrong, type) else wrong
@@ -28,13 +28,13 @@ def step(wrong: Step | type) -> Build:
     return build
 
 
-def layers(wrong: type[BatchedStep]) -> Build:
+def with_batched_step(wrong: type[BatchedStep]) -> Builder:
     """Return a builder whose step is a variant of the batched one."""
     def run(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
             sink: Sink | None) -> Tensor:
         return wrong(path, model, pool, rows, sink).run(tokens)
 
-    return step(run)
+    return with_step(run)
 
 
 def row_by_row(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
@@ -49,7 +49,7 @@ def row_by_row(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows
 
 def token_by_token(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                    sink: Sink | None) -> Tensor:
-    return looped(model, pool, tokens, rows, sink)
+    return looped_step(model, pool, tokens, rows, sink)
 
 
 class HeadAtEveryToken(BatchedStep):
@@ -113,12 +113,12 @@ class StateByLastCall:
     """Copies the first row's states back into the slot that stood first in the last step."""
 
     def __init__(self) -> None:
-        self.first: int | None = None
+        self.first_slot: int | None = None
 
     def __call__(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                  sink: Sink | None) -> Tensor:
         logits = step_rows(path, model, pool, tokens, rows, sink)
-        if self.first is not None and self.first < pool.slots:
-            pool.slot(rows.slots[0]).copy_to(pool.slot(self.first))
-        self.first = rows.slots[0]
+        if self.first_slot is not None and self.first_slot < pool.slots:
+            pool.slot(rows.slots[0]).copy_to(pool.slot(self.first_slot))
+        self.first_slot = rows.slots[0]
         return logits

@@ -9,32 +9,32 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from phases.p5_batched_gdn.data import Row, drawn
-from phases.p5_batched_gdn.harness import Arena, Rig
+from phases.p5_batched_gdn.data import Row, draw_normal
+from phases.p5_batched_gdn.harness import Harness, PoisonedPool
 
-EDGES = (torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-45, -1e-45, 87.0, -87.0, 88.0, 88.5,
+EDGE_VALUES = (torch.nan, torch.inf, -torch.inf, 0.0, -0.0, 1e-45, -1e-45, 87.0, -87.0, 88.0, 88.5,
          -103.0, 3e38, -3e38, 1.1754944e-38, 16.0)
 
 
-def sequence(rig: Rig, seed: int, length: int, slot: int, flavour: str = "plain") -> Row:
+def draw_sequence(rig: Harness, seed: int, length: int, slot: int, flavour: str = "plain") -> Row:
     """Return the first tokens of a sequence, seated."""
-    return Row(slot, rig.op.tokens(seed, length, flavour))
+    return Row(slot, rig.op.draw_tokens(seed, length, flavour))
 
 
-def seated(rig: Rig, m: int, longest: int, seed: int, flavour: str = "plain"
-           ) -> tuple[Arena, list[Row], dict[int, Tensor]]:
+def build_batch(rig: Harness, m: int, longest: int, seed: int, flavour: str = "plain"
+           ) -> tuple[PoisonedPool, list[Row], dict[int, Tensor]]:
     """Return an arena of m + 2 slots, m rows of 1 to `longest` tokens in it, and their states.
 
     Rows are seated by a draw, so that no row's slot is its number but by chance.
     """
     slots = random.Random(seed).sample(range(m + 2), m)
-    rows = [sequence(rig, seed + 7 * i, 1 + (2 - i) % longest, slot, flavour)
+    rows = [draw_sequence(rig, seed + 7 * i, 1 + (2 - i) % longest, slot, flavour)
             for i, slot in enumerate(slots)]
-    states = {slot: rig.state(seed + slot, flavour) for slot in slots}
-    return rig.arena(m + 2, states), rows, states
+    states = {slot: rig.draw_state(seed + slot, flavour) for slot in slots}
+    return rig.build_pool(m + 2, states), rows, states
 
 
-def seatings(m: int, slots: int) -> Iterator[tuple[list[int], list[int]]]:
+def row_placements(m: int, slots: int) -> Iterator[tuple[list[int], list[int]]]:
     """Yield orders of m rows with the slots they sit in: the last ones, backwards, and drawn."""
     yield list(range(m)), list(range(m))
     yield list(range(m)), list(range(slots - m, slots))
@@ -55,9 +55,9 @@ def splits(length: int, which: str) -> Iterator[tuple[int, ...]]:
         yield from (twos[0], twos[len(twos) // 2], twos[-1], threes[len(threes) // 2])
 
 
-def padded(rows: Sequence[Row], pads: int, place: str, nobody: int) -> list[Row]:
+def insert_pads(rows: Sequence[Row], pads: int, place: str, nobody: int) -> list[Row]:
     """Return the rows with rows of no tokens among them, on a slot that nobody may own."""
-    pad = [rows[0].part(0, 0, nobody)] * pads
+    pad = [rows[0].slice_tokens(0, 0, nobody)] * pads
     at = {"before": 0, "between": (len(rows) + 1) // 2, "after": len(rows)}[place]
     return [*rows[:at], *pad, *rows[at:]]
 
@@ -72,14 +72,14 @@ def gate_inputs(tokens: int, heads: int, device: str, *, plain: bool = False
     size = tokens * heads
     both = []
     for seed, gap in ((21, 3), (22, 5)):  # each with a stride of its own
-        x, steps = drawn(seed, size), torch.tensor([1.0, 30.0, 200.0]).repeat(size)[:size]
-        edges = torch.tensor(EDGES).roll(seed).repeat(size // len(EDGES) + 1)[:size]
+        x, steps = draw_normal(seed, size), torch.tensor([1.0, 30.0, 200.0]).repeat(size)[:size]
+        edges = torch.tensor(EDGE_VALUES).roll(seed).repeat(size // len(EDGE_VALUES) + 1)[:size]
         at = torch.arange(size) % 3 == 1
         if not plain:
             x = torch.where(at, edges, x * steps)
         wide = torch.full((tokens, heads + gap), torch.nan)
         wide[:, :heads] = x.view(tokens, heads)
         both.append(wide.to(device)[:, :heads])
-    decay = -torch.exp(drawn(23, heads))
+    decay = -torch.exp(draw_normal(23, heads))
     decay[0] = -1e-30
-    return (both[0], both[1]), (decay, drawn(24, heads))
+    return (both[0], both[1]), (decay, draw_normal(24, heads))

@@ -21,7 +21,7 @@ from engine.kernels.compile import found_in
 from engine.kernels.nvrtc import source_of
 from phases.p5_batched_gdn import kernel_conv, kernel_delta, kernel_gates, kernel_gdn_cuda
 
-STRIDES = dict.fromkeys(("q_stride", "k_stride", "v_stride", "key_heads", "heads"), "i32")
+STRIDE_TYPES = dict.fromkeys(("q_stride", "k_stride", "v_stride", "key_heads", "heads"), "i32")
 KERNELS = {
     "conv_step": (kernel_conv._conv_step,
                   {"x": "*fp32", "taps": "*fp32", "windows": "*u64", "starts": "*i32",
@@ -33,7 +33,7 @@ KERNELS = {
               {"BLOCK": 128}),
     "delta_step": (kernel_delta._delta_step,
                    {**dict.fromkeys(("q", "k", "v", "g", "beta"), "*fp32"), "states": "*u64",
-                    "starts": "*i32", "out": "*fp32", **STRIDES, "scale": "fp32"},
+                    "starts": "*i32", "out": "*fp32", **STRIDE_TYPES, "scale": "fp32"},
                    {"KEYS": 128, "STEPS": 7, "COLUMNS": 32}),
 }
 

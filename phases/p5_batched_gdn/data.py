@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.config import STATE, TAPS
+from engine.config import CONV_TAPS, STATE_SIZE
 from engine.state import Refs
 
 Inputs = tuple[Tensor, ...]
 DENORMAL = 1e-45
-GATES = {
+GATE_VALUES = {
     "plain": None,
     "extreme": ([0.0, 1.0, DENORMAL, 1.1754944e-38, 0.5, -0.0], [1.0, 0.0, DENORMAL, 0.25, -0.0]),
     "zeros": ([1.0, 0.5], [1.0, 0.0]),
@@ -22,15 +22,15 @@ GATES = {
     "broken": ([1.0, 0.9], [1.0, torch.nan]),
 }
 """Decays and write strengths of a flavour, in turn; plain ones are drawn."""
-FLAVOURS = tuple(GATES)
+FLAVOURS = tuple(GATE_VALUES)
 
 
-def drawn(seed: int, *shape: int) -> Tensor:
+def draw_normal(seed: int, *shape: int) -> Tensor:
     """Return normal values for a seed."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def flavoured(x: Tensor, flavour: str) -> Tensor:
+def apply_flavour(x: Tensor, flavour: str) -> Tensor:
     """Return values of the same shape as a flavour has them."""
     flat = x.flatten().clone()
     if flavour == "zeros":
@@ -55,7 +55,7 @@ class Row:
         """Tokens of the row."""
         return len(self.inputs[0])
 
-    def part(self, first: int, count: int, slot: int | None = None) -> Row:
+    def slice_tokens(self, first: int, count: int, slot: int | None = None) -> Row:
         """Return some of the tokens, on another slot if one is given."""
         return Row(self.slot if slot is None else slot,
                    tuple(x[first:first + count] for x in self.inputs))
@@ -72,32 +72,32 @@ class Convolution:
     @property
     def channels(self) -> int:
         """Channels of all queries, keys and values."""
-        return (2 * self.key_heads + self.value_heads) * STATE
+        return (2 * self.key_heads + self.value_heads) * STATE_SIZE
 
     @property
     def state_shape(self) -> tuple[int, ...]:
         """Shape of a slot's window."""
-        return (self.channels, TAPS - 1)
+        return (self.channels, CONV_TAPS - 1)
 
-    def tokens(self, seed: int, count: int, flavour: str = "plain") -> Inputs:
+    def draw_tokens(self, seed: int, count: int, flavour: str = "plain") -> Inputs:
         """Return x [count, C]."""
-        return (flavoured(drawn(seed, count, self.channels), flavour),)
+        return (apply_flavour(draw_normal(seed, count, self.channels), flavour),)
 
-    def laid(self, inputs: Inputs, gap: int, device: str) -> tuple[Inputs, Tensor]:
+    def lay_out(self, inputs: Inputs, gap: int, device: str) -> tuple[Inputs, Tensor]:
         """Return x with poison behind every token."""
         whole = torch.full((len(inputs[0]), self.channels + gap), torch.nan)
         whole[:, :self.channels] = inputs[0]
         whole = whole.to(device)
         return (whole[:, :self.channels],), whole
 
-    def out(self, inputs: Inputs) -> tuple[int, ...]:
+    def out_shape(self, inputs: Inputs) -> tuple[int, ...]:
         """Return the shape of x."""
         return tuple(inputs[0].shape)
 
     @cached_property
     def constants(self) -> dict[str, Tensor]:
         """The taps, the same for all rows."""
-        return {"taps": drawn(7, self.channels, TAPS)}
+        return {"taps": draw_normal(7, self.channels, CONV_TAPS)}
 
     def call(self, function: Any, inputs: Inputs, refs: Refs, counts: tuple[int, ...],
              out: Tensor) -> None:
@@ -116,25 +116,27 @@ class DeltaRule:
     @property
     def state_shape(self) -> tuple[int, ...]:
         """Shape of a slot's state."""
-        return (self.value_heads, STATE, STATE)
+        return (self.value_heads, STATE_SIZE, STATE_SIZE)
 
-    def tokens(self, seed: int, count: int, flavour: str = "plain") -> Inputs:
+    def draw_tokens(self, seed: int, count: int, flavour: str = "plain") -> Inputs:
         """Return q, k [count, key heads, 128], v [count, V, 128], g and beta [count, V]."""
         heads = (self.key_heads, self.key_heads, self.value_heads)
-        q, k, v = (flavoured(drawn(3 * seed + i, count, n, STATE), flavour)
+        q, k, v = (apply_flavour(draw_normal(3 * seed + i, count, n, STATE_SIZE), flavour)
                    for i, n in enumerate(heads))
         if flavour == "zeros":  # a head of nothing, and a token whose sums have addends of -0 alone
             q[0], k[0], q[:, 0], k[:, 0] = q[0].abs(), k[0].abs(), 0.0, 0.0
-        given = GATES[flavour]
+        given = GATE_VALUES[flavour]
         if given is None:
-            g, beta = (torch.sigmoid(drawn(5000 + 2 * seed + i, count, self.value_heads) + 2 * i)
-                       for i in (1, 0))
+            g, beta = (
+                torch.sigmoid(draw_normal(5000 + 2 * seed + i, count, self.value_heads) + 2 * i)
+                for i in (1, 0)
+            )
         else:
             size = count * self.value_heads
             g, beta = (torch.tensor((some * size)[:size]).view(count, -1) for some in given)
         return q, k, v, g, beta
 
-    def laid(self, inputs: Inputs, gap: int, device: str) -> tuple[Inputs, Tensor]:
+    def lay_out(self, inputs: Inputs, gap: int, device: str) -> tuple[Inputs, Tensor]:
         """Return q, k and v in one buffer with poison behind every token.
 
         They stand side by side, as a convolution left them, or, for an even gap, one behind the
@@ -151,10 +153,10 @@ class DeltaRule:
                 for x, have, want in zip(split, padded, parts, strict=True)]
         if gap % 2:
             laid = list(laid[0].split([x.shape[1] for x in flat], 1))
-        q, k, v = (x.unflatten(1, (-1, STATE)) for x in laid)
+        q, k, v = (x.unflatten(1, (-1, STATE_SIZE)) for x in laid)
         return (q, k, v, g.to(device), beta.to(device)), whole
 
-    def out(self, inputs: Inputs) -> tuple[int, ...]:
+    def out_shape(self, inputs: Inputs) -> tuple[int, ...]:
         """Return the shape of v."""
         return tuple(inputs[2].shape)
 

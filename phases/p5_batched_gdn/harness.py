@@ -29,14 +29,14 @@ from falsifiers.judging.errors import Declined, SuiteError
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.poison import guarded, poison
 from falsifiers.judging.subject import Subject
-from phases.p5_batched_gdn.data import OPS, Inputs, Op, Row, drawn, flavoured
+from phases.p5_batched_gdn.data import OPS, Inputs, Op, Row, apply_flavour, draw_normal
 
-SIGNALING = 0x7FA5A5A5
+SIGNALING_NAN = 0x7FA5A5A5
 """Bits of a signaling NaN."""
 CONTRACT = Path(__file__).parents[2] / "contracts" / "p5.yaml"
 
 
-class Arena:
+class PoisonedPool:
     """States of so many slots and of one more that nobody owns, between guards, all poison.
 
     NaN hides what is worked on in place, so every other slot and the last hold small numbers; and
@@ -45,11 +45,11 @@ class Arena:
 
     def __init__(self, op: Op, slots: int, device: str) -> None:
         self.slots = slots
-        self.room = guarded(slots + 1, *op.state_shape, device=device)
-        self.whole = self.room.inside
+        self.guard = guarded(slots + 1, *op.state_shape, device=device)
+        self.whole = self.guard.inside
         for slot in (*range(1, slots, 2), slots):
             poison(self.whole[slot], sentinel=True)
-        self.whole[slots].view(torch.int32).view(-1)[::2] = SIGNALING
+        self.whole[slots].view(torch.int32).view(-1)[::2] = SIGNALING_NAN
 
     def write(self, slot: int, state: Tensor) -> None:
         """Give a slot its state."""
@@ -65,72 +65,80 @@ class Arena:
         return self.whole[slot].clone().cpu()
 
 
-class Rig:
+class Harness:
     """The op that a case judges, with what it is run on."""
 
     def __init__(self, case: Case, subject: Subject, judge: Judge) -> None:
         self.judge, self.device = judge, subject.device
-        self.function, self.bitwise = function_of(case, subject, case["op"]), True
+        self.function, self.bitwise = select_op(case, subject, case["op"]), True
         self.op = OPS[case["op"]](*case["heads"])
         if subject.candidate is not None:
             self.bitwise = subject.candidate.bitwise
 
-    def arena(self, slots: int, states: dict[int, Tensor] | None = None) -> Arena:
+    def build_pool(self, slots: int, states: dict[int, Tensor] | None = None) -> PoisonedPool:
         """Return a new arena, these slots with a state and all others poison."""
-        arena = Arena(self.op, slots, self.device)
+        arena = PoisonedPool(self.op, slots, self.device)
         for slot, state in (states or {}).items():
             arena.write(slot, state)
         return arena
 
-    def state(self, seed: int, flavour: str = "plain") -> Tensor:
+    def draw_state(self, seed: int, flavour: str = "plain") -> Tensor:
         """Return a state that a sequence might have reached."""
-        return flavoured(drawn(900 + seed, *self.op.state_shape) * 0.3, flavour)
+        return apply_flavour(draw_normal(900 + seed, *self.op.state_shape) * 0.3, flavour)
 
-    def fresh(self) -> Tensor:
+    def empty_state(self) -> Tensor:
         """Return the state of a sequence without tokens."""
         return torch.zeros(self.op.state_shape)
 
-    def run(self, arena: Arena, rows: Sequence[Row], **where: int | str) -> list[Tensor]:
+    def run(self, arena: PoisonedPool, rows: Sequence[Row], **where: int | str) -> list[Tensor]:
         """Return each row's output, on the CPU; judge what the call left behind."""
-        inputs, room = self._laid(rows)
-        out = guarded(*self.op.out(inputs), device=self.device)
+        inputs, room = self._lay_out(rows)
+        out = guarded(*self.op.out_shape(inputs), device=self.device)
         state, held = arena.whole.clone(), [x.clone() for x in (room, *inputs)]
-        self._call(inputs, arena.refs(rows), counts_of(rows), out.inside)
+        self._call(inputs, arena.refs(rows), token_counts(rows), out.inside)
         out.hold(self.judge, "out", **where)
-        arena.room.hold(self.judge, "the pool", **where)
+        arena.guard.hold(self.judge, "the pool", **where)
         for x, before in zip((room, *inputs), held, strict=True):
-            self.judge.law(_same(x, before), "an input was written", rung="frame", **where)
+            self.judge.law(_same_bytes(x, before), "an input was written", rung="frame", **where)
         asked = {row.slot for row in rows if row.count}
         for slot in range(arena.slots + 1):
             if slot not in asked:
-                self.judge.law(_same(arena.whole[slot], state[slot]), f"state[slot {slot}] was "
-                               f"changed by a call that does not name it", rung="frame", **where)
+                self.judge.law(
+                    _same_bytes(arena.whole[slot], state[slot]),
+                    f"state[slot {slot}] was changed by a call that does not name it",
+                    rung="frame",
+                    **where,
+                )
         return list(out.inside.cpu().split([row.count for row in rows]))
 
-    def _laid(self, rows: Sequence[Row]) -> tuple[Inputs, Tensor]:
+    def _lay_out(self, rows: Sequence[Row]) -> tuple[Inputs, Tensor]:
         joined = tuple(torch.cat(parts) for parts in zip(*(row.inputs for row in rows),
                                                          strict=True))
-        return self.op.laid(joined, 3 + len(rows) % 2, self.device)
+        return self.op.lay_out(joined, 3 + len(rows) % 2, self.device)
 
     def _call(self, inputs: Inputs, refs: Refs, counts: Ints, out: Tensor) -> None:
         with warnings.catch_warnings(), np.errstate(all="ignore"), steady_dots():
             warnings.simplefilter("ignore")
             self.op.call(self.function, inputs, refs, counts, out)
 
-    def into(self, whole: Tensor, rows: Sequence[Row]) -> list[Tensor]:
+    def run_unchecked(self, whole: Tensor, rows: Sequence[Row]) -> list[Tensor]:
         """Return each row's output over any slots [slots, ...], judging nothing."""
-        inputs, _ = self._laid(rows)
-        out = torch.empty(self.op.out(inputs), device=self.device)
-        self._call(inputs, Refs(whole, tuple(row.slot for row in rows)), counts_of(rows), out)
+        inputs, _ = self._lay_out(rows)
+        out = torch.empty(self.op.out_shape(inputs), device=self.device)
+        self._call(inputs, Refs(whole, tuple(row.slot for row in rows)), token_counts(rows), out)
         return list(out.cpu().split([row.count for row in rows]))
 
-    def watched(self, arena: Arena, rows: Sequence[Row]) -> Fence:
+    def run_bounds_checked(self, arena: PoisonedPool, rows: Sequence[Row]) -> Fence:
         """Run a call under the interpreter and return what its kernels touched.
 
         They may read what they are given, and write the output and the rows' own states.
         """
-        inputs, _ = self._laid(rows)
-        out, refs, counts = torch.empty(self.op.out(inputs)), arena.refs(rows), counts_of(rows)
+        inputs, _ = self._lay_out(rows)
+        out, refs, counts = (
+            torch.empty(self.op.out_shape(inputs)),
+            arena.refs(rows),
+            token_counts(rows),
+        )
         given = {"addresses": refs.pointers, "starts": counts.starts.on(self.device),
                  **self.op.constants, **{f"input {i}": x for i, x in enumerate(inputs)}}
         states = {f"state of slot {row.slot}": arena.whole[row.slot] for row in rows if row.count}
@@ -138,18 +146,18 @@ class Rig:
             self._call(inputs, refs, counts, out)
         return fence
 
-    def alone(self, row: Row, state: Tensor) -> tuple[Tensor, Tensor]:
+    def run_solo(self, row: Row, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return the output and the state that a row gets alone, in a pool of one slot."""
-        arena = self.arena(1, {0: state})
-        return self.run(arena, [row.part(0, row.count, 0)])[0], arena.read(0)
+        arena = self.build_pool(1, {0: state})
+        return self.run(arena, [row.slice_tokens(0, row.count, 0)])[0], arena.read(0)
 
-    def truth(self, row: Row, state: Tensor) -> tuple[Tensor, Tensor]:
+    def run_engine_op(self, row: Row, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return the output and the state that the engine's own op gives the row."""
-        whole, out = state.clone().unsqueeze(0), torch.empty(self.op.out(row.inputs))
+        whole, out = state.clone().unsqueeze(0), torch.empty(self.op.out_shape(row.inputs))
         self.op.call(getattr(ops, self.op.name), row.inputs, Refs(whole, (0,)), (row.count,), out)
         return out, whole[0]
 
-    def hold(self, arena: Arena, rows: Sequence[Row], got: Sequence[Tensor],
+    def hold(self, arena: PoisonedPool, rows: Sequence[Row], got: Sequence[Tensor],
              want: Sequence[tuple[Tensor, Tensor]], finite: bool = True,
              **where: int | str) -> None:
         """Hold each row's output and state to what it should be, in bits."""
@@ -158,12 +166,12 @@ class Rig:
             self.judge.equal("out", got[i], out, finite=finite, **at)
             self.judge.equal("state", arena.read(row.slot), state, finite=finite, **at)
 
-    def hold_true(self, arena: Arena, rows: Sequence[Row], got: Sequence[Tensor],
+    def check_truth(self, arena: PoisonedPool, rows: Sequence[Row], got: Sequence[Tensor],
                   before: dict[int, Tensor], finite: bool = True, **where: int | str) -> None:
         """Hold each row to the engine's op: in bits, or to the budget of an own arithmetic."""
         for i, row in enumerate(rows):
             pairs = zip(("out", "state"), (got[i], arena.read(row.slot)),
-                        self.truth(row, before[row.slot]), strict=True)
+                        self.run_engine_op(row, before[row.slot]), strict=True)
             for name, mine, want in pairs:
                 at: Any = {"slot": row.slot, **where}
                 if self.bitwise:
@@ -173,7 +181,7 @@ class Rig:
 
 
 @contextmanager
-def launches() -> Iterator[list[tuple[int, ...]]]:
+def record_launches() -> Iterator[list[tuple[int, ...]]]:
     """Note the grid of every kernel that the interpreter launches in the block."""
     interpreter_builder()
     executor: Any = importlib.import_module("triton.runtime.interpreter").GridExecutor
@@ -190,17 +198,17 @@ def launches() -> Iterator[list[tuple[int, ...]]]:
         executor.__call__ = real
 
 
-def counts_of(rows: Sequence[Row]) -> Ints:
+def token_counts(rows: Sequence[Row]) -> Ints:
     """Return each row's tokens."""
     return Ints(row.count for row in rows)
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def _same_bytes(a: Tensor, b: Tensor) -> bool:
     """Return whether two tensors hold the same bytes, any NaN its own."""
     return torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
-def function_of(case: Case, subject: Subject, name: str) -> Any:
+def select_op(case: Case, subject: Subject, name: str) -> Any:
     """Return the implementation of an op that a case judges."""
     candidate = subject.candidate
     if candidate is not None:

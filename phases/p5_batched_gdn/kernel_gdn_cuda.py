@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor, contiguous_format
 
-from engine.config import STATE
+from engine.config import STATE_SIZE
 from engine.errors import InputError
 from engine.kernels.nvrtc import Kernel, compile_source, source_of
 from engine.state import Ints, Refs
@@ -85,8 +85,8 @@ def delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states:
     q and k are [t, key_heads, 128] and v is [t, V, 128], with any stride from token to token;
     value head h uses key head h mod key_heads.
     """
-    if v.shape[2] != STATE:
-        raise InputError(f"heads of width {v.shape[2]} are not supported, only {STATE}")
+    if v.shape[2] != STATE_SIZE:
+        raise InputError(f"heads of width {v.shape[2]} are not supported, only {STATE_SIZE}")
     q, k, v = _aligned(q), _aligned(k), _aligned(v)
     heads, run = v.shape[1], max(counts) > 1
     work = heads * HEAD_WARPS * (1 + run)

@@ -32,7 +32,11 @@ def test_kernels_compile_without_contraction_or_spills() -> None:
 @pytest.mark.parametrize("op", ["conv_step", "delta_step"])
 def test_mutant_kernel_without_its_fault_is_right(op: str) -> None:
     from phases.p5_batched_gdn import wrong_kernels
-    right = {"conv_step": wrong_kernels.conv, "delta_step": wrong_kernels.delta}[op](0)
+
+    right = {
+        "conv_step": wrong_kernels.faulty_conv_step,
+        "delta_step": wrong_kernels.faulty_delta_step,
+    }[op](0)
     subject = Subject("sound", models=lambda name: None, path=replace(path(), **{op: right}))
     for case in load_contract(CONTRACT).expand():
         if case.tier == "interpret" and case.quick and case.given.get("op") == op and \
@@ -44,9 +48,9 @@ def test_mutants_of_the_program_change_it() -> None:
     from phases.p5_batched_gdn import kernel_gdn_cuda, wrong_cuda
     right = kernel_gdn_cuda.SOURCE.read_text()
     for _, old, new in wrong_cuda.FAULTS.values():
-        assert wrong_cuda.source(old, new) != right
+        assert wrong_cuda.faulty_source(old, new) != right
     with pytest.raises(ValueError, match="no 'head % 3'"):
-        wrong_cuda.source("head % 3", "head")
+        wrong_cuda.faulty_source("head % 3", "head")
 
 
 @pytest.mark.parametrize(("work", "warps"), [

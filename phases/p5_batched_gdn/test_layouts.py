@@ -17,7 +17,7 @@ from phases.p5_batched_gdn.harness import CONTRACT
 from phases.p5_batched_gdn.increment import path
 
 
-def hold(tier: str) -> None:
+def check_three_key_heads(tier: str) -> None:
     """Hold the delta rule of a tier to the engine's, over three key heads."""
     case = next(c for c in load_contract(CONTRACT).expand()
                 if (c.falsifier, c.tier, c.given["op"]) == ("rows_are_true", tier, "delta_step"))
@@ -30,13 +30,13 @@ def hold(tier: str) -> None:
 
 @pytest.mark.tier("interpret")
 def test_three_key_heads_are_shared_by_the_portable_kernel() -> None:
-    hold("interpret")
+    check_three_key_heads("interpret")
 
 
 @pytest.mark.emulated
 @pytest.mark.usefixtures("emulated")
 def test_three_key_heads_are_shared_by_the_fast_kernel() -> None:
-    hold("cuda")
+    check_three_key_heads("cuda")
 
 
 @pytest.mark.emulated

@@ -20,7 +20,7 @@ from phases.p5_batched_gdn.increment import path
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "own_delta.py"
 
 
-def offered(folder: Path, old: str = "", new: str = "") -> Candidate:
+def load_example(folder: Path, old: str = "", new: str = "") -> Candidate:
     """Return the example as an outsider would offer it, one place of it changed."""
     text = EXAMPLE.read_text()
     assert old in text
@@ -29,7 +29,7 @@ def offered(folder: Path, old: str = "", new: str = "") -> Candidate:
     return load(f"file:{mine}")
 
 
-def cases(*falsifiers: str, tier: str = "cpu", op: str = "delta_step") -> Iterator[Case]:
+def quick_cases(*falsifiers: str, tier: str = "cpu", op: str = "delta_step") -> Iterator[Case]:
     """Yield the quick cases of these falsifiers in one tier, for one op."""
     for case in load_contract(CONTRACT).expand():
         if case.falsifier in falsifiers and case.tier == tier and case.quick \
@@ -37,7 +37,7 @@ def cases(*falsifiers: str, tier: str = "cpu", op: str = "delta_step") -> Iterat
             yield case
 
 
-def judged(case: Case, candidate: Candidate) -> Judge:
+def judge_case(case: Case, candidate: Candidate) -> Judge:
     judge = Judge(case)
     subject = Subject("outsider", models=lambda name: None, path=path(), candidate=candidate)
     getattr(test_falsifier, f"test_{case.falsifier}")(case, subject, judge)
@@ -46,14 +46,14 @@ def judged(case: Case, candidate: Candidate) -> Judge:
 
 
 def test_einsum_passes_twin_in_bits_and_truth_by_the_budget(tmp_path: Path) -> None:
-    candidate = offered(tmp_path)
+    candidate = load_example(tmp_path)
     attacks = ("order_and_slots_do_not_matter", "chunks_equal_steps", "recycled_slot_is_fresh")
-    rungs = {case.falsifier: {w.rung for w in judged(case, candidate).worst}
-             for case in cases(*attacks) if case.given.get("tokens") not in (65, 130)}
+    rungs = {case.falsifier: {w.rung for w in judge_case(case, candidate).worst}
+             for case in quick_cases(*attacks) if case.given.get("tokens") not in (65, 130)}
     assert set(rungs) == set(attacks)
     assert rungs["order_and_slots_do_not_matter"] == {"bits"}
-    (plain,) = [case for case in cases("rows_are_true") if case.name == "delta_step-plain"]
-    assert {w.rung for w in judged(plain, candidate).worst} == {"budget"}
+    (plain,) = [case for case in quick_cases("rows_are_true") if case.name == "delta_step-plain"]
+    assert {w.rung for w in judge_case(plain, candidate).worst} == {"budget"}
 
 
 @pytest.mark.parametrize(("old", "new", "falsifier", "rule"), [
@@ -65,21 +65,23 @@ def test_einsum_passes_twin_in_bits_and_truth_by_the_budget(tmp_path: Path) -> N
     ("q.shape[-1] ** -0.5", "1.01 * q.shape[-1] ** -0.5", "rows_are_true", "truth")])
 def test_variant_is_refused(tmp_path: Path, old: str, new: str, falsifier: str,
                             rule: str) -> None:
-    candidate, (first, *_) = offered(tmp_path, old, new), cases(falsifier)
+    candidate, (first, *_) = load_example(tmp_path, old, new), quick_cases(falsifier)
     with pytest.raises(ParityBroken) as broken:
-        judged(first, candidate)
+        judge_case(first, candidate)
     assert broken.value.finding.rule in (rule, "law")
 
 
 def test_what_is_not_offered_is_declined(tmp_path: Path) -> None:
     with pytest.raises(Declined, match="offers no conv_step"):
-        judged(next(cases("rows_equal_alone", op="conv_step")), offered(tmp_path))
-    (extreme,) = [case for case in cases("rows_are_true") if case.name == "delta_step-extreme"]
+        judge_case(next(quick_cases("rows_equal_alone", op="conv_step")), load_example(tmp_path))
+    (extreme,) = [
+        case for case in quick_cases("rows_are_true") if case.name == "delta_step-extreme"
+    ]
     with pytest.raises(Declined, match="plain values alone"):
-        judged(extreme, offered(tmp_path))
+        judge_case(extreme, load_example(tmp_path))
 
 
-GATES = """
+GATES_SOURCE = """
 def gates(a, b, decay, bias, g, beta):
     g.copy_(torch.exp(decay * torch.nn.functional.softplus(a + bias)))
     beta.copy_(torch.sigmoid(b))
@@ -92,23 +94,23 @@ def gates(a, b, decay, bias, g, beta):
 def test_gates_of_an_own_arithmetic_are_held_to_the_budget(tmp_path: Path, old: str,
                                                            new: str) -> None:
     mine = tmp_path / "mine.py"
-    mine.write_text("import torch\n" + (GATES.replace(old, new) if old else GATES))
-    candidate, case = load(f"file:{mine}"), next(cases("gates_are_true"))
+    mine.write_text("import torch\n" + (GATES_SOURCE.replace(old, new) if old else GATES_SOURCE))
+    candidate, case = load(f"file:{mine}"), next(quick_cases("gates_are_true"))
     if not old:
-        assert {w.rung for w in judged(case, candidate).worst} == {"budget"}
+        assert {w.rung for w in judge_case(case, candidate).worst} == {"budget"}
         return
     with pytest.raises(ParityBroken) as broken:
-        judged(case, candidate)
+        judge_case(case, candidate)
     assert (broken.value.finding.rule, broken.value.finding.rung) == ("truth", "budget")
 
 
 def test_pad_that_is_read_and_written_back_is_seen(tmp_path: Path) -> None:
-    candidate = offered(tmp_path, "    for row, count in enumerate(counts):\n", (
+    candidate = load_example(tmp_path, "    for row, count in enumerate(counts):\n", (
         "    for row, count in enumerate(counts):\n"
         "        if not count:\n"
         "            states.whole[states.slots[row]].mul_(1.0)\n"))
     with pytest.raises(ParityBroken, match="changed by a call that does not name it"):
-        judged(next(cases("pad_rows_do_nothing")), candidate)
+        judge_case(next(quick_cases("pad_rows_do_nothing")), candidate)
 
 
 def test_what_an_own_arithmetic_is_not_held_to_need_not_be_claimed() -> None:
@@ -120,12 +122,14 @@ def test_what_an_own_arithmetic_is_not_held_to_need_not_be_claimed() -> None:
 @pytest.mark.tier("interpret")
 def test_in_tree_kernel_can_be_offered_by_name() -> None:
     candidate = load("module:phases.p5_batched_gdn.kernel_delta")
-    (case,) = [c for c in cases("rows_are_true", tier="interpret") if c.name == "delta_step-zeros"]
-    assert {w.rung for w in judged(case, candidate).worst} == {"bits"}
+    (case,) = [
+        c for c in quick_cases("rows_are_true", tier="interpret") if c.name == "delta_step-zeros"
+    ]
+    assert {w.rung for w in judge_case(case, candidate).worst} == {"bits"}
 
 
 @pytest.mark.tier("interpret")
 def test_candidate_that_is_not_triton_is_not_said_to_read_once(tmp_path: Path) -> None:
-    case = next(cases("state_is_read_once", tier="interpret"))
+    case = next(quick_cases("state_is_read_once", tier="interpret"))
     with pytest.raises(Declined, match="not Triton's"):
-        judged(case, offered(tmp_path))
+        judge_case(case, load_example(tmp_path))

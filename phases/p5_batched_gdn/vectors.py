@@ -23,23 +23,23 @@ FLAVOURS = {"delta_step": ("plain", "zeros", "extreme", "huge", "broken"),
 def cases() -> Iterator[Case]:
     """Yield cases of P5's falsifiers; the delta rule must be taken, as in the contract."""
     for op, flavours in FLAVOURS.items():
-        yield _case("rows_equal_alone", op, m=[1, 2, 3, 5], longest=3)
+        yield _build_case("rows_equal_alone", op, m=[1, 2, 3, 5], longest=3)
         for flavour in flavours:
-            yield _case("rows_are_true", op, flavour, heads=[1, 2], m=2, longest=3,
+            yield _build_case("rows_are_true", op, flavour, heads=[1, 2], m=2, longest=3,
                         flavour=flavour)
-        yield _case("order_and_slots_do_not_matter", op, m=3, slots=8, longest=2)
-        yield _case("chunks_equal_steps", op, tokens=6, start="held", splits="few")
-        yield _case("pad_rows_do_nothing", op, m=2, pads=[1, 2])
+        yield _build_case("order_and_slots_do_not_matter", op, m=3, slots=8, longest=2)
+        yield _build_case("chunks_equal_steps", op, tokens=6, start="held", splits="few")
+        yield _build_case("pad_rows_do_nothing", op, m=2, pads=[1, 2])
 
 
-def _case(falsifier: str, op: str, name: str = "", **given: Any) -> Case:
+def _build_case(falsifier: str, op: str, name: str = "", **given: Any) -> Case:
     must = op == "delta_step" and name in ("", "plain")
     return Case(phase="p5", falsifier=falsifier, tier="cpu",
                 name=f"vectors-{op}{'-' if name else ''}{name}", quick=True, must_claim=must,
                 given={"op": op, "heads": [1, 1], **given})
 
 
-def right(call: Call) -> dict[str, Tensor]:
+def answer_call(call: Call) -> dict[str, Tensor]:
     """Answer a call as the engine does, each row's state in a slot of its number."""
     given = dict(call.inputs)
     counts, states = tuple(given.pop("counts").tolist()), given.pop("states").clone()

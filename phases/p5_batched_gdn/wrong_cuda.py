@@ -9,7 +9,7 @@ from unittest.mock import patch
 from engine.kernels.nvrtc import Kernel, compile_source, source_of
 from falsifiers.mutation.mutants import changed
 from phases.p5_batched_gdn import kernel_gdn_cuda as right
-from phases.p5_batched_gdn.wrong_states import Build, op
+from phases.p5_batched_gdn.wrong_states import Builder, with_ops
 
 SHUFFLES = "sum, {});\n  sum = sum + __shfl_xor_sync(~0u, sum, {});"
 FAULTS = {
@@ -34,32 +34,34 @@ FAULTS = {
 
 
 @cache
-def _function(old: str, new: str, name: str, how: tuple[Any, ...], contracted: bool) -> Kernel:
+def _compile_kernel(
+    old: str, new: str, name: str, how: tuple[Any, ...], contracted: bool
+) -> Kernel:
     options = (*right.options(*how), *(("-fmad=true",) if contracted else ()))
-    return Kernel(compile_source(source(old, new), options), name)
+    return Kernel(compile_source(faulty_source(old, new), options), name)
 
 
-def source(old: str, new: str) -> str:
+def faulty_source(old: str, new: str) -> str:
     """Return the program with one text in place of another."""
     return changed(source_of(right.SOURCE), old, new)
 
 
-def cuda(fault: str) -> Build:
+def with_cuda_fault(fault: str) -> Builder:
     """Return a builder whose kernel has the named fault."""
-    return _built(*FAULTS[fault], contracted=False)
+    return _build_mutant(*FAULTS[fault], contracted=False)
 
 
-def contracted(name: str) -> Build:
+def with_contraction(name: str) -> Builder:
     """Return a builder whose kernel is compiled with contraction."""
-    return _built(name, "", "", contracted=True)
+    return _build_mutant(name, "", "", contracted=True)
 
 
-def _built(name: str, old: str, new: str, contracted: bool) -> Build:
+def _build_mutant(name: str, old: str, new: str, contracted: bool) -> Builder:
     def wrong(*args: Any) -> None:
         def made(kernel: str, *how: Any) -> Kernel:
-            return _function(old, new, kernel, how or (4,), contracted)
+            return _compile_kernel(old, new, kernel, how or (4,), contracted)
 
         with patch.object(right, "_function", made):
             getattr(right, name)(*args)
 
-    return op(**{name: wrong})
+    return with_ops(**{name: wrong})

@@ -22,7 +22,7 @@ NONE, ROW_ZERO, ROW_AS_SLOT, PADS, TAIL, BACKWARDS, FIRST_SAVED, HEADS, NEXT_HEA
 
 
 @triton.jit
-def _conv(x, taps, windows, starts, out, channels, stride, FAULT: tl.constexpr,
+def _conv_kernel(x, taps, windows, starts, out, channels, stride, FAULT: tl.constexpr,
           BLOCK: tl.constexpr):
     row = tl.program_id(1)
     first, end = tl.load(starts + row), tl.load(starts + row + 1)
@@ -63,7 +63,7 @@ def _conv(x, taps, windows, starts, out, channels, stride, FAULT: tl.constexpr,
 
 
 @triton.jit
-def _delta(q, k, v, g, beta, states, starts, out, key_heads, heads, scale, size,
+def _delta_kernel(q, k, v, g, beta, states, starts, out, key_heads, heads, scale, size,
            q_stride, k_stride, v_stride, FAULT: tl.constexpr, KEYS: tl.constexpr,
            STEPS: tl.constexpr):
     head, row = tl.program_id(0), tl.program_id(1)
@@ -110,23 +110,23 @@ def _delta(q, k, v, g, beta, states, starts, out, key_heads, heads, scale, size,
             tl.store(saved, state)
 
 
-def conv(fault: int) -> Any:
+def faulty_conv_step(fault: int) -> Any:
     """Return a convolution whose kernel has one fault, or none."""
     def conv_step(x: Tensor, taps: Tensor, windows: Refs, counts: Any, out: Tensor) -> None:
         channels = x.shape[1]
-        launch(_conv, (triton.cdiv(channels, 256), len(counts)), x, taps,
+        launch(_conv_kernel, (triton.cdiv(channels, 256), len(counts)), x, taps,
                windows.pointers, counts.starts.on(x.device), out, channels, x.stride(0),
                FAULT=fault, BLOCK=256)
 
     return conv_step
 
 
-def delta(fault: int) -> Any:
+def faulty_delta_step(fault: int) -> Any:
     """Return a delta rule whose kernel has one fault, or none."""
     def delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs,
                    counts: Any, out: Tensor) -> None:
         heads, width = v.shape[1:]
-        launch(_delta, (heads, len(counts)), q, k, v, g, beta,
+        launch(_delta_kernel, (heads, len(counts)), q, k, v, g, beta,
                states.pointers, counts.starts.on(q.device), out, k.shape[1], heads,
                scale_of(q), states.whole[0].nbytes, q.stride(0), k.stride(0),
                (k if fault == ONE_STRIDE else v).stride(0), FAULT=fault, KEYS=width,

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from engine import ops
-from engine.arithmetic import l2_norm, silu, total
+from engine.arithmetic import l2_norm, ordered_sum, silu
 from engine.state import Refs
 from phases.p5_batched_gdn import reference
 
 Counts = tuple[int, ...]
-Summed = Callable[[Tensor], Tensor]
+SumFunction = Callable[[Tensor], Tensor]
 
 
-def conv(x: Tensor, taps: Tensor, windows: Refs, counts: Counts, out: Tensor, *,
+def varied_conv_step(x: Tensor, taps: Tensor, windows: Refs, counts: Counts, out: Tensor, *,
          order: tuple[int, ...] = (0, 1, 2, 3), shift: int = 1,
          activation: Callable[[Tensor], Tensor] = silu) -> None:
     """Run a convolution whose taps, shift or activation may be other ones."""
@@ -38,23 +38,23 @@ def conv(x: Tensor, taps: Tensor, windows: Refs, counts: Counts, out: Tensor, *,
 
 
 def taps_reversed(*args: Any) -> None:
-    conv(*args, order=(3, 2, 1, 0))
+    varied_conv_step(*args, order=(3, 2, 1, 0))
 
 
 def window_backwards(*args: Any) -> None:
-    conv(*args, order=(2, 1, 0, 3))
+    varied_conv_step(*args, order=(2, 1, 0, 3))
 
 
 def window_not_shifted(*args: Any) -> None:
-    conv(*args, shift=0)
+    varied_conv_step(*args, shift=0)
 
 
 def window_shifted_twice(*args: Any) -> None:
-    conv(*args, shift=2)
+    varied_conv_step(*args, shift=2)
 
 
 def library_silu(*args: Any) -> None:
-    conv(*args, activation=torch.nn.functional.silu)
+    varied_conv_step(*args, activation=torch.nn.functional.silu)
 
 
 def short_chunks_not_shifted(x: Tensor, taps: Tensor, windows: Refs, counts: Counts,
@@ -85,12 +85,25 @@ def window_from_the_packed_tokens(x: Tensor, taps: Tensor, windows: Refs, counts
     reference.conv_step(x, taps, windows, counts, out)
 
 
-def delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs, counts: Counts,
-          out: Tensor, *, summed: Summed | None = None, eps: float = 1e-6,
-          scale: float | None = None, side_by_side: bool = False, decay_late: bool = False,
-          read_early: bool = False) -> None:
+def varied_delta_step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    states: Refs,
+    counts: Counts,
+    out: Tensor,
+    *,
+    summed: SumFunction | None = None,
+    eps: float = 1e-6,
+    scale: float | None = None,
+    side_by_side: bool = False,
+    decay_late: bool = False,
+    read_early: bool = False,
+) -> None:
     """Run a delta rule, a row after another, that may differ in one of its parts."""
-    groups, summed = v.shape[1] // k.shape[1], summed or _tree
+    groups, summed = v.shape[1] // k.shape[1], summed or _sum_pairwise
     q = l2_norm(q, eps) * (reference.scale_of(q) if scale is None else scale)
     k = l2_norm(k, eps)
     if side_by_side:
@@ -110,67 +123,67 @@ def delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs
             at += 1
 
 
-def _tree(x: Tensor) -> Tensor:
-    return total(x.transpose(1, 2))
+def _sum_pairwise(x: Tensor) -> Tensor:
+    return ordered_sum(x.transpose(1, 2))
 
 
-def _library_sum(x: Tensor) -> Tensor:
+def _sum_by_library(x: Tensor) -> Tensor:
     return x.sum(1)
 
 
-def _in_order(x: Tensor) -> Tensor:
+def _sum_in_order(x: Tensor) -> Tensor:
     y = torch.zeros_like(x[:, 0])
     for key in range(x.shape[1]):
         y = y + x[:, key]
     return y
 
 
-def _halves(x: Tensor) -> Tensor:
+def _sum_halves(x: Tensor) -> Tensor:
     while x.shape[1] > 1:
         x = x[:, :x.shape[1] // 2] + x[:, x.shape[1] // 2:]
     return x[:, 0] + 0.0
 
 
-def _no_zero_first(x: Tensor) -> Tensor:
+def _sum_without_zero(x: Tensor) -> Tensor:
     while x.shape[1] > 1:
         x = x[:, 0::2] + x[:, 1::2]
     return x[:, 0]
 
 
 def keys_shared_side_by_side(*args: Any) -> None:
-    delta(*args, side_by_side=True)
+    varied_delta_step(*args, side_by_side=True)
 
 
 def decay_after_the_read(*args: Any) -> None:
-    delta(*args, decay_late=True)
+    varied_delta_step(*args, decay_late=True)
 
 
 def output_before_the_write(*args: Any) -> None:
-    delta(*args, read_early=True)
+    varied_delta_step(*args, read_early=True)
 
 
 def norm_without_eps(*args: Any) -> None:
-    delta(*args, eps=0.0)
+    varied_delta_step(*args, eps=0.0)
 
 
 def eps_of_a_mean(*args: Any) -> None:
-    delta(*args, eps=128e-6)
+    varied_delta_step(*args, eps=128e-6)
 
 
 def no_scale(*args: Any) -> None:
-    delta(*args, scale=1.0)
+    varied_delta_step(*args, scale=1.0)
 
 
 def keys_added_in_order(*args: Any) -> None:
-    delta(*args, summed=_in_order)
+    varied_delta_step(*args, summed=_sum_in_order)
 
 
 def keys_added_in_halves(*args: Any) -> None:
-    delta(*args, summed=_halves)
+    varied_delta_step(*args, summed=_sum_halves)
 
 
 def sum_begins_with_a_key(*args: Any) -> None:
-    delta(*args, summed=_no_zero_first)
+    varied_delta_step(*args, summed=_sum_without_zero)
 
 
 def write_contracted(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs,
@@ -181,19 +194,19 @@ def write_contracted(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, s
     for slot, count in zip(states.slots, counts, strict=True):
         for _ in range(count):
             s = states.whole[slot] * g[at, :, None, None]
-            change = beta[at, :, None] * (v[at] - _tree(s * k[at, :, :, None]))
+            change = beta[at, :, None] * (v[at] - _sum_pairwise(s * k[at, :, :, None]))
             s = (s.double() + k[at, :, :, None].double() * change[:, None, :].double()).float()
             states.whole[slot].copy_(s)
-            out[at] = _tree(s * q[at, :, :, None])
+            out[at] = _sum_pairwise(s * q[at, :, :, None])
             at += 1
 
 
 def wide_batches_add_otherwise(*args: Any) -> None:
     *_, counts, _ = args
-    delta(*args, summed=_tree if len(counts) == 1 else _library_sum)
+    varied_delta_step(*args, summed=_sum_pairwise if len(counts) == 1 else _sum_by_library)
 
 
-class Racing:
+class RacingSum:
     """Adds in another order at every third call, as a missing barrier may have it."""
 
     def __init__(self) -> None:
@@ -201,7 +214,7 @@ class Racing:
 
     def __call__(self, right: Any, *args: Any) -> None:
         self.calls += 1
-        delta(*args, summed=_tree if self.calls % 3 else _halves)
+        varied_delta_step(*args, summed=_sum_pairwise if self.calls % 3 else _sum_halves)
 
 
 def denormals_flushed(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs,

@@ -15,13 +15,13 @@ from falsifiers.judging.subject import Subject
 from phases.p5_batched_gdn import reference
 from phases.p5_batched_gdn.increment import Recurrent
 
-Build = Callable[[Subject], Subject]
+Builder = Callable[[Subject], Subject]
 Op = Callable[..., None]
 Counts = tuple[int, ...]
-BOTH = ("conv_step", "delta_step")
+STATEFUL_OPS = ("conv_step", "delta_step")
 
 
-def op(**wrong: Op) -> Build:
+def with_ops(**wrong: Op) -> Builder:
     """Return a builder that gives the subject's path other ops."""
     def build(subject: Subject) -> Subject:
         return replace(subject, path=replace(subject.path, **wrong))
@@ -29,45 +29,45 @@ def op(**wrong: Op) -> Build:
     return build
 
 
-def kernel(name: str, wrong: Op) -> Build:
+def with_kernel(name: str, wrong: Op) -> Builder:
     """Return a builder whose op is right but for its portable kernel."""
     own = getattr(reference, name)
-    return op(**{name: Recurrent(own, own, wrong)})
+    return with_ops(**{name: Recurrent(own, own, wrong)})
 
 
-def stateful(change: Callable[..., Any], *names: str) -> Build:
+def with_stateful_ops(change: Callable[..., Any], *names: str) -> Builder:
     """Return a builder whose ops with state go through `change(right, args)`, made anew if a class.
 
     Args end in refs, counts and out.
     """
     def build(subject: Subject) -> Subject:
         ops = {}
-        for name in names or BOTH:
+        for name in names or STATEFUL_OPS:
             made = change() if isinstance(change, type) else change
-            ops[name] = partial(_through, made, getattr(reference, name))
+            ops[name] = partial(_apply_change, made, getattr(reference, name))
         return replace(subject, path=replace(subject.path, **ops))
 
     return build
 
 
-def _through(change: Callable[..., None], right: Op, *args: Any) -> None:
+def _apply_change(change: Callable[..., None], right: Op, *args: Any) -> None:
     change(right, *args)
 
 
-def seats(change: Callable[[Refs, Counts], tuple[int, ...]]) -> Build:
+def with_slots(change: Callable[[Refs, Counts], tuple[int, ...]]) -> Builder:
     """Return a builder whose ops work on other slots than they are given."""
     def wrong(right: Op, *args: Any) -> None:
         *given, refs, counts, out = args
         right(*given, Refs(refs.whole, change(refs, counts)), counts, out)
 
-    return stateful(wrong)
+    return with_stateful_ops(wrong)
 
 
-def row_as_slot(refs: Refs, counts: Counts) -> tuple[int, ...]:
+def row_numbers(refs: Refs, counts: Counts) -> tuple[int, ...]:
     return tuple(range(len(counts)))
 
 
-def first_for_all(refs: Refs, counts: Counts) -> tuple[int, ...]:
+def first_slot_for_all(refs: Refs, counts: Counts) -> tuple[int, ...]:
     return refs.slots[:1] * len(counts)
 
 
@@ -75,18 +75,18 @@ def sorted_slots(refs: Refs, counts: Counts) -> tuple[int, ...]:
     return tuple(sorted(refs.slots))
 
 
-def next_to_the_first(refs: Refs, counts: Counts) -> tuple[int, ...]:
+def slots_side_by_side(refs: Refs, counts: Counts) -> tuple[int, ...]:
     return tuple((refs.slots[0] + row) % len(refs.whole) for row in range(len(counts)))
 
 
-def starts_of(counts: Counts) -> list[int]:
+def row_starts(counts: Counts) -> list[int]:
     return [sum(counts[:row]) for row in range(len(counts))]
 
 
-def per_row(right: Op, given: list[Any], refs: Refs, counts: Counts, out: Tensor,
+def run_row(right: Op, given: list[Any], refs: Refs, counts: Counts, out: Tensor,
             row: int, first: int = 0, count: int | None = None) -> None:
     """Run some tokens of one row alone; what has a token axis is cut, taps are not."""
-    start, tokens = starts_of(counts)[row] + first, sum(counts)
+    start, tokens = row_starts(counts)[row] + first, sum(counts)
     count = counts[row] - first if count is None else count
     cut = [x[start:start + count] if len(x) == tokens else x for x in given]
     right(*cut, Refs(refs.whole, refs.slots[row:row + 1]), (count,), out[start:start + count])
@@ -96,9 +96,9 @@ def first_token_saved(right: Op, *args: Any) -> None:
     *given, refs, counts, out = args
     for row, count in enumerate(counts):
         if count:
-            per_row(right, given, refs, counts, out, row, 0, 1)
+            run_row(right, given, refs, counts, out, row, 0, 1)
             held = refs.views[row].clone()
-            per_row(right, given, refs, counts, out, row, 1)
+            run_row(right, given, refs, counts, out, row, 1)
             refs.views[row].copy_(held)
 
 
@@ -106,9 +106,9 @@ def last_token_not_saved(right: Op, *args: Any) -> None:
     *given, refs, counts, out = args
     for row, count in enumerate(counts):
         if count:
-            per_row(right, given, refs, counts, out, row, 0, count - 1)
+            run_row(right, given, refs, counts, out, row, 0, count - 1)
             held = refs.views[row].clone()
-            per_row(right, given, refs, counts, out, row, count - 1)
+            run_row(right, given, refs, counts, out, row, count - 1)
             refs.views[row].copy_(held)
 
 
@@ -121,62 +121,62 @@ def saved_in_the_next_slot(right: Op, *args: Any) -> None:
         refs.whole[slot].copy_(state)
 
 
-def zeroed(refs: Refs, rows: list[int]) -> None:
+def zero_rows(refs: Refs, rows: list[int]) -> None:
     for row in rows:
         refs.whole[refs.slots[row]].zero_()
 
 
 def chunks_from_zero(right: Op, *args: Any) -> None:
     *_, refs, counts, _ = args
-    zeroed(refs, [row for row, count in enumerate(counts) if count > 1])
+    zero_rows(refs, [row for row, count in enumerate(counts) if count > 1])
     right(*args)
 
 
 def single_tokens_from_zero(right: Op, *args: Any) -> None:
     *_, refs, counts, _ = args
-    zeroed(refs, [row for row, count in enumerate(counts) if count == 1])
+    zero_rows(refs, [row for row, count in enumerate(counts) if count == 1])
     right(*args)
 
 
 def all_from_zero_beside_a_chunk(right: Op, *args: Any) -> None:
     *_, refs, counts, _ = args
     if max(counts) > 1:
-        zeroed(refs, [row for row, count in enumerate(counts) if count])
+        zero_rows(refs, [row for row, count in enumerate(counts) if count])
     right(*args)
 
 
-class Shadow:
+class ShadowState:
     """Keeps a copy of what it wrote by slot, and trusts it for rows of at most so many tokens."""
 
-    trusted = 1
+    max_tokens = 1
 
     def __init__(self) -> None:
-        self.held: dict[tuple[int, int], Tensor] = {}
+        self.saved_states: dict[tuple[int, int], Tensor] = {}
 
     def __call__(self, right: Op, *args: Any) -> None:
         *_, refs, counts, _ = args
         busy = [(refs.slots[row], count) for row, count in enumerate(counts) if count]
         for slot, count in busy:
-            kept = self.held.get((refs.whole.data_ptr(), slot))
-            if kept is not None and count <= self.trusted:
+            kept = self.saved_states.get((refs.whole.data_ptr(), slot))
+            if kept is not None and count <= self.max_tokens:
                 refs.whole[slot].copy_(kept)
         right(*args)
         for slot, _ in busy:
-            self.held[refs.whole.data_ptr(), slot] = refs.whole[slot].clone()
+            self.saved_states[refs.whole.data_ptr(), slot] = refs.whole[slot].clone()
 
 
-class ShadowOfAll(Shadow):
-    trusted = 1 << 30
+class ShadowAllTokens(ShadowState):
+    max_tokens = 1 << 30
 
 
-def padded_to_the_longest(right: Op, *args: Any) -> None:
+def pad_to_the_longest(right: Op, *args: Any) -> None:
     *given, refs, counts, out = args
     for row, count in enumerate(counts):
         for _ in range(max(counts) - count if count else 0):
-            per_row(right, given, refs, counts, out, row, count - 1)
+            run_row(right, given, refs, counts, out, row, count - 1)
         if count:
             held = refs.views[row].clone()
-            per_row(right, given, refs, counts, out, row)
+            run_row(right, given, refs, counts, out, row)
             if count < max(counts):
                 refs.views[row].copy_(held)
 
@@ -188,7 +188,7 @@ def continues_the_row_before(right: Op, *args: Any) -> None:
         if count:
             if before is not None and count > 1:
                 refs.views[row].copy_(before)
-            per_row(right, given, refs, counts, out, row)
+            run_row(right, given, refs, counts, out, row)
             before = refs.views[row].clone()
 
 
@@ -196,12 +196,12 @@ def outputs_a_longest_apart(right: Op, *args: Any) -> None:
     *given, refs, counts, out = args
     made = torch.empty(out.shape)
     right(*given, refs, counts, made)
-    for row, (start, count) in enumerate(zip(starts_of(counts), counts, strict=True)):
+    for row, (start, count) in enumerate(zip(row_starts(counts), counts, strict=True)):
         at = min(row * max(counts), len(out) - count)
         out[at:at + count] = made[start:start + count]
 
 
-def _pads_work(right: Op, args: Any, slot_of: Callable[[Refs, int], int]) -> None:
+def _advance_pads(right: Op, args: Any, slot_of: Callable[[Refs, int], int]) -> None:
     """Advance a row without tokens by the batch's first token, on some slot."""
     *given, refs, counts, out = args
     right(*args)
@@ -213,17 +213,17 @@ def _pads_work(right: Op, args: Any, slot_of: Callable[[Refs, int], int]) -> Non
 
 
 def pads_work_on_their_slot(right: Op, *args: Any) -> None:
-    _pads_work(right, args, lambda refs, row: refs.slots[row])
+    _advance_pads(right, args, lambda refs, row: refs.slots[row])
 
 
 def pads_work_on_the_last_slot(right: Op, *args: Any) -> None:
     *_, refs, counts, _ = args
     busy = [refs.slots[row] for row, count in enumerate(counts) if count]
-    _pads_work(right, args, lambda refs, row: busy[-1])
+    _advance_pads(right, args, lambda refs, row: busy[-1])
 
 
 def pads_work_on_slot_zero(right: Op, *args: Any) -> None:
-    _pads_work(right, args, lambda refs, row: 0)
+    _advance_pads(right, args, lambda refs, row: 0)
 
 
 def idle_slots_age(right: Op, *args: Any) -> None:
@@ -235,7 +235,7 @@ def idle_slots_age(right: Op, *args: Any) -> None:
     right(*args)
 
 
-def masked_by_zeros(right: Op, *args: Any) -> None:
+def mask_by_zeros(right: Op, *args: Any) -> None:
     *given, refs, counts, out = args
     right(*given, refs, counts, out)
     rows = torch.stack(refs.views)
@@ -245,7 +245,7 @@ def masked_by_zeros(right: Op, *args: Any) -> None:
         refs.whole[slot].copy_((rows * mask.view(-1, *(1,) * (rows.dim() - 1))).sum(0))
 
 
-class RoundedEveryHundred:
+class RoundEveryHundred:
     """Rounds states through bfloat16 at every hundredth call."""
 
     def __init__(self) -> None:

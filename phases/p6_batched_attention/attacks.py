@@ -17,11 +17,11 @@ from engine.weights import Weight
 from falsifiers.judging.errors import Unmeasurable
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.poison import Guarded, guarded
-from phases.p6_batched_attention.data import DIM, Row, drawn
-from phases.p6_batched_attention.harness import Attention, Layout, Step, own_budget
+from phases.p6_batched_attention.data import DIM, Row, draw_sequence
+from phases.p6_batched_attention.harness import GuardedCall, Harness, Layout, own_budget
 
 
-def rows_of(case: Case) -> list[Row]:
+def build_rows(case: Case) -> list[Row]:
     """Return a case's rows: by `lengths`, or `m` ragged ones below `longest`; counts if given."""
     lengths = case.given.get("lengths")
     if lengths is None:
@@ -32,7 +32,7 @@ def rows_of(case: Case) -> list[Row]:
             for seed, (length, count) in enumerate(zip(lengths, counts, strict=True))]
 
 
-def padded(rows: Sequence[Row], most: int) -> Iterator[list[Row]]:
+def padded_variants(rows: Sequence[Row], most: int) -> Iterator[list[Row]]:
     """Yield the rows with 1 to `most` pads in front, behind and between."""
     for pads in range(1, most + 1):
         some = [Row(7 * i, 0) for i in range(pads)]
@@ -50,7 +50,7 @@ def cuts(which: str, count: int) -> list[tuple[int, ...]]:
     return [single, (1, count - 1), (count - 1, 1), (third, third, count - 2 * third)]
 
 
-def hold_cuts(attend: Attention, length: int, count: int, which: str) -> None:
+def check_cuts(attend: Harness, length: int, count: int, which: str) -> None:
     """Hold a chunk to itself cut in parts, each a step of its own."""
     whole = attend([Row(length, count)])[0]
     for cut in cuts(which, count):
@@ -62,9 +62,9 @@ def hold_cuts(attend: Attention, length: int, count: int, which: str) -> None:
             at += size
 
 
-def two_pass(row: Row, heads: int, groups: int) -> Tensor:
+def two_pass_attention(row: Row, heads: int, groups: int) -> Tensor:
     """Return gated attention of a row in f64: scores, their largest, weights, and their sum."""
-    own = drawn(row, heads, groups)
+    own = draw_sequence(row, heads, groups)
     q, gate = (x.double() for x in own.queries(row))
     k, v = (x.double().repeat_interleave(heads // groups, 1) for x in (own.k, own.v))
     out = torch.empty_like(q)
@@ -76,7 +76,7 @@ def two_pass(row: Row, heads: int, groups: int) -> Tensor:
     return (out * torch.sigmoid(gate)).float()
 
 
-def hold_exact(attend: Attention, got: Tensor, want: Tensor, **where: int | str) -> None:
+def check_exact(attend: Harness, got: Tensor, want: Tensor, **where: int | str) -> None:
     """Hold outputs that no rounding can change: in bits, or to the budget of one's own."""
     if attend.bitwise:
         attend.judge.equal("attend", got, want, rule="truth", **where)  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ def hold_exact(attend: Attention, got: Tensor, want: Tensor, **where: int | str)
                             **where)  # type: ignore[arg-type]
 
 
-def far_apart(step: Step, stride: int) -> Step:
+def spread_cache(step: GuardedCall, stride: int) -> GuardedCall:
     """Return a step of one slot with its cache rows `stride` values apart, poison at their ends.
 
     Values lie between the keys, half a stride on, so that both need the memory of one.
@@ -105,10 +105,10 @@ def far_apart(step: Step, stride: int) -> Step:
     return replace(step, keys=spread(step.keys, 0), values=spread(step.values, stride // 2))
 
 
-def hold_product(attend: Attention, rows: Sequence[Row], project: Callable[..., None],
+def check_product(attend: Harness, rows: Sequence[Row], project: Callable[..., None],
                  kind: str) -> None:
     """Hold a product of what attention wrote to that of a copy, which brings no integers along."""
-    step = attend.laid_out(rows, Layout())
+    step = attend.lay_out(rows, Layout())
     out = torch.empty_like(step.out.inside)  # between guards it would bring none either
     attend.run(replace(step, out=Guarded(out, out)))
     x = out.flatten(1)
@@ -120,7 +120,7 @@ def hold_product(attend: Attention, rows: Sequence[Row], project: Callable[..., 
     attend.judge.equal("product of attend", got, want, kind=kind)
 
 
-def hold_normed_and_turned(case: Case, judge: Judge, path: Path, device: str) -> None:
+def check_norm_rotate(case: Case, judge: Judge, path: Path, device: str) -> None:
     """Hold queries and keys, normed and turned by a path, to the engine's: at once, then alone.
 
     Queries stand beside gates of NaN, keys beside other values; a head of each holds NaN, another
@@ -152,7 +152,7 @@ def hold_normed_and_turned(case: Case, judge: Judge, path: Path, device: str) ->
                 guard.hold(judge, f"{kind}.{name}")
 
 
-def bytes_due(rows: Sequence[Row], groups: int, width: int) -> int:
+def expected_bytes(rows: Sequence[Row], groups: int, width: int) -> int:
     """Return the bytes of all keys that a step's tokens see, each token's once."""
     seen = sum(row.length + i + 1 for row in rows for i in range(row.count))
     return seen * groups * DIM * width

@@ -27,34 +27,69 @@ from phases.p6_batched_attention import (
 
 GROUPS = (1, 2, 3, 4, 6, 8)
 """Query heads a KV head that the CUDA kernels are compiled for here."""
-SUM = "__fadd_rn(acc[h][l], __fmul_rn(weight[h], value))"
-FUSED = "__fmaf_rn(weight[h], value, acc[h][l])"
+PLAIN_SUM = "__fadd_rn(acc[h][l], __fmul_rn(weight[h], value))"
+FUSED_SUM = "__fmaf_rn(weight[h], value, acc[h][l])"
 """A sum of the source and what it must never become."""
-ROWS = {"starts": "*i32", "lengths": "*i32", "m": "i32"}
-CACHE = {"keys": "*u64", "values": "*u64"}
+ROW_TYPES = {"starts": "*i32", "lengths": "*i32", "m": "i32"}
+CACHE_TYPES = {"keys": "*u64", "values": "*u64"}
 
 
-def _strides(*names: str) -> dict[str, str]:
+def _stride_types(*names: str) -> dict[str, str]:
     return {f"{name}_{axis}": "i32" for name in names for axis in
             (("row", "head") if name in ("key", "value") else ("token", "head"))}
 
 
 KERNELS = {
-    "append": (kernel_attend._append,
-               {"k": "*fp32", "v": "*fp32", **CACHE, **ROWS, **_strides("k", "v", "key", "value")},
-               {"DIM": 256, "KV": tl.float32}),
-    "attend_split": (kernel_attend._attend_split,
-                     {"q": "*fp32", **CACHE, **ROWS, "first": "i32", "tops": "*fp32",
-                      "parts": "*fp32", "splits": "i32", **_strides("q", "key", "value")},
-                     {"GROUP": 4, "HEADS": 4, "SPLIT": 64, "DIM": 256, "SCALE": 0.0625,
-                      "KV": tl.float32}),
-    "attend_merge": (kernel_attend._attend_merge,
-                     {"gate": "*fp32", **ROWS, "first": "i32", "tops": "*fp32", "parts": "*fp32",
-                      "splits": "i32", "out": "*fp32", **_strides("gate", "out")},
-                     {"GROUP": 4, "HEADS": 4, "SPLIT": 64, "DIM": 256}),
-    "rotate": (kernel_rotate._rotate,
-               {"x": "*fp32", "table": "*fp32", "positions": "*i64", "out": "*fp32",
-                **_strides("x", "out")}, {"PAIRS": 32, "DIM": 256}),
+    "append": (
+        kernel_attend._append,
+        {
+            "k": "*fp32",
+            "v": "*fp32",
+            **CACHE_TYPES,
+            **ROW_TYPES,
+            **_stride_types("k", "v", "key", "value"),
+        },
+        {"DIM": 256, "KV": tl.float32},
+    ),
+    "attend_split": (
+        kernel_attend._attend_split,
+        {
+            "q": "*fp32",
+            **CACHE_TYPES,
+            **ROW_TYPES,
+            "first": "i32",
+            "tops": "*fp32",
+            "parts": "*fp32",
+            "splits": "i32",
+            **_stride_types("q", "key", "value"),
+        },
+        {"GROUP": 4, "HEADS": 4, "SPLIT": 64, "DIM": 256, "SCALE": 0.0625, "KV": tl.float32},
+    ),
+    "attend_merge": (
+        kernel_attend._attend_merge,
+        {
+            "gate": "*fp32",
+            **ROW_TYPES,
+            "first": "i32",
+            "tops": "*fp32",
+            "parts": "*fp32",
+            "splits": "i32",
+            "out": "*fp32",
+            **_stride_types("gate", "out"),
+        },
+        {"GROUP": 4, "HEADS": 4, "SPLIT": 64, "DIM": 256},
+    ),
+    "rotate": (
+        kernel_rotate._rotate,
+        {
+            "x": "*fp32",
+            "table": "*fp32",
+            "positions": "*i64",
+            "out": "*fp32",
+            **_stride_types("x", "out"),
+        },
+        {"PAIRS": 32, "DIM": 256},
+    ),
 }
 
 
@@ -63,7 +98,7 @@ KERNELS |= {f"{name}-{kv}": (function, arguments, {**constants, "KV": kind})
             for kv, kind in (("f16", tl.float16), ("bf16", tl.bfloat16))}
 
 
-def cuda_faults(group: int, source: str, kv: str = "f32") -> list[str]:
+def faults_of_cuda(group: int, source: str, kv: str = "f32") -> list[str]:
     """Compile the CUDA source for a group and a type of cache; return what must not be in it."""
     return machine_code.faults_of(source, kernel_attend_cuda.options(group, KV_TYPES[kv]))
 
@@ -74,7 +109,7 @@ def main(names: list[str]) -> int:
     source = kernel_attend_cuda.source()
     checks = {name: lambda name=name: check.found_in(check.ptx_of(name)) for name in KERNELS}
     checks |= {f"attend.cu-{g}" + (f"-{kv}" if kv != "f32" else ""):
-               lambda g=g, kv=kv: cuda_faults(g, source, kv) for kv in KV_TYPES for g in GROUPS}
+               lambda g=g, kv=kv: faults_of_cuda(g, source, kv) for kv in KV_TYPES for g in GROUPS}
     checks["norm_rotate.cu"] = lambda: machine_code.faults_of(
         source_of(kernel_norm_rotate.SOURCE))
     bad = 0
@@ -85,7 +120,7 @@ def main(names: list[str]) -> int:
     if not check.found_in(check.ptx_of("rotate", fused=True)):
         print("the check is blind: rotate compiled with contraction passes it")
         bad += 1
-    if not cuda_faults(4, source.replace(SUM, FUSED)):
+    if not faults_of_cuda(4, source.replace(PLAIN_SUM, FUSED_SUM)):
         print("the check is blind: attend.cu with a fused sum passes it")
         bad += 1
     return int(bad > 0)

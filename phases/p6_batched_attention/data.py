@@ -14,9 +14,9 @@ from torch import Tensor
 from falsifiers.judging.errors import SuiteError
 
 DIM = 256
-QUERIES = 61
+QUERY_COUNT = 61
 """Different queries and gates of a sequence; later positions take them again."""
-NANS = (0x7FC00000, 0x7F800001, 0x7FFFFFFF, -1)
+NAN_BITS = (0x7FC00000, 0x7F800001, 0x7FFFFFFF, -1)
 """Bits of NaN: the usual one, and some that rounding as if they were numbers makes inf or -0."""
 
 
@@ -36,7 +36,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnSequence:
     """Queries, gates, keys and values of a sequence's positions."""
 
     q: Tensor
@@ -46,24 +46,24 @@ class Drawn:
 
     def queries(self, row: Row) -> tuple[Tensor, Tensor]:
         """Return q and gate of a row's tokens, [count, H, D]."""
-        at = torch.arange(row.length, row.reach) % QUERIES
+        at = torch.arange(row.length, row.reach) % QUERY_COUNT
         return self.q[at], self.gate[at]
 
 
-def drawn(row: Row, heads: int, groups: int) -> Drawn:
+def draw_sequence(row: Row, heads: int, groups: int) -> DrawnSequence:
     """Return a row's sequence up to its reach; a longer one of this seed begins with the same."""
-    return _drawn(row.seed, row.flavour, row.reach, heads, groups)
+    return _draw_sequence(row.seed, row.flavour, row.reach, heads, groups)
 
 
 @lru_cache(maxsize=256)
-def _drawn(seed: int, flavour: str, reach: int, heads: int, groups: int) -> Drawn:
+def _draw_sequence(seed: int, flavour: str, reach: int, heads: int, groups: int) -> DrawnSequence:
     draw = torch.Generator().manual_seed(1000 * seed + heads)
-    q, gate = (torch.randn(QUERIES, heads, DIM, generator=draw) for _ in range(2))
+    q, gate = (torch.randn(QUERY_COUNT, heads, DIM, generator=draw) for _ in range(2))
     k, v = torch.randn(reach, 2, groups, DIM, generator=draw).unbind(1)  # position by position
-    return _flavoured(flavour, Drawn(q, gate * 2.0, k, v))
+    return _apply_flavour(flavour, DrawnSequence(q, gate * 2.0, k, v))
 
 
-def _flavoured(flavour: str, drawn: Drawn) -> Drawn:
+def _apply_flavour(flavour: str, drawn: DrawnSequence) -> DrawnSequence:
     """Return the sequence with scores that rise, fall, agree or leave f32, as it is asked."""
     q, k, v = drawn.q, drawn.k, drawn.v
     n = torch.arange(len(k), dtype=torch.float32)[:, None, None]
@@ -90,8 +90,14 @@ def _flavoured(flavour: str, drawn: Drawn) -> Drawn:
         v[..., 254:] = torch.tensor([65519.0, 65520.0])
         v[..., 252:254] = torch.tensor([-odd[0, 0, 0] * 2.0**-25, 3e-42])
     elif flavour == "broken":
-        nan = torch.tensor(NANS, dtype=torch.int32).view(torch.float32).repeat(DIM // len(NANS))
+        nan = (
+            torch.tensor(NAN_BITS, dtype=torch.int32)
+            .view(torch.float32)
+            .repeat(DIM // len(NAN_BITS))
+        )
         q, k, v = q * 3e38, torch.where(n % 3 == 1, nan, k), torch.where(n % 2 == 1, 3e38, v)
     elif flavour != "plain":
         raise SuiteError(f"no sequence has the flavour {flavour!r}")
-    return Drawn(q.contiguous(), drawn.gate, k.expand_as(drawn.k).contiguous(), v.contiguous())
+    return DrawnSequence(
+        q.contiguous(), drawn.gate, k.expand_as(drawn.k).contiguous(), v.contiguous()
+    )

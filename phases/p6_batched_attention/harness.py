@@ -30,10 +30,10 @@ from falsifiers.judging.errors import Declined, SuiteError
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.poison import Guarded, guarded
 from falsifiers.judging.subject import Subject
-from phases.p6_batched_attention.data import DIM, Row, drawn
+from phases.p6_batched_attention.data import DIM, Row, draw_sequence
 
 CONTRACT = Path(__file__).parents[2] / "contracts" / "p6.yaml"
-NOWHERE = 1 << 20
+NO_SLOT = 1 << 20
 """A slot that no pool has, for pads."""
 
 
@@ -43,16 +43,16 @@ class Layout:
 
     slots: tuple[int, ...] | None = None
     """The slot of each row; the first m when not given."""
-    room: int = 0
+    pool_slots: int = 0
     """Slots of the pool; one more than the rows need when 0."""
-    beyond: float = float("nan")
+    unwritten_value: float = float("nan")
     """What fills every cache row that no sequence has written."""
     capacity: int = 0
     """Rows of a slot; three more than the longest needs when 0."""
 
 
 @dataclass
-class Step:
+class GuardedCall:
     """One call under way: its operands, and what they must be afterwards."""
 
     rows: Sequence[Row]
@@ -62,7 +62,7 @@ class Step:
     gate: Tensor
     keys: Guarded
     values: Guarded
-    trap: Guarded
+    pad_target: Guarded
     """Memory that is no slot's, where the pointers of pads lead."""
     out: Guarded
     slots: tuple[int, ...]
@@ -73,7 +73,7 @@ class Step:
 
     def _addresses(self, cache_: Tensor) -> Tensor:
         apart = cache_.stride(0) * cache_.element_size()
-        at = [cache_.data_ptr() + slot * apart if row.count else self.trap.inside.data_ptr()
+        at = [cache_.data_ptr() + slot * apart if row.count else self.pad_target.inside.data_ptr()
               for slot, row in zip(self.slots, self.rows, strict=True)]
         return torch.tensor(at, dtype=torch.uint64).to(cache_.device)
 
@@ -90,69 +90,71 @@ class Step:
         return [slice(a, b) for a, b in pairwise(starts)]
 
 
-class Attention:
+class Harness:
     """The attention that a case judges, and the rule of truth for its arithmetic."""
 
     def __init__(self, case: Case, subject: Subject, judge: Judge) -> None:
         self.judge, self.device, self.candidate = judge, subject.device, subject.candidate
         self.heads, self.groups = case["heads"]
-        self.kv = kept_in(case, subject)
+        self.kv = cache_dtype(case, subject)
         self.bitwise = self.candidate is None or self.candidate.bitwise
         if self.candidate is not None:
             self.candidate.refuse(case)
-        self.op = op_of(case, subject, "attend")
+        self.op = select_op(case, subject, "attend")
 
     def __call__(self, rows: Sequence[Row], layout: Layout | None = None) -> list[Tensor]:
         """Return each row's outputs [count, H, D] on the CPU; judge what else became of memory."""
-        step = self.laid_out(rows, layout or Layout())
+        step = self.lay_out(rows, layout or Layout())
         held = {name: x.clone() for name, x in self._memory(step).items()}
         self.run(step)
-        self._hold_memory(step, held)
+        self._check_memory(step, held)
         out = step.out.inside.cpu()
         return [out[span] for span in step.spans()]
 
-    def run(self, step: Step) -> None:
+    def run(self, step: GuardedCall) -> None:
         """Run the op; what a candidate or numpy warns of is no parity fault."""
         with warnings.catch_warnings(), np.errstate(all="ignore"), steady_dots():
             warnings.simplefilter("ignore")
             self.op(*step.arguments())
 
-    def laid_out(self, rows: Sequence[Row], layout: Layout) -> Step:
+    def lay_out(self, rows: Sequence[Row], layout: Layout) -> GuardedCall:
         """Return a step's operands: slots filled up to each row's length, poison elsewhere."""
         heads, groups, dev = self.heads, self.groups, self.device
         slots = layout.slots or tuple(range(len(rows)))
-        slots = tuple(s if row.count else NOWHERE for s, row in zip(slots, rows, strict=True))
-        real = [s for s in slots if s != NOWHERE]
-        room = layout.room or max(real, default=0) + 2
+        slots = tuple(s if row.count else NO_SLOT for s, row in zip(slots, rows, strict=True))
+        real = [s for s in slots if s != NO_SLOT]
+        room = layout.pool_slots or max(real, default=0) + 2
         capacity = layout.capacity or max(row.reach for row in rows) + 3
         t = sum(row.count for row in rows)
         keys, values = (guarded(room, capacity, groups, DIM, dtype=self.kv, device=dev)
                         for _ in range(2))
         for cache_ in (keys, values):
-            cache_.inside.copy_(torch.tensor(layout.beyond))  # infinite if a type cannot hold it
+            cache_.inside.copy_(
+                torch.tensor(layout.unwritten_value)
+            )  # infinite if a type cannot hold it
         both = torch.full((t, heads, 2, DIM), torch.nan)  # a head's query, then its gate
         k = torch.empty(t, groups, DIM)
         v = torch.full((t, groups, DIM + 4), torch.nan, device=dev)[..., :DIM]  # strides of its own
         at = 0
         for slot, row in zip(slots, rows, strict=True):
             if row.count:
-                own, span = drawn(row, heads, groups), slice(at, at + row.count)
+                own, span = draw_sequence(row, heads, groups), slice(at, at + row.count)
                 both[span, :, 0], both[span, :, 1] = own.queries(row)
                 k[span], v[span] = own.k[row.length:], own.v[row.length:]
                 keys.inside[slot, :row.length] = own.k[:row.length].to(dev)
                 values.inside[slot, :row.length] = own.v[:row.length].to(dev)
                 at += row.count
         q, gate = both.to(dev).unbind(2)
-        return Step(rows, q.contiguous(), k.to(dev), v, gate, keys, values,
+        return GuardedCall(rows, q.contiguous(), k.to(dev), v, gate, keys, values,
                     guarded(capacity, groups, DIM, dtype=self.kv, device=dev),
                     guarded(t, heads, DIM, device=dev), slots)
 
     @staticmethod
-    def _memory(step: Step) -> dict[str, Tensor]:
+    def _memory(step: GuardedCall) -> dict[str, Tensor]:
         return {"keys": step.keys.inside, "values": step.values.inside, "q": step.q, "k": step.k,
-                "v": step.v, "gate": step.gate, "memory of no slot": step.trap.inside}
+                "v": step.v, "gate": step.gate, "memory of no slot": step.pad_target.inside}
 
-    def _hold_memory(self, step: Step, held: dict[str, Tensor]) -> None:
+    def _check_memory(self, step: GuardedCall, held: dict[str, Tensor]) -> None:
         """Hold all memory to what it was, the new rows of each slot to the step's k and v."""
         for name, joined in (("keys", step.k), ("values", step.v)):
             for slot, row, span in zip(step.slots, step.rows, step.spans(), strict=True):
@@ -170,12 +172,12 @@ class Attention:
                                f"row was not", rung="frame")
         self.judge.law(True, "memory is as it should be")
         for name, guard in (("keys", step.keys), ("values", step.values), ("out", step.out),
-                            ("memory of no slot", step.trap)):
+                            ("memory of no slot", step.pad_target)):
             guard.hold(self.judge, name)
 
-    def hold_true(self, got: Tensor, of: Row, **where: int | str) -> None:
+    def check_truth(self, got: Tensor, of: Row, **where: int | str) -> None:
         """Hold a row's outputs to the engine's: in bits, or to the budget of one's own."""
-        want = engine_s(of, self.heads, self.groups, self.kv)
+        want = engine_output(of, self.heads, self.groups, self.kv)
         if self.bitwise:
             self.judge.equal("attend", got, want, rule="truth", finite=False, **where)
         else:
@@ -185,13 +187,13 @@ class Attention:
                               own_budget(), **where)  # type: ignore[arg-type]
 
     @contextmanager
-    def fence(self, step: Step) -> Iterator[Fence]:
+    def watch_bounds(self, step: GuardedCall) -> Iterator[Fence]:
         """Watch what a call under the interpreter touches of the memory that it was given.
 
         A token may read its row's keys and values as far as it reaches; a pad not even its pointer.
         """
         read, write = {"q": step.q, "k": step.k, "v": step.v, "gate": step.gate}, {}
-        around = {"out": step.out.whole, "memory of no slot": step.trap.whole}
+        around = {"out": step.out.whole, "memory of no slot": step.pad_target.whole}
         write["out"] = step.out.inside
         for name, whole, held in zip(("keys", "values"), (step.keys, step.values), step.pointers,
                                      strict=True):
@@ -207,9 +209,9 @@ class Attention:
 
 
 @lru_cache(maxsize=256)
-def engine_s(row: Row, heads: int, groups: int, kv: torch.dtype = torch.float32) -> Tensor:
+def engine_output(row: Row, heads: int, groups: int, kv: torch.dtype = torch.float32) -> Tensor:
     """Return what the engine gives a row alone over caches of a type, [count, H, D]."""
-    own = drawn(row, heads, groups)
+    own = draw_sequence(row, heads, groups)
     keys, values = (Refs(x.to(kv, copy=True).unsqueeze(0), (0,)) for x in (own.k, own.v))
     q, gate = own.queries(row)
     out = torch.empty_like(q)
@@ -218,7 +220,7 @@ def engine_s(row: Row, heads: int, groups: int, kv: torch.dtype = torch.float32)
     return out
 
 
-def kept_in(case: Case, subject: Subject) -> torch.dtype:
+def cache_dtype(case: Case, subject: Subject) -> torch.dtype:
     """Return the type of a case's caches; one narrower than f32 is a candidate's to offer."""
     name = case.given.get("kv", "f32")
     if subject.candidate is not None and name != "f32" and name not in subject.candidate.kv:
@@ -231,7 +233,7 @@ def kv_budget(case: Case) -> Budget:
     return load_contract(CONTRACT).parity.kv[case["kv"]]
 
 
-def op_of(case: Case, subject: Subject, name: str) -> Callable[..., None]:
+def select_op(case: Case, subject: Subject, name: str) -> Callable[..., None]:
     """Return the op that a case judges: on the CPU as it is, else what a device would run.
 
     A case on a device may ask for the portable kernel in place of the one that the path takes.
@@ -249,7 +251,7 @@ def op_of(case: Case, subject: Subject, name: str) -> Callable[..., None]:
     return op  # type: ignore[no-any-return]
 
 
-def hold_turned(judge: Judge, subject: Subject, got: Tensor, want: Tensor, turned: int,
+def check_rotated(judge: Judge, subject: Subject, got: Tensor, want: Tensor, turned: int,
                 **where: int | str) -> None:
     """Hold rotated heads to bits, or what turns to the budget of one's own and what passes to bits.
 

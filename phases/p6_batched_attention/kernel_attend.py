@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.kernels import launch
 from engine.kernels.functions import exp, sigmoid
 from engine.state import Refs
-from phases.p6_batched_attention.launches import DIM, SPLIT, as_ints, check, launches
+from phases.p6_batched_attention.launches import DIM, SPLIT, as_ints, check_operands, plan_launches
 
 
 @triton.jit
@@ -202,7 +202,7 @@ def _attend_merge(gate, starts, lengths, m, first, tops, parts, splits, out, gat
 def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
            lengths: Sequence[int], counts: Sequence[int], out: Tensor) -> None:
     """Append k and v [t, G, D] to each row's cache and write gated attention into out[t, H, D]."""
-    check(q, k, v, gate, keys, values, out)
+    check_operands(q, k, v, gate, keys, values, out)
     (t, heads), groups, m = q.shape[:2], k.shape[1], len(counts)
     group = heads // groups
     lengths, counts = as_ints(lengths), as_ints(counts)
@@ -213,7 +213,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Re
     if t:
         launch(_append, (t, groups), k, v, key_at, value_at, *rows, *k.stride()[:2],
                *v.stride()[:2], *cache, DIM=DIM, KV=kv)
-    for one in launches(lengths, counts, heads):
+    for one in plan_launches(lengths, counts, heads):
         tops, parts = one.scratch(heads, out)
         launch(_attend_split, (one.tokens, groups, one.splits), q, key_at, value_at, *rows,
                one.first, tops, parts, one.splits, *q.stride()[:2], *cache,

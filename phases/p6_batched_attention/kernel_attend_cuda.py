@@ -21,7 +21,7 @@ from engine.errors import InputError
 from engine.kernels.nvrtc import Kernel, compile_source
 from engine.state import Refs
 from phases.p5_batched_gdn import increment as before
-from phases.p6_batched_attention.launches import DIM, SPLIT, as_ints, check, launches
+from phases.p6_batched_attention.launches import DIM, SPLIT, as_ints, check_operands, plan_launches
 
 SOURCE = Path(__file__).with_name("attend.cu")
 ALIGNED = 16
@@ -70,7 +70,7 @@ def is_aligned(x: Tensor) -> bool:
 def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
            lengths: Sequence[int], counts: Sequence[int], out: Tensor) -> None:
     """Append k and v [t, G, D] to each row's cache and write gated attention into out[t, H, D]."""
-    check(q, k, v, gate, keys, values, out)
+    check_operands(q, k, v, gate, keys, values, out)
     for name, cache_ in (("key", keys.whole), ("value", values.whole)):
         if not is_aligned(cache_):
             raise InputError(f"heads of the {name} cache must begin at multiples of {ALIGNED} "
@@ -85,7 +85,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Re
     group, kv = heads // groups, keys.whole.dtype
     split, merge = (_function(name, group, kv) for name in ("split", "merge"))
     integers, argument = before.integer_kernels().room(len(q), heads * DIM, out.device)
-    for one in launches(lengths, counts, heads):
+    for one in plan_launches(lengths, counts, heads):
         tops, parts = one.scratch(heads, out)
         split((one.splits, one.tokens * groups), 256, shared_bytes(group, kv), q, k, v, *pointers,
               *rows, one.first, groups, *at, tops, parts)

@@ -14,9 +14,9 @@ from engine.state import KV_TYPES, Ints, Refs
 
 DIM = 256
 """Width of a head; a model of another is refused when it is loaded."""
-WIDEST = 1024
+MAX_TOKENS = 1024
 """Tokens of one launch."""
-ROOM = 1 << 25
+SCRATCH_FLOATS = 1 << 25
 """Floats of partial results that one launch may leave for the next."""
 
 
@@ -35,15 +35,15 @@ class Launch:
         return like.new_empty(parts * 2), like.new_empty(parts * DIM)
 
 
-def launches(lengths: Sequence[int], counts: Sequence[int], heads: int) -> Iterator[Launch]:
+def plan_launches(lengths: Sequence[int], counts: Sequence[int], heads: int) -> Iterator[Launch]:
     """Yield the launches of a step: tokens in order, partial results bounded."""
     reach = [length + i + 1 for length, count in zip(lengths, counts, strict=True)
              for i in range(count)]
-    room = ROOM // (heads * DIM)
+    room = SCRATCH_FLOATS // (heads * DIM)
     first = 0
     while first < len(reach):
         last, longest = first + 1, reach[first]
-        while last < min(len(reach), first + WIDEST):
+        while last < min(len(reach), first + MAX_TOKENS):
             wider = max(longest, reach[last])
             if -(-wider // SPLIT) * (last + 1 - first) > room:
                 break
@@ -57,7 +57,7 @@ def as_ints(values: Sequence[int]) -> Ints:
     return values if isinstance(values, Ints) else Ints(values)
 
 
-def check(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
+def check_operands(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
           out: Tensor) -> None:
     """Refuse operands that a kernel would misread, before anything is written."""
     caches = {"the key cache": keys.whole, "the value cache": values.whole}

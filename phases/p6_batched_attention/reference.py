@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.arithmetic import exp, pairwise, sigmoid, total
+from engine.arithmetic import exp, ordered_sum, pairwise_sum, sigmoid
 from engine.ops import KEY_LANES, SPLIT, rotate  # every token turns at its own position already
 from engine.state import Refs
 
@@ -89,7 +89,7 @@ def _scores(q: Tensor, keys: list[Tensor], rows: Tensor, lengths: Tensor,
             start: int) -> Tensor:
     """Return scores [t, n, G, R] of a split; -inf stands for a key that a token does not have."""
     held, there = _rows(keys, rows, lengths, start)
-    scores = total(q.unsqueeze(1) * held.unsqueeze(3)) * (q.shape[-1] ** -0.5)
+    scores = ordered_sum(q.unsqueeze(1) * held.unsqueeze(3)) * (q.shape[-1] ** -0.5)
     return torch.where(there, scores, -torch.inf)
 
 
@@ -109,7 +109,7 @@ def _weighted(scores: Tensor, largest: Tensor, values: list[Tensor], rows: Tenso
         eight, n = slice(j, j + KEY_LANES), min(KEY_LANES, p.shape[1] - j)
         low[:, :n] += p[:, eight]
         acc[:, :n] += p[:, eight].unsqueeze(-1) * held[:, eight].unsqueeze(3)
-    return pairwise(low.movedim(1, -1)), _pairs(acc)
+    return pairwise_sum(low.movedim(1, -1)), _pairs(acc)
 
 
 def _pairs(x: Tensor) -> Tensor:

@@ -13,13 +13,13 @@ from contracts.schema import Case
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
 from phases.p6_batched_attention import attacks, launches, test_falsifier
-from phases.p6_batched_attention.harness import CONTRACT, Attention, Layout
+from phases.p6_batched_attention.harness import CONTRACT, Harness, Layout
 from phases.p6_batched_attention.increment import path
 
-emulated = pytest.mark.usefixtures("emulated")
+use_emulator = pytest.mark.usefixtures("emulated")
 
 
-def made(falsifier: str, tier: str, **given: Any) -> tuple[Case, Subject, Judge]:
+def build_case(falsifier: str, tier: str, **given: Any) -> tuple[Case, Subject, Judge]:
     """Return the arguments of an attack, with another case than the contract has."""
     case = next(c for c in load_contract(CONTRACT).expand()
                 if c.falsifier == falsifier and c.tier == tier)
@@ -28,53 +28,56 @@ def made(falsifier: str, tier: str, **given: Any) -> tuple[Case, Subject, Judge]
 
 
 @pytest.mark.emulated
-@emulated
+@use_emulator
 @pytest.mark.parametrize(("lengths", "counts", "flavour"), [
     ([16384, 3], [1, 1], "plain"),  # 257 splits: shares of 256 are found at once
     ([16384], [1], "rising"),  # and the last one has the largest score
     ([*range(257), 7], [1] * 257 + [2], "plain")])  # rows that a block counts in two turns
 def test_many_splits_and_many_rows(lengths: list[int], counts: list[int], flavour: str) -> None:
-    test_falsifier.test_attention_is_true(*made(
+    test_falsifier.test_attention_is_true(*build_case(
         "attention_is_true", "cpu", heads=[1, 1], lengths=lengths, counts=counts, flavour=flavour))
 
 
 @pytest.mark.emulated
-@emulated
+@use_emulator
 @pytest.mark.parametrize("group", [5, 7])
 def test_groups_that_fill_no_whole_load(group: int) -> None:
     test_falsifier.test_attention_is_true(
-        *made("attention_is_true", "cpu", heads=[group, 1], lengths=[3, 64]))
+        *build_case("attention_is_true", "cpu", heads=[group, 1], lengths=[3, 64]))
 
 
 @pytest.mark.emulated
-@emulated
+@use_emulator
 def test_as_many_tokens_as_rows_may_be_a_chunk_and_a_pad() -> None:
-    case, subject, judge = made("pads_do_nothing", "cpu", heads=[2, 1], lengths=[5, 0, 64],
+    case, subject, judge = build_case("pads_do_nothing", "cpu", heads=[2, 1], lengths=[5, 0, 64],
                                 counts=[2, 0, 1])
-    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    attend, rows = Harness(case, subject, judge), attacks.build_rows(case)
     for row, got in zip(rows, attend(rows), strict=True):
         if row.count:
-            attend.hold_true(got, row, length=row.length)
+            attend.check_truth(got, row, length=row.length)
     assert judge.compared > 0
 
 
 @pytest.mark.tier("interpret")
 def test_second_launch_finds_its_own_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "WIDEST", 2)
+    monkeypatch.setattr(launches, "MAX_TOKENS", 2)
     test_falsifier.test_attention_is_true(
-        *made("attention_is_true", "interpret", heads=[2, 1], lengths=[2, 66, 0], counts=[1, 1, 2]))
+        *build_case(
+            "attention_is_true", "interpret", heads=[2, 1], lengths=[2, 66, 0], counts=[1, 1, 2]
+        )
+    )
 
 
 @pytest.mark.emulated
-@emulated
+@use_emulator
 @pytest.mark.parametrize("skew", [0, 1])
 @pytest.mark.parametrize("gap", [0, 4, 1])
 def test_operands_need_no_alignment(skew: int, gap: int) -> None:
-    case, subject, judge = made("attention_is_true", "cpu", heads=[4, 2], lengths=[3, 64])
-    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
-    want, step = attend(rows), attend.laid_out(rows, Layout())
+    case, subject, judge = build_case("attention_is_true", "cpu", heads=[4, 2], lengths=[3, 64])
+    attend, rows = Harness(case, subject, judge), attacks.build_rows(case)
+    want, step = attend(rows), attend.lay_out(rows, Layout())
     for name in "qkv":
-        setattr(step, name, apart(getattr(step, name), skew, gap))
+        setattr(step, name, with_gaps(getattr(step, name), skew, gap))
     held = [getattr(step, name).clone() for name in "qkv"]
     attend.run(step)
     assert torch.equal(step.out.inside, torch.cat(want))
@@ -82,7 +85,7 @@ def test_operands_need_no_alignment(skew: int, gap: int) -> None:
         assert torch.equal(getattr(step, name), before)
 
 
-def apart(x: Tensor, skew: int, gap: int) -> Tensor:
+def with_gaps(x: Tensor, skew: int, gap: int) -> Tensor:
     """Return a copy whose heads stand `gap` values apart, `skew` values behind a buffer's start."""
     *shape, width = x.shape
     room = torch.full((skew + x.numel() // width * (width + gap),), torch.nan)

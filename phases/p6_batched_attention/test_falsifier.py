@@ -25,45 +25,50 @@ from falsifiers.judging.relations import (
 )
 from falsifiers.judging.subject import Subject
 from phases.p6_batched_attention import attacks
-from phases.p6_batched_attention.data import DIM, Row, drawn
+from phases.p6_batched_attention.data import DIM, Row, draw_sequence
 from phases.p6_batched_attention.harness import (
-    Attention,
+    Harness,
     Layout,
-    engine_s,
-    hold_turned,
+    check_rotated,
+    engine_output,
     kv_budget,
-    op_of,
     own_budget,
+    select_op,
 )
-from phases.p6_batched_attention.whole_steps import engine_for, model_of, solo, steps_equal_solo
+from phases.p6_batched_attention.whole_steps import (
+    build_engine,
+    check_steps_solo,
+    load_model,
+    solo_stream,
+)
 
 
 def test_rows_equal_alone(case: Case, subject: Subject, judge: Judge) -> None:
-    attend = Attention(case, subject, judge)
-    alone_equals_in_batch(judge, attend, attacks.rows_of(case), "attend")
+    attend = Harness(case, subject, judge)
+    alone_equals_in_batch(judge, attend, attacks.build_rows(case), "attend")
 
 
 def test_attention_is_true(case: Case, subject: Subject, judge: Judge) -> None:
-    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    attend, rows = Harness(case, subject, judge), attacks.build_rows(case)
     for i, (row, got) in enumerate(zip(rows, attend(rows), strict=True)):
-        attend.hold_true(got, row, row=i, length=row.length)
+        attend.check_truth(got, row, row=i, length=row.length)
 
 
 def test_rows_and_slots_may_move(case: Case, subject: Subject, judge: Judge) -> None:
-    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    attend, rows = Harness(case, subject, judge), attacks.build_rows(case)
     m, draw = len(rows), random.Random(len(rows))
     permuted_rows_permute(judge, attend, rows, draw.sample(range(m), m), "attend")
     straight = attend(rows)
     for slots in (range(8 - m, 8), reversed(range(8 - m, 8)), draw.sample(range(8), m)):
-        moved = attend(rows, Layout(slots=tuple(slots), room=8))
+        moved = attend(rows, Layout(slots=tuple(slots), pool_slots=8))
         for i, got in enumerate(moved):
             judge.equal("attend", got, straight[i], row=i)
 
 
 def test_pads_do_nothing(case: Case, subject: Subject, judge: Judge) -> None:
-    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    attend, rows = Harness(case, subject, judge), attacks.build_rows(case)
     want = attend(rows)
-    for padded in attacks.padded(rows, case["pads"]):
+    for padded in attacks.padded_variants(rows, case["pads"]):
         got = [out for out, row in zip(attend(padded), padded, strict=True) if row.count]
         for i, out in enumerate(got):
             judge.equal("attend", out, want[i], row=i, rows=len(padded))
@@ -72,57 +77,57 @@ def test_pads_do_nothing(case: Case, subject: Subject, judge: Judge) -> None:
 
 
 def test_what_lies_beyond_cannot_reach_a_row(case: Case, subject: Subject, judge: Judge) -> None:
-    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    attend, rows = Harness(case, subject, judge), attacks.build_rows(case)
     want = attend(rows)
     for beyond in (3e38, -3e38, 0.0):
-        for i, got in enumerate(attend(rows, Layout(beyond=beyond))):
+        for i, got in enumerate(attend(rows, Layout(unwritten_value=beyond))):
             judge.equal("attend", got, want[i], row=i, beyond=str(beyond))
 
 
 def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judge) -> None:
-    attend, (row, *rest) = Attention(case, subject, judge), attacks.rows_of(case)
+    attend, (row, *rest) = Harness(case, subject, judge), attacks.build_rows(case)
     crowds = [rest, *([replace(r, flavour=f) for r in rest] for f in ("broken", "huge", "large")),
               [replace(r, length=2 * r.length + 63, count=r.count + 1) for r in rest]]
     neighbours_cannot_reach(judge, attend, row, crowds, "attend")
 
 
 def test_only_new_rows_are_written(case: Case, subject: Subject, judge: Judge) -> None:
-    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    attend, rows = Harness(case, subject, judge), attacks.build_rows(case)
     order = tuple(random.Random(1).sample(range(len(rows) + 3), len(rows)))
     for beyond in (1.25, float("nan")):  # every call holds all memory to what it should be
-        attend(rows, Layout(slots=order, room=len(rows) + 3, beyond=beyond))
+        attend(rows, Layout(slots=order, pool_slots=len(rows) + 3, unwritten_value=beyond))
 
 
 def test_chunks_equal_steps(case: Case, subject: Subject, judge: Judge) -> None:
-    attend, length, count = Attention(case, subject, judge), case["length"], case["count"]
-    attacks.hold_cuts(attend, length, count, case["cuts"])
+    attend, length, count = Harness(case, subject, judge), case["length"], case["count"]
+    attacks.check_cuts(attend, length, count, case["cuts"])
     mixed = [Row(40, 1, 1), Row(length, count), Row(0, 3, 2), Row(63, 1, 3), Row(length, 2, 4)]
     alone_equals_in_batch(judge, attend, mixed, "attend")
 
 
 def test_softmax_is_sound(case: Case, subject: Subject, judge: Judge) -> None:
-    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    attend, rows = Harness(case, subject, judge), attacks.build_rows(case)
     for row, got in zip(rows, attend(rows), strict=True):
-        want = attacks.two_pass(row, attend.heads, attend.groups)
+        want = attacks.two_pass_attention(row, attend.heads, attend.groups)
         judge.budget("attend", got.flatten(0, 1), want.flatten(0, 1), own_budget(),
                      length=row.length)
     ones = [replace(row, flavour="ones") for row in rows]
     for row, got in zip(ones, attend(ones), strict=True):
-        gate = drawn(row, attend.heads, attend.groups).queries(row)[1]
-        attacks.hold_exact(attend, got, sigmoid(gate), length=row.length)
+        gate = draw_sequence(row, attend.heads, attend.groups).queries(row)[1]
+        attacks.check_exact(attend, got, sigmoid(gate), length=row.length)
 
 
 def test_heads_are_grouped(case: Case, subject: Subject, judge: Judge) -> None:
-    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    attend, rows = Harness(case, subject, judge), attacks.build_rows(case)
     shares = attend.heads // attend.groups
     powers = torch.tensor([2.0 ** (h // shares) for h in range(attend.heads)])
     for row, got in zip(rows, attend(rows), strict=True):
-        gate = drawn(row, attend.heads, attend.groups).queries(row)[1]
-        attacks.hold_exact(attend, got, powers[:, None] * sigmoid(gate), length=row.length)
+        gate = draw_sequence(row, attend.heads, attend.groups).queries(row)[1]
+        attacks.check_exact(attend, got, powers[:, None] * sigmoid(gate), length=row.length)
 
 
 def test_rotation_is_each_rows_own(case: Case, subject: Subject, judge: Judge) -> None:
-    rotate, positions = op_of(case, subject, "rotate"), case["positions"]
+    rotate, positions = select_op(case, subject, "rotate"), case["positions"]
     dev, pairs, t = subject.device, case["pairs"], len(positions)
     table = rope_table(max(positions) + 1, 2 * pairs, 1e7)
     x = torch.randn(t, case["heads"], DIM, generator=torch.Generator().manual_seed(t))
@@ -133,24 +138,24 @@ def test_rotation_is_each_rows_own(case: Case, subject: Subject, judge: Judge) -
         out = guarded(last - first, *x.shape[1:], device=dev)
         rotate(x[first:last].to(dev), table.to(dev), torch.tensor(positions[first:last]).to(dev),
                out.inside)
-        hold_turned(judge, subject, out.inside.cpu(), want[first:last], 2 * pairs, row=first)
+        check_rotated(judge, subject, out.inside.cpu(), want[first:last], 2 * pairs, row=first)
         out.hold(judge, "rotate")
 
 
 def test_norm_and_rotation_are_true_together(case: Case, subject: Subject, judge: Judge) -> None:
     if subject.candidate is not None:
         raise Declined("only the tree's own norm and rotation share a launch")
-    attacks.hold_normed_and_turned(case, judge, subject.path, subject.device)
+    attacks.check_norm_rotate(case, judge, subject.path, subject.device)
 
 
 def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
-    attend = Attention(case, subject, judge)
-    repeats(judge, attend, attacks.rows_of(case), case["times"], "attend")
+    attend = Harness(case, subject, judge)
+    repeats(judge, attend, attacks.build_rows(case), case["times"], "attend")
 
 
 def test_offsets_do_not_wrap(case: Case, subject: Subject, judge: Judge) -> None:
-    attend, (row,) = Attention(case, subject, judge), attacks.rows_of(case)
-    step = attacks.far_apart(attend.laid_out([row], Layout(capacity=row.reach + 1)),
+    attend, (row,) = Harness(case, subject, judge), attacks.build_rows(case)
+    step = attacks.spread_cache(attend.lay_out([row], Layout(capacity=row.reach + 1)),
                              case["stride"])
     attend.run(step)
     judge.equal("attend", step.out.inside, attend([row])[0], length=row.length)
@@ -159,10 +164,10 @@ def test_offsets_do_not_wrap(case: Case, subject: Subject, judge: Judge) -> None
 
 
 def test_loads_and_stores_stay_inside(case: Case, subject: Subject, judge: Judge) -> None:
-    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    attend, rows = Harness(case, subject, judge), attacks.build_rows(case)
     for padded in ([Row(9, 0), *rows, Row(0, 0)], rows):
-        step = attend.laid_out(padded, Layout())
-        with attend.fence(step) as fence:
+        step = attend.lay_out(padded, Layout())
+        with attend.watch_bounds(step) as fence:
             attend.run(step)
         if not fence.accesses and subject.candidate is not None:
             raise Declined("it is not Triton's, so its loads are not seen")
@@ -172,13 +177,13 @@ def test_loads_and_stores_stay_inside(case: Case, subject: Subject, judge: Judge
 
 
 def test_keys_are_read_once(case: Case, subject: Subject, judge: Judge) -> None:
-    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
-    step = attend.laid_out(rows, Layout())
+    attend, rows = Harness(case, subject, judge), attacks.build_rows(case)
+    step = attend.lay_out(rows, Layout())
     with counting(keys=step.keys.inside, values=step.values.inside) as reads:
         attend.run(step)
     if not any(read.loads for read in reads.values()) and subject.candidate is not None:
         raise Declined("it is not Triton's, so its loads are not seen")
-    due = attacks.bytes_due(rows, attend.groups, attend.kv.itemsize)
+    due = attacks.expected_bytes(rows, attend.groups, attend.kv.itemsize)
     for name, read in reads.items():
         judge.law(read.total == due, f"{read.total} bytes of {name} were loaded, but {due} are "
                   f"each token's keys once, whatever the query heads of a group")
@@ -186,16 +191,16 @@ def test_keys_are_read_once(case: Case, subject: Subject, judge: Judge) -> None:
 
 
 def test_products_take_what_attention_wrote(case: Case, subject: Subject, judge: Judge) -> None:
-    attend = Attention(case, subject, judge)
-    attacks.hold_product(attend, attacks.rows_of(case), subject.path.project, case["kind"])
+    attend = Harness(case, subject, judge)
+    attacks.check_product(attend, attacks.build_rows(case), subject.path.project, case["kind"])
 
 
 def test_steps_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
-    steps_equal_solo(case, subject, judge)
+    check_steps_solo(case, subject, judge)
 
 
 def test_membership_may_change_every_step(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = engine_for(case, subject)
+    engine, model = build_engine(case, subject)
     draw, slots, waiting = random.Random(case["seed"]), 4, list(range(case["sequences"]))
     batch = Batch(engine, Rows, judge, slots=slots, capacity=96)
     for slot in range(slots):
@@ -205,7 +210,7 @@ def test_membership_may_change_every_step(case: Case, subject: Subject, judge: J
         while waiting and free and (not batch.live or draw.random() < 0.7):
             number = waiting.pop()
             batch.join(free.pop(draw.randrange(len(free))),
-                       solo(engine, model, 40 + number, 1 + 17 * number % 68, 3, 96))
+                       solo_stream(engine, model, 40 + number, 1 + 17 * number % 68, 3, 96))
         order = draw.sample(sorted(batch.live), k=draw.randint(1, len(batch.live)))
         left = [len(batch.live[s].logits) - batch.fed[s] for s in order]
         batch.step(order, [draw.choice((1, draw.randint(1, n), n)) for n in left])
@@ -216,7 +221,7 @@ def test_membership_may_change_every_step(case: Case, subject: Subject, judge: J
 
 
 def test_long_runs_do_not_drift(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = engine_for(case, subject)
+    engine, model = build_engine(case, subject)
     steps, m = case["steps"], case["m"]
     pool, alone_in = engine.new_pool(m, steps), [engine.new_pool(1, steps) for _ in range(m)]
     tokens = prompt_of(120, m, model.config.vocab)
@@ -236,10 +241,10 @@ def test_long_runs_do_not_drift(case: Case, subject: Subject, judge: Judge) -> N
 
 
 def test_kernels_run_the_step(case: Case, subject: Subject, judge: Judge) -> None:
-    model, m = model_of(case, subject), case["m"]
+    model, m = load_model(case, subject), case["m"]
     rows = Rows(tuple(range(m))[::-1], (0,) * m, tuple(1 + i % 2 for i in range(m)))
     tokens = prompt_of(7, sum(rows.counts), model.config.vocab)
-    kernels = {name: op_of(case, subject, name) for name in ("attend", "rotate")}
+    kernels = {name: select_op(case, subject, name) for name in ("attend", "rotate")}
     results = []
     for path in (replace(subject.path, **kernels), subject.path):
         pool = model.new_pool(m, 4)
@@ -251,29 +256,29 @@ def test_kernels_run_the_step(case: Case, subject: Subject, judge: Judge) -> Non
 
 
 def test_narrow_rows_equal_alone(case: Case, subject: Subject, judge: Judge) -> None:
-    attend = Attention(case, subject, judge)
-    alone_equals_in_batch(judge, attend, attacks.rows_of(case), "attend")
-    attacks.hold_cuts(attend, 62, 3, "all")
+    attend = Harness(case, subject, judge)
+    alone_equals_in_batch(judge, attend, attacks.build_rows(case), "attend")
+    attacks.check_cuts(attend, 62, 3, "all")
 
 
 def test_narrow_kv_is_rounded_once(case: Case, subject: Subject, judge: Judge) -> None:
-    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    attend, rows = Harness(case, subject, judge), attacks.build_rows(case)
     for i, (row, got) in enumerate(zip(rows, attend(rows), strict=True)):
-        attend.hold_true(got, row, row=i, length=row.length)
+        attend.check_truth(got, row, row=i, length=row.length)
 
 
 def test_narrow_kv_stays_near_f32(case: Case, subject: Subject, judge: Judge) -> None:
-    attend, rows = Attention(case, subject, judge), attacks.rows_of(case)
+    attend, rows = Harness(case, subject, judge), attacks.build_rows(case)
     if not attend.bitwise:
         raise Declined("an arithmetic of its own parts from f32 on its own account")
     for row, got in zip(rows, attend(rows), strict=True):
-        want = engine_s(row, attend.heads, attend.groups)
+        want = engine_output(row, attend.heads, attend.groups)
         judge.budget("attend", got.flatten(0, 1).float(), want.flatten(0, 1), kv_budget(case),
                      length=row.length)
 
 
 def test_narrow_steps_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
-    stream = steps_equal_solo(case, subject, judge)
+    stream = check_steps_solo(case, subject, judge)
     if subject.candidate is not None:
         return  # its arithmetic, if it is its own, parts from f32 on its own account
     wide = subject.models(case["model"])

@@ -20,24 +20,24 @@ from phases.p6_batched_attention import increment, test_falsifier
 from phases.p6_batched_attention.harness import CONTRACT
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
-TWINS = ("rows_equal_alone", "rows_and_slots_may_move", "pads_do_nothing",
+TWIN_FALSIFIERS = ("rows_equal_alone", "rows_and_slots_may_move", "pads_do_nothing",
          "what_lies_beyond_cannot_reach_a_row", "neighbours_cannot_reach_a_row",
          "chunks_equal_steps", "only_new_rows_are_written", "repeats_are_equal")
 
 
-def offered(folder: Path, name: str) -> Candidate:
+def load_example(folder: Path, name: str) -> Candidate:
     """Return an example as an outsider would offer it, from a folder of his own."""
     return load(f"file:{shutil.copy(EXAMPLES / name, folder / name)}")
 
 
-def cases(*falsifiers: str, tier: str = "cpu") -> Iterator[Case]:
+def quick_cases(*falsifiers: str, tier: str = "cpu") -> Iterator[Case]:
     """Yield the quick cases of these falsifiers in one tier."""
     for case in load_contract(CONTRACT).expand():
         if case.falsifier in falsifiers and case.tier == tier and case.quick:
             yield case
 
 
-def judged(case: Case, candidate: Candidate) -> Judge:
+def judge_case(case: Case, candidate: Candidate) -> Judge:
     judge, path = Judge(case), increment.path()
     path = replace(path, attend=candidate.op("attend") or path.attend)
     subject = Subject("outsider", models=load_model, path=path, candidate=candidate)
@@ -47,41 +47,41 @@ def judged(case: Case, candidate: Candidate) -> Judge:
 
 
 def test_library_attention_passes_twin_in_bits_and_truth_by_the_budget(tmp_path: Path) -> None:
-    candidate = offered(tmp_path, "sdpa_rows.py")
-    for falsifier in TWINS:
-        case = next(cases(falsifier))
-        assert {w.rung for w in judged(case, candidate).worst} <= {"bits"}
-    for case in cases("attention_is_true", "softmax_is_sound", "heads_are_grouped"):
+    candidate = load_example(tmp_path, "sdpa_rows.py")
+    for falsifier in TWIN_FALSIFIERS:
+        case = next(quick_cases(falsifier))
+        assert {w.rung for w in judge_case(case, candidate).worst} <= {"bits"}
+    for case in quick_cases("attention_is_true", "softmax_is_sound", "heads_are_grouped"):
         if case.given.get("flavour") == "broken":
             with pytest.raises(Declined, match="holds NaN"):
-                judged(case, candidate)
+                judge_case(case, candidate)
         else:
-            assert {w.rung for w in judged(case, candidate).worst} == {"budget"}
+            assert {w.rung for w in judge_case(case, candidate).worst} == {"budget"}
 
 
 def test_whole_step_with_library_attention_equals_solo(tmp_path: Path) -> None:
-    judged(next(cases("steps_equal_solo")), offered(tmp_path, "sdpa_rows.py"))
+    judge_case(next(quick_cases("steps_equal_solo")), load_example(tmp_path, "sdpa_rows.py"))
 
 
 def test_slots_taken_for_rows_fail_twin(tmp_path: Path) -> None:
-    candidate = offered(tmp_path, "mixed_slots.py")
+    candidate = load_example(tmp_path, "mixed_slots.py")
     for falsifier in ("rows_and_slots_may_move", "steps_equal_solo"):
         with pytest.raises(ParityBroken) as broken:
-            judged(next(cases(falsifier)), candidate)
+            judge_case(next(quick_cases(falsifier)), candidate)
         assert broken.value.finding.rule in ("twin", "law")
-    for case in cases("heads_are_grouped"):  # where row and slot agree it is as good as any
-        judged(case, candidate)
+    for case in quick_cases("heads_are_grouped"):  # where row and slot agree it is as good as any
+        judge_case(case, candidate)
 
 
 def test_loads_of_what_is_not_triton_are_not_said_to_be_seen(tmp_path: Path) -> None:
-    candidate = offered(tmp_path, "sdpa_rows.py")
-    for case in cases("loads_and_stores_stay_inside", "keys_are_read_once", tier="interpret"):
+    candidate = load_example(tmp_path, "sdpa_rows.py")
+    for case in quick_cases("loads_and_stores_stay_inside", "keys_are_read_once", tier="interpret"):
         with pytest.raises(Declined, match="does not offer keys" if "kv" in case.given
                            else "not Triton's"):
-            judged(case, candidate)
+            judge_case(case, candidate)
 
 
-NARROW = """
+NARROW_SOURCE = """
 from engine import ops
 
 ARITHMETIC, KV = "ordered", "bf16"
@@ -93,23 +93,25 @@ def attend(q, k, v, gate, keys, values, lengths, counts, out):
 
 def test_narrow_caches_are_a_candidates_to_offer(tmp_path: Path) -> None:
     mine = tmp_path / "mine.py"
-    mine.write_text(NARROW)
+    mine.write_text(NARROW_SOURCE)
     candidate = load(f"file:{mine}")
-    for case in cases("narrow_rows_equal_alone", "narrow_kv_is_rounded_once"):
+    for case in quick_cases("narrow_rows_equal_alone", "narrow_kv_is_rounded_once"):
         assert not case.must_claim
         if case["kv"] == "bf16":
-            assert {w.rung for w in judged(case, candidate).worst} == {"bits"}
+            assert {w.rung for w in judge_case(case, candidate).worst} == {"bits"}
         else:
             with pytest.raises(Declined, match="does not offer keys and values in f16"):
-                judged(case, candidate)
+                judge_case(case, candidate)
 
 
 def test_ops_that_are_not_offered_decline(tmp_path: Path) -> None:
     with pytest.raises(Declined, match="offers no rotate"):
-        judged(next(cases("rotation_is_each_rows_own")), offered(tmp_path, "sdpa_rows.py"))
+        judge_case(
+            next(quick_cases("rotation_is_each_rows_own")), load_example(tmp_path, "sdpa_rows.py")
+        )
 
 
-ROTATE = """
+ROTATE_SOURCE = """
 import torch
 from engine import ops
 
@@ -126,12 +128,12 @@ def rotate(x, table, positions, out):
 def test_rotation_of_an_own_arithmetic_is_held_to_the_budget(tmp_path: Path, old: str, new: str,
                                                              rung: str) -> None:
     mine = tmp_path / "mine.py"
-    mine.write_text(ROTATE.replace(old, new) if old else ROTATE)
-    candidate, case = load(f"file:{mine}"), next(cases("rotation_is_each_rows_own"))
+    mine.write_text(ROTATE_SOURCE.replace(old, new) if old else ROTATE_SOURCE)
+    candidate, case = load(f"file:{mine}"), next(quick_cases("rotation_is_each_rows_own"))
     assert not case.must_claim  # attention alone may be offered
     if not old:
-        assert judged(case, candidate).worst[0].cosine is not None
+        assert judge_case(case, candidate).worst[0].cosine is not None
         return
     with pytest.raises(ParityBroken) as broken:
-        judged(case, candidate)
+        judge_case(case, candidate)
     assert (broken.value.finding.rule, broken.value.finding.rung) == ("truth", rung)

@@ -12,23 +12,23 @@ from falsifiers.judging.batch_driver import Batch, Stream, alone, prompt_of
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
 from phases.p6_batched_attention import increment
-from phases.p6_batched_attention.harness import kept_in
+from phases.p6_batched_attention.harness import cache_dtype
 
 
-def steps_equal_solo(case: Case, subject: Subject, judge: Judge) -> Stream:
+def check_steps_solo(case: Case, subject: Subject, judge: Judge) -> Stream:
     """Hold ragged chunks and then shuffled decode rows to solo; return one row's stream."""
-    engine, model = engine_for(case, subject)
+    engine, model = build_engine(case, subject)
     draw, m, capacity = random.Random(case["m"]), case["m"], case["longest"] + case["decode"] + 2
     batch = Batch(engine, Rows, judge, slots=m + 1, capacity=capacity)
     order = draw.sample(range(m + 1), m)
     lengths = [case["longest"] - (11 * i + 3 * i * i) % case["longest"] for i in range(m)]
     for slot, length in zip(order, lengths, strict=True):
-        batch.join(slot, solo(engine, model, slot, length, case["decode"], capacity))
+        batch.join(slot, solo_stream(engine, model, slot, length, case["decode"], capacity))
     batch.step(order, lengths)
     for _ in range(case["decode"]):
         batch.step(draw.sample(order, m))
     if subject.candidate is None:
-        oracle, stream = model_of(case, subject), batch.live[order[-1]]
+        oracle, stream = load_model(case, subject), batch.live[order[-1]]
         state = oracle.new_state(capacity)
         for position, logits in enumerate(stream.logits):
             judge.equal("logits", logits, oracle.forward_single(
@@ -37,21 +37,21 @@ def steps_equal_solo(case: Case, subject: Subject, judge: Judge) -> Stream:
     return batch.live[order[-1]]
 
 
-def model_of(case: Case, subject: Subject) -> Any:
+def load_model(case: Case, subject: Subject) -> Any:
     """Return a case's model on the CPU, over caches of the case's type."""
     return subject.models(case["model"]).with_kv(case.given.get("kv", "f32"))
 
 
-def engine_for(case: Case, subject: Subject) -> tuple[Engine, Any]:
+def build_engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
     """Return the engine that a case judges, and its model, both on the case's device."""
-    kept_in(case, subject)  # a candidate may decline
-    model = model_of(case, subject)
+    cache_dtype(case, subject)  # a candidate may decline
+    model = load_model(case, subject)
     model = model if subject.device == "cpu" else model.to(subject.device)
     candidate = subject.candidate
     return engine_of(subject.path, candidate if is_whole(candidate) else None, model), model
 
 
-def solo(engine: Engine, model: Any, seed: int, length: int, decode: int,
+def solo_stream(engine: Engine, model: Any, seed: int, length: int, decode: int,
          capacity: int) -> Stream:
     """Return what a drawn prompt and its greedy tokens get alone."""
     return alone(engine, Rows, prompt_of(seed, length, model.config.vocab), decode, capacity,

@@ -16,11 +16,11 @@ from engine.state import Refs
 from falsifiers.judging.subject import Subject
 from phases.p6_batched_attention import reference
 
-Build = Callable[[Subject], Subject]
+Builder = Callable[[Subject], Subject]
 Op = Callable[..., None]
 
 
-def op(**wrong: Op | type) -> Build:
+def with_ops(**wrong: Op | type) -> Builder:
     """Return a builder that gives the subject's path other ops, made anew if they keep state."""
     def build(subject: Subject) -> Subject:
         made = {n: w() if isinstance(w, type) else w for n, w in wrong.items()}
@@ -30,7 +30,7 @@ def op(**wrong: Op | type) -> Build:
 
 
 @dataclass
-class Call:
+class AttendCall:
     """The operands of one call of `attend`."""
 
     q: Tensor
@@ -43,12 +43,12 @@ class Call:
     counts: Sequence[int]
     out: Tensor
 
-    def right(self, **changed: Any) -> None:
+    def run_reference(self, **changed: Any) -> None:
         """Attend as the reference does, with some operands changed."""
         args = {**vars(self), **changed}
         reference.attend(**args)
 
-    def tokens(self) -> list[tuple[int, int]]:
+    def token_reaches(self) -> list[tuple[int, int]]:
         """Return each token's row and the keys that it sees."""
         return [(i, n + 1) for i, (length, count)
                 in enumerate(zip(self.lengths, self.counts, strict=True))
@@ -59,70 +59,72 @@ class Call:
         slot = self.keys.slots[row]
         return self.keys.whole[slot], self.values.whole[slot]
 
-    def shown(self, row: int, n: int) -> tuple[Tensor, Tensor]:
+    def first_keys(self, row: int, n: int) -> tuple[Tensor, Tensor]:
         """Return the first n rows of a row's caches, as far as there are any."""
         keys, values = self.caches(row)
         return keys[:n], values[:n]
 
 
-def attending(wrong: Callable[[Call], None]) -> Build:
+def with_attention(wrong: Callable[[AttendCall], None]) -> Builder:
     """Return a builder whose attention is a function of one call."""
-    return op(attend=lambda *args: wrong(Call(*args)))
+    return with_ops(attend=lambda *args: wrong(AttendCall(*args)))
 
 
-def each(wrong: Callable[[Call, int, int, int], Tensor]) -> Build:
+def with_token_reads(wrong: Callable[[AttendCall, int, int, int], Tensor]) -> Builder:
     """Return a builder that appends rightly and then reads token by token in a way of its own.
 
     `wrong` gets the call, the token, its row and the keys that it sees.
     """
-    def run(call: Call) -> None:
-        call.right()
-        for at, (row, n) in enumerate(call.tokens()):
+    def run(call: AttendCall) -> None:
+        call.run_reference()
+        for at, (row, n) in enumerate(call.token_reaches()):
             call.out[at] = wrong(call, at, row, n) * sigmoid(call.gate[at])
 
-    return attending(run)
+    return with_attention(run)
 
 
-def longest_for_all(call: Call, at: int, row: int, n: int) -> Tensor:
-    return attend_one(call.q[at], *call.shown(row, max(reach for _, reach in call.tokens())))
+def longest_for_all(call: AttendCall, at: int, row: int, n: int) -> Tensor:
+    return attend_one(
+        call.q[at], *call.first_keys(row, max(reach for _, reach in call.token_reaches()))
+    )
 
 
-def up_to_a_page(call: Call, at: int, row: int, n: int) -> Tensor:
-    return attend_one(call.q[at], *call.shown(row, n + -n % 16))
+def up_to_a_page(call: AttendCall, at: int, row: int, n: int) -> Tensor:
+    return attend_one(call.q[at], *call.first_keys(row, n + -n % 16))
 
 
-def one_key_ahead(call: Call, at: int, row: int, n: int) -> Tensor:
-    return attend_one(call.q[at], *call.shown(row, n + 1 if n % 16 == 0 else n))
+def one_key_ahead(call: AttendCall, at: int, row: int, n: int) -> Tensor:
+    return attend_one(call.q[at], *call.first_keys(row, n + 1 if n % 16 == 0 else n))
 
 
-def masked_by_zero(call: Call, at: int, row: int, n: int) -> Tensor:
-    keys, values = call.shown(row, n + -n % 8)
+def mask_by_zero(call: AttendCall, at: int, row: int, n: int) -> Tensor:
+    keys, values = call.first_keys(row, n + -n % 8)
     there = (torch.arange(len(keys)) < n).float()[:, None, None]
-    return _two_pass(call.q[at], keys * there, values * there, len(keys))
+    return _attend_in_splits(call.q[at], keys * there, values * there, len(keys))
 
 
-def no_mask_on_the_last_tile(call: Call, at: int, row: int, n: int) -> Tensor:
-    keys, values = call.shown(row, n)
+def no_mask_on_the_last_tile(call: AttendCall, at: int, row: int, n: int) -> Tensor:
+    keys, values = call.first_keys(row, n)
     short = torch.zeros(-n % 8, *keys.shape[1:])
     return attend_one(call.q[at], torch.cat([keys, short]), torch.cat([values, short]))
 
 
-def newest_key_unseen(call: Call, at: int, row: int, n: int) -> Tensor:
-    return attend_one(call.q[at], *call.shown(row, max(1, n - 1)))
+def newest_key_unseen(call: AttendCall, at: int, row: int, n: int) -> Tensor:
+    return attend_one(call.q[at], *call.first_keys(row, max(1, n - 1)))
 
 
-def chunk_sees_itself_whole(call: Call, at: int, row: int, n: int) -> Tensor:
-    return attend_one(call.q[at], *call.shown(row, call.lengths[row] + call.counts[row]))
+def chunk_sees_itself_whole(call: AttendCall, at: int, row: int, n: int) -> Tensor:
+    return attend_one(call.q[at], *call.first_keys(row, call.lengths[row] + call.counts[row]))
 
 
-def chunk_blind_to_itself(call: Call, at: int, row: int, n: int) -> Tensor:
-    keys, values = call.shown(row, n)
+def chunk_blind_to_itself(call: AttendCall, at: int, row: int, n: int) -> Tensor:
+    keys, values = call.first_keys(row, n)
     seen = [*range(call.lengths[row]), n - 1]
     return attend_one(call.q[at], keys[seen], values[seen])
 
 
-def heads_by_remainder(call: Call, at: int, row: int, n: int) -> Tensor:
-    keys, values = call.shown(row, n)
+def heads_by_remainder(call: AttendCall, at: int, row: int, n: int) -> Tensor:
+    keys, values = call.first_keys(row, n)
     groups = keys.shape[1]
     order = [g for g in range(groups) for _ in range(len(call.q[at]) // groups)]
     own = sorted(range(len(order)), key=lambda h: h % groups)  # heads of one remainder together
@@ -130,27 +132,29 @@ def heads_by_remainder(call: Call, at: int, row: int, n: int) -> Tensor:
     return read[torch.tensor(own).argsort()]
 
 
-def first_kv_head_for_all(call: Call, at: int, row: int, n: int) -> Tensor:
-    keys, values = (x[:, :1].expand_as(x) for x in call.shown(row, n))
+def first_kv_head_for_all(call: AttendCall, at: int, row: int, n: int) -> Tensor:
+    keys, values = (x[:, :1].expand_as(x) for x in call.first_keys(row, n))
     return attend_one(call.q[at], keys, values)
 
 
-def keys_of_the_last_row(call: Call, at: int, row: int, n: int) -> Tensor:
-    last, reach = call.tokens()[-1]
-    keys, values = call.shown(row, n)
+def keys_of_the_last_row(call: AttendCall, at: int, row: int, n: int) -> Tensor:
+    last, reach = call.token_reaches()[-1]
+    keys, values = call.first_keys(row, n)
     there = min(n, reach)
-    return attend_one(call.q[at], torch.cat([call.shown(last, there)[0], keys[there:]]), values)
+    return attend_one(
+        call.q[at], torch.cat([call.first_keys(last, there)[0], keys[there:]]), values
+    )
 
 
-def gate_left_out(call: Call) -> None:
-    call.right(gate=torch.full_like(call.gate, 40.0))
+def gate_left_out(call: AttendCall) -> None:
+    call.run_reference(gate=torch.full_like(call.gate, 40.0))
 
 
-def gate_of_the_first_row(call: Call) -> None:
-    call.right(gate=call.gate[:1].expand_as(call.gate))
+def gate_of_the_first_row(call: AttendCall) -> None:
+    call.run_reference(gate=call.gate[:1].expand_as(call.gate))
 
 
-def _two_pass(q: Tensor, keys: Tensor, values: Tensor, split: int,
+def _attend_in_splits(q: Tensor, keys: Tensor, values: Tensor, split: int,
               largest: float | None = None) -> Tensor:
     """Attend with splits of another size: right in real numbers, other bits."""
     group = len(q) // keys.shape[1]
@@ -165,53 +169,57 @@ def _two_pass(q: Tensor, keys: Tensor, values: Tensor, split: int,
     return whole / low.unsqueeze(-1)
 
 
-def split_by_the_longest(call: Call, at: int, row: int, n: int) -> Tensor:
-    longest = max(reach for _, reach in call.tokens())
+def split_by_the_longest(call: AttendCall, at: int, row: int, n: int) -> Tensor:
+    longest = max(reach for _, reach in call.token_reaches())
     size = SPLIT if longest <= 4 * SPLIT else SPLIT // 2
-    return _two_pass(call.q[at], *call.shown(row, n), size)
+    return _attend_in_splits(call.q[at], *call.first_keys(row, n), size)
 
 
-def split_by_the_mean(call: Call, at: int, row: int, n: int) -> Tensor:
-    reaches = [reach for _, reach in call.tokens()]
-    return _two_pass(call.q[at], *call.shown(row, n), max(8, sum(reaches) // len(reaches)))
+def split_by_the_mean(call: AttendCall, at: int, row: int, n: int) -> Tensor:
+    reaches = [reach for _, reach in call.token_reaches()]
+    return _attend_in_splits(
+        call.q[at], *call.first_keys(row, n), max(8, sum(reaches) // len(reaches))
+    )
 
 
-def largest_over_all_rows(call: Call) -> None:
-    call.right()
-    seen = [(at, *call.shown(row, n)) for at, (row, n) in enumerate(call.tokens())]
+def largest_over_all_rows(call: AttendCall) -> None:
+    call.run_reference()
+    seen = [(at, *call.first_keys(row, n)) for at, (row, n) in enumerate(call.token_reaches())]
     top = max((float((call.q[at].unsqueeze(1) * keys[:, :1].transpose(0, 1)).sum(-1).max()) / 16.0
                for at, keys, _ in seen), default=0.0)
     for at, keys, values in seen:
-        call.out[at] = _two_pass(call.q[at], keys, values, SPLIT, top) * sigmoid(call.gate[at])
+        call.out[at] = _attend_in_splits(call.q[at], keys, values, SPLIT, top) * sigmoid(
+            call.gate[at]
+        )
 
 
-def rescale_is_always_one(call: Call, at: int, row: int, n: int) -> Tensor:
-    return _merged(call, at, row, n, lambda own, top: torch.ones_like(own))
+def rescale_is_always_one(call: AttendCall, at: int, row: int, n: int) -> Tensor:
+    return _merge_splits(call, at, row, n, lambda own, top: torch.ones_like(own))
 
 
-def first_split_sets_the_maximum(call: Call, at: int, row: int, n: int) -> Tensor:
-    return _merged(call, at, row, n, lambda own, top: (own - top[0]).exp())
+def first_split_sets_the_maximum(call: AttendCall, at: int, row: int, n: int) -> Tensor:
+    return _merge_splits(call, at, row, n, lambda own, top: (own - top[0]).exp())
 
 
-def last_split_lost(call: Call, at: int, row: int, n: int) -> Tensor:
-    return attend_one(call.q[at], *call.shown(row, n if n <= SPLIT else n // SPLIT * SPLIT))
+def last_split_lost(call: AttendCall, at: int, row: int, n: int) -> Tensor:
+    return attend_one(call.q[at], *call.first_keys(row, n if n <= SPLIT else n // SPLIT * SPLIT))
 
 
-def oldest_key_lost_in_a_batch(call: Call, at: int, row: int, n: int) -> Tensor:
+def oldest_key_lost_in_a_batch(call: AttendCall, at: int, row: int, n: int) -> Tensor:
     first = int(n > SPLIT and len(call.counts) > 1)
-    keys, values = call.shown(row, n)
+    keys, values = call.first_keys(row, n)
     return attend_one(call.q[at], keys[first:], values[first:])
 
 
-def scale_left_out(call: Call) -> None:
-    call.right(q=call.q * 16.0)
+def scale_left_out(call: AttendCall) -> None:
+    call.run_reference(q=call.q * 16.0)
 
 
-def _merged(call: Call, at: int, row: int, n: int,
+def _merge_splits(call: AttendCall, at: int, row: int, n: int,
             share: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """Merge splits by a weight made of a split's largest score and all splits' largest."""
-    q, (keys, values) = call.q[at], call.shown(row, n)
-    parts = [ops._split(q.unflatten(0, (keys.shape[1], -1)), keys[i:i + SPLIT],
+    q, (keys, values) = call.q[at], call.first_keys(row, n)
+    parts = [ops._attend_split(q.unflatten(0, (keys.shape[1], -1)), keys[i:i + SPLIT],
                         values[i:i + SPLIT]) for i in range(0, n, SPLIT)]
     tops = torch.stack([top for top, _, _ in parts])
     low = sum(share(top, tops) * low for top, low, _ in parts)
@@ -219,15 +227,15 @@ def _merged(call: Call, at: int, row: int, n: int,
     return (torch.as_tensor(whole) / torch.as_tensor(low).unsqueeze(-1)).flatten(0, 1)
 
 
-class ScratchKept:
+class KeepsScratch:
     """Adds what the last call of this width left in its scratch."""
 
     def __init__(self) -> None:
-        self.left: Tensor | None = None
+        self.scratch: Tensor | None = None
 
     def __call__(self, *args: Any) -> None:
-        call = Call(*args)
-        call.right()
-        old, self.left = self.left, call.out.clone()
+        call = AttendCall(*args)
+        call.run_reference()
+        old, self.scratch = self.scratch, call.out.clone()
         if old is not None and old.shape == call.out.shape:
             call.out.add_(old * 1e-3)

@@ -28,11 +28,11 @@ from phases.p6_batched_attention import (
 from phases.p6_batched_attention.increment import OnDevice
 from phases.p6_batched_attention.kernel_attend import _pairs_of_columns, _pairs_of_lanes, _widened
 
-Build = Callable[[Subject], Subject]
+Builder = Callable[[Subject], Subject]
 
 
 @contextmanager
-def _exchanged(module, **parts):
+def _patch_module(module, **parts):
     """Run with some of a module's functions exchanged."""
     own = {name: getattr(module, name) for name in parts}
     try:
@@ -44,32 +44,32 @@ def _exchanged(module, **parts):
             setattr(module, name, part)
 
 
-def attend_with(before=None, **parts) -> Build:
+def with_attend_parts(before=None, **parts) -> Builder:
     """Return a builder whose Triton attention has other parts; the reference stays as it is."""
     def run(*args):
         if before is not None:
             before(*args)
-        with _exchanged(kernel_attend, **parts):
+        with _patch_module(kernel_attend, **parts):
             kernel_attend.attend(*args)
 
-    return _on_device(attend=OnDevice(reference.attend, run))
+    return _with_ops(attend=OnDevice(reference.attend, run))
 
 
-def attend_by(run) -> Build:
+def with_attend(run) -> Builder:
     """Return a builder whose attention kernel is another; the reference stays as it is."""
-    return _on_device(attend=OnDevice(reference.attend, run))
+    return _with_ops(attend=OnDevice(reference.attend, run))
 
 
-def rotate_with(**parts) -> Build:
+def with_rotate_parts(**parts) -> Builder:
     """Return a builder whose rotation kernel is another; the reference stays as it is."""
     def run(*args):
-        with _exchanged(kernel_rotate, **parts):
+        with _patch_module(kernel_rotate, **parts):
             kernel_rotate.rotate(*args)
 
-    return _on_device(rotate=OnDevice(reference.rotate, run))
+    return _with_ops(rotate=OnDevice(reference.rotate, run))
 
 
-def _on_device(**wrong) -> Build:
+def _with_ops(**wrong) -> Builder:
     def build(subject: Subject) -> Subject:
         return replace(subject, path=replace(subject.path, **wrong))
 
@@ -179,7 +179,7 @@ def rotate_by_the_first(x, table, positions, out, x_token, x_head, out_token, ou
 
 
 @triton.jit
-def truncated(x, KV: tl.constexpr):
+def truncate_to_kv(x, KV: tl.constexpr):
     if KV.is_bf16():
         x = (x.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16)
     elif KV.is_fp16():
@@ -214,29 +214,31 @@ def read_as_bf16(x, KV: tl.constexpr):
 
 
 @cache
-def _from(source: str, name: str, options: tuple[str, ...]) -> Kernel:
+def _compile_kernel(source: str, name: str, options: tuple[str, ...]) -> Kernel:
     return Kernel(compile_source(source, options), name)
 
 
-def cuda_source(right: str, wrong: str) -> Build:
+def with_cuda_source(right: str, wrong: str) -> Builder:
     """Return a builder whose CUDA source of attention has one text for another."""
     def run(*args):
         source = changed(kernel_attend_cuda.source(), right, wrong)
-        with _exchanged(kernel_attend_cuda, _function=lambda name, *of: _from(
+        with _patch_module(kernel_attend_cuda, _function=lambda name, *of: _compile_kernel(
                 source, name, kernel_attend_cuda.options(*of))):
             kernel_attend_cuda.attend(*args)
 
-    return _on_device(attend=OnDevice(reference.attend, run))
+    return _with_ops(attend=OnDevice(reference.attend, run))
 
 
-def norm_rotate_source(right: str, wrong: str) -> Build:
+def with_norm_rotate_source(right: str, wrong: str) -> Builder:
     """Return a builder whose CUDA source of norm and rotation has one text for another."""
     def run(norm, rotate, *args):
         source = changed(source_of(kernel_norm_rotate.SOURCE), right, wrong)
-        with _exchanged(kernel_norm_rotate, _function=lambda: _from(source, "norm_rotate", ())):
+        with _patch_module(
+            kernel_norm_rotate, _function=lambda: _compile_kernel(source, "norm_rotate", ())
+        ):
             kernel_norm_rotate.norm_rotate(*args)
 
-    return _on_device(norm_rotate=run)
+    return _with_ops(norm_rotate=run)
 
 
 def offset_of_31_bits(q, k, v, gate, keys, values, lengths, counts, out) -> None:
@@ -252,6 +254,6 @@ def offset_of_31_bits(q, k, v, gate, keys, values, lengths, counts, out) -> None
             cache_.whole[slot, length:length + count] = copy.whole[slot, length:length + count]
 
 
-def offsets() -> Build:
+def with_short_offsets() -> Builder:
     """Return a builder whose attention on a device loses the upper bits of offsets."""
-    return _on_device(attend=OnDevice(reference.attend, offset_of_31_bits))
+    return _with_ops(attend=OnDevice(reference.attend, offset_of_31_bits))

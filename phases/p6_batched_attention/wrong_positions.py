@@ -26,7 +26,7 @@ def chunk_shares_a_position(x: Tensor, table: Tensor, positions: Any, out: Tenso
     ops.rotate(x, table, shared, out)
 
 
-class PositionKept:
+class KeepsOffset:
     """Turns by how far the newest call stood from the one before, as a shared offset would."""
 
     def __init__(self) -> None:

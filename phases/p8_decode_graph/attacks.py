@@ -22,15 +22,15 @@ CAPACITY = 24
 Event = Callable[[Batch, random.Random], None]
 
 
-def oracle(model: Any) -> Engine:
+def build_oracle(model: Any) -> Engine:
     """Return the engine's own path, one row a step, on the CPU: what every stream is held to."""
     return PathEngine(reference(), model)
 
 
-def stream_of(model: Any, seed: int, length: int, decode: int,
+def oracle_stream(model: Any, seed: int, length: int, decode: int,
               capacity: int = CAPACITY) -> Stream:
     """Return what a drawn prompt and its greedy tokens get alone from the oracle."""
-    return alone(oracle(model), Rows, prompt_of(seed, length, model.config.vocab), decode,
+    return alone(build_oracle(model), Rows, prompt_of(seed, length, model.config.vocab), decode,
                  capacity, right=reference())
 
 
@@ -46,15 +46,15 @@ def with_graphs(path: Path, **changed: Any) -> tuple[Path, Graphs]:
     """Return the path over new graphs of the same class, with another capture or bound."""
     old = graphs_of(path)
     new = type(old)(old.eager, **changed)
-    return over(path, new), new
+    return use_graphs(path, new), new
 
 
-def over(path: Path, graphs: Graphs) -> Path:
+def use_graphs(path: Path, graphs: Graphs) -> Path:
     """Return the path with its steps and greedy runs over these graphs."""
     return replace(path, step_rows=graphs.step_rows, greedy_rows=graphs.greedy_rows)
 
 
-def several_steps(batch: Batch, draw: random.Random, times: int = 2) -> None:
+def run_steps(batch: Batch, draw: random.Random, times: int = 2) -> None:
     """Step every live slot that has tokens left, in a new order each time."""
     for _ in range(times):
         order = [s for s in batch.live if batch.fed[s] < len(batch.live[s].logits)]
@@ -63,7 +63,7 @@ def several_steps(batch: Batch, draw: random.Random, times: int = 2) -> None:
             batch.step(order)
 
 
-def _some(batch: Batch, draw: random.Random, count: int) -> None:
+def _step_some_rows(batch: Batch, draw: random.Random, count: int) -> None:
     left = [s for s in batch.live if batch.fed[s] < len(batch.live[s].logits)]
     batch.step(draw.sample(left, min(count, len(left))))
 
@@ -71,7 +71,7 @@ def _some(batch: Batch, draw: random.Random, count: int) -> None:
 def widths_change(batch: Batch, draw: random.Random) -> None:
     """Step 3, 4, 2, 3 and 1 rows: some graphs are new, some old."""
     for count in (3, 4, 2, 3, 1, 4):
-        _some(batch, draw, count)
+        _step_some_rows(batch, draw, count)
 
 
 def rows_permute(batch: Batch, draw: random.Random) -> None:
@@ -90,28 +90,28 @@ def slots_swap(batch: Batch, draw: random.Random) -> None:
     live, fed = batch.live, batch.fed
     live[first], live[second] = live[second], live[first]
     fed[first], fed[second] = fed[second], fed[first]
-    several_steps(batch, draw)
+    run_steps(batch, draw)
 
 
 def a_slot_is_recycled(batch: Batch, draw: random.Random, stream: Stream) -> None:
     """Leave a slot, poison it, and seat a new sequence there."""
     slot = sorted(batch.live)[1]
     batch.leave(slot)
-    several_steps(batch, draw, 1)
+    run_steps(batch, draw, 1)
     batch.poison(slot)
     batch.join(slot, stream)
-    several_steps(batch, draw, 3)
+    run_steps(batch, draw, 3)
 
 
 def a_prefix_is_restored(batch: Batch, draw: random.Random) -> None:
     """Take a slot's state, step on, put the state into another slot and go on from there."""
     source, target = sorted(batch.live)[0], sorted(batch.live)[-1]
     saved, fed = batch.engine.read_state(batch.pool, source), batch.fed[source]
-    several_steps(batch, draw, 2)
+    run_steps(batch, draw, 2)
     batch.leave(target)
     batch.engine.write_state(batch.pool, target, saved)
     batch.live[target], batch.fed[target] = batch.live[source], fed
-    several_steps(batch, draw, 3)
+    run_steps(batch, draw, 3)
 
 
 def the_pool_moves(batch: Batch, draw: random.Random) -> None:
@@ -124,7 +124,7 @@ def the_pool_moves(batch: Batch, draw: random.Random) -> None:
         held = batch.engine.read_state(old, slot)
         batch.engine.write_state(old, slot, {n: torch.full_like(x, torch.nan)
                                              for n, x in held.items()})
-    several_steps(batch, draw, 3)
+    run_steps(batch, draw, 3)
     del old  # until here, so that a stale address points into NaN and not into freed memory
 
 
@@ -132,7 +132,7 @@ def a_chunk_comes_between(batch: Batch, draw: random.Random) -> None:
     """Step two tokens of one row beside one of the others, which no graph runs, then go on."""
     order = sorted(batch.live)
     batch.step(order, [2] + [1] * (len(order) - 1))
-    several_steps(batch, draw)
+    run_steps(batch, draw)
 
 
 def on_another_stream(batch: Batch, draw: random.Random) -> None:
@@ -140,20 +140,20 @@ def on_another_stream(batch: Batch, draw: random.Random) -> None:
     other = torch.cuda.Stream()
     other.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(other):
-        several_steps(batch, draw)
+        run_steps(batch, draw)
     torch.cuda.current_stream().wait_stream(other)
-    several_steps(batch, draw)
+    run_steps(batch, draw)
 
 
-def event_of(name: str, model: Any) -> Event:
+def find_event(name: str, model: Any) -> Event:
     """Return an event by its name in the contract."""
     if name == "a_slot_is_recycled":
-        return partial(a_slot_is_recycled, stream=stream_of(model, 300, 1, 4))
+        return partial(a_slot_is_recycled, stream=oracle_stream(model, 300, 1, 4))
     event: Event = globals()[name]
     return event
 
 
-def refusing(at: str) -> Any:
+def failing_capture(at: str) -> Any:
     """Return a capture that the device refuses, `before` the run or `after` it."""
     def capture(path: Path, run: Callable[[Path], Tensor],
                 tail: Callable[[Tensor], None]) -> tuple[Callable[[], None], Tensor]:

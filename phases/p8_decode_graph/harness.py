@@ -20,20 +20,25 @@ from falsifiers.vectors import step_rows
 from phases.p8_decode_graph import increment, kernel_graphs
 
 
-def hold_one_step(case: Case, subject: Subject, judge: Judge, engine: Engine, model: Any) -> None:
+def check_one_step(case: Case, subject: Subject, judge: Judge, engine: Engine, model: Any) -> None:
     """Hold a step from states of the engine to its rows alone, and to the engine."""
     right = PathEngine(increment.path(graphs=False), model)
-    step = step_rows.drawn(right, Rows, model.config.vocab, case["counts"], case["capacity"],
+    step = step_rows.draw_step(right, Rows, model.config.vocab, case["counts"], case["capacity"],
                            seed=case["seed"])
-    step_rows.hold_alone(judge, engine, step)
+    step_rows.compare_with_solo(judge, engine, step)
     candidate = subject.candidate
     own = candidate is not None and not candidate.bitwise
     oracle = model.with_arithmetic(candidate.arithmetic) if candidate and not own else model
-    step_rows.hold_true(judge, engine, PathEngine(increment.path(graphs=False), oracle), step,
-                        step_rows.OWN_STEP if own else None)
+    step_rows.compare_with_engine(
+        judge,
+        engine,
+        PathEngine(increment.path(graphs=False), oracle),
+        step,
+        step_rows.OWN_STEP_BUDGET if own else None,
+    )
 
 
-def twice(path: Path) -> Any:
+def halved_silu_mul(path: Path) -> Any:
     """Return an op `silu_mul` whose outputs are not the path's."""
     def run(gate: torch.Tensor, up: torch.Tensor, out: torch.Tensor) -> None:
         path.silu_mul(gate, up, out)
@@ -41,13 +46,13 @@ def twice(path: Path) -> Any:
     return run
 
 
-def short_buckets() -> AbstractContextManager[Any]:
+def use_short_buckets() -> AbstractContextManager[Any]:
     """Let graphs have room for 2, 4, 8, ... tokens, so that short runs outgrow a bucket."""
     return patch.object(kernel_graphs, "reach_of",
                         lambda tokens: max(2, 1 << (tokens - 1).bit_length()))
 
 
-def told_apart(case: Case, subject: Subject) -> tuple[list[Any], list[Any]]:
+def distinct_models(case: Case, subject: Subject) -> tuple[list[Any], list[Any]]:
     """Return models that may not share a graph, on the CPU and on the case's device.
 
     The last one has the weights of the first, turned by another table.
@@ -63,31 +68,31 @@ def told_apart(case: Case, subject: Subject) -> tuple[list[Any], list[Any]]:
     return single, models
 
 
-def random_state(subject: Subject) -> torch.Tensor:
+def rng_state(subject: Subject) -> torch.Tensor:
     """Return the state of the random generator of the case's device."""
     return torch.cuda.get_rng_state() if subject.device == "cuda" else torch.get_rng_state()
 
 
-def model_of(case: Case, subject: Subject) -> Any:
+def load_model(case: Case, subject: Subject) -> Any:
     """Return a case's model on the case's device."""
     model = subject.models(case["model"])
     return model.to(subject.device) if subject.device != "cpu" else model
 
 
-def on_cpu(case: Case, subject: Subject) -> Any:
+def load_cpu_model(case: Case, subject: Subject) -> Any:
     """Return a case's model on the CPU, where its oracle runs."""
     return subject.models(case["model"])
 
 
-def graphed(subject: Subject) -> Subject:
+def require_graphs(subject: Subject) -> Subject:
     """Return the subject, whose step is the tree's, so that its graphs can be seen."""
     if is_whole(subject.candidate):
         raise Declined("the graphs of a foreign step cannot be seen")
     return subject
 
 
-def engine_for(case: Case, subject: Subject) -> tuple[Engine, Any]:
+def build_engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
     """Return the engine that a case judges, and its model, both on the case's device."""
-    model = model_of(case, subject)
+    model = load_model(case, subject)
     candidate = subject.candidate if is_whole(subject.candidate) else None
     return engine_of(subject.path, candidate, model), model

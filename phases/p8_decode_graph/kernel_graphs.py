@@ -188,7 +188,7 @@ class Graphs:
             return None
         self.meter.captures += 1
         # what the warm run put on the device for its rows, the launches read at every replay
-        return Graph(inputs, spare, replay, out, (model, model.rope.upto(key.reach), rows))
+        return Graph(inputs, spare, replay, out, (model, model.rope.table_for(key.reach), rows))
 
     def _spare(self, key: Key) -> Pool | None:
         """Return the slot that padding of the same model's graphs points into, if there is one."""

@@ -12,7 +12,7 @@ from engine.weights import Weight
 pytestmark = pytest.mark.tier("interpret")
 
 
-def table(kind: str, rows: int, k: int) -> Weight:
+def make_embedding(kind: str, rows: int, k: int) -> Weight:
     """Return an embedding of drawn values."""
     values = torch.randn(rows, k, generator=torch.Generator().manual_seed(k))
     return Weight("token_embd", kind, encode(kind, values.numpy()))
@@ -21,7 +21,7 @@ def table(kind: str, rows: int, k: int) -> Weight:
 @pytest.mark.parametrize(("kind", "k"), [("Q4_K", 512), ("Q6_K", 256), ("Q8_0", 288), ("F16", 257)])
 def test_rows_of_tokens_are_the_engines(kind: str, k: int) -> None:
     from phases.p8_decode_graph.kernel_embed import embed
-    weight, tokens = table(kind, 7, k), [6, 0, 3, 0]
+    weight, tokens = make_embedding(kind, 7, k), [6, 0, 3, 0]
     want, room = torch.empty(4, k), torch.full((5, k), torch.nan)
     ops.embed(weight, tokens, want)
     embed(weight, torch.tensor(tokens), room[:4])
@@ -31,7 +31,12 @@ def test_rows_of_tokens_are_the_engines(kind: str, k: int) -> None:
 
 def test_mark_of_nan_is_no_row() -> None:
     from phases.p8_decode_graph.kernel_embed import embed
-    weight, want, out = table("F16", 3, 256), torch.empty(1, 256), torch.full((2, 256), torch.nan)
+
+    weight, want, out = (
+        make_embedding("F16", 3, 256),
+        torch.empty(1, 256),
+        torch.full((2, 256), torch.nan),
+    )
     ops.embed(weight, [2], want)
     embed(weight, torch.tensor([-1, 2]), out)
     assert not bool(out[0].any())

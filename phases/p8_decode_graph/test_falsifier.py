@@ -16,30 +16,32 @@ from falsifiers.judging.batch_driver import Batch, prompt_of, state_digest
 from falsifiers.judging.judge import Judge, as_bits
 from falsifiers.judging.subject import Subject
 from phases.p8_decode_graph import attacks
-from phases.p8_decode_graph.attacks import CAPACITY, graphs_of, stream_of, with_graphs
+from phases.p8_decode_graph.attacks import CAPACITY, graphs_of, oracle_stream, with_graphs
 from phases.p8_decode_graph.harness import (
-    engine_for,
-    graphed,
-    hold_one_step,
-    model_of,
-    on_cpu,
-    random_state,
-    short_buckets,
-    told_apart,
-    twice,
+    build_engine,
+    check_one_step,
+    distinct_models,
+    halved_silu_mul,
+    load_cpu_model,
+    load_model,
+    require_graphs,
+    rng_state,
+    use_short_buckets,
 )
 
 
 def test_graph_equals_single(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = engine_for(case, subject)
+    engine, model = build_engine(case, subject)
     if "counts" in case.given:
-        hold_one_step(case, subject, judge, engine, model)
+        check_one_step(case, subject, judge, engine, model)
         return
     m, draw = case["m"], random.Random(case["m"])
     batch = Batch(engine, Rows, judge, slots=m + 2, capacity=CAPACITY)
     order = draw.sample(range(m + 2), m)
     for slot in order:
-        batch.join(slot, stream_of(on_cpu(case, subject), 10 + slot % 9, 1 + slot % 2, 3))
+        batch.join(
+            slot, oracle_stream(load_cpu_model(case, subject), 10 + slot % 9, 1 + slot % 2, 3)
+        )
     for _ in range(4):
         left = [s for s in order if batch.fed[s] < len(batch.live[s].logits)]
         batch.step(draw.sample(left, len(left)))
@@ -52,19 +54,19 @@ def test_graph_equals_single(case: Case, subject: Subject, judge: Judge) -> None
 
 
 def test_events_change_nothing(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, _ = engine_for(case, subject)
+    engine, _ = build_engine(case, subject)
     draw = random.Random(len(case["event"]))
     batch = Batch(engine, Rows, judge, slots=6, capacity=CAPACITY)
     for slot in (5, 0, 3, 2):
-        batch.join(slot, stream_of(on_cpu(case, subject), 30 + slot, 1 + slot % 3, 12))
-    attacks.several_steps(batch, draw)
-    attacks.event_of(case["event"], on_cpu(case, subject))(batch, draw)
+        batch.join(slot, oracle_stream(load_cpu_model(case, subject), 30 + slot, 1 + slot % 3, 12))
+    attacks.run_steps(batch, draw)
+    attacks.find_event(case["event"], load_cpu_model(case, subject))(batch, draw)
     judge.engaged(rows_a_step=batch.widest, steps=batch.step_number)
 
 
 def test_growth_past_a_bucket(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = engine_for(case, subject)
-    single = on_cpu(case, subject)
+    engine, model = build_engine(case, subject)
+    single = load_cpu_model(case, subject)
     lengths, capacity = case["lengths"], max(case["lengths"]) + 8
     prompts = [prompt_of(40 + i, n, model.config.vocab) for i, n in enumerate(lengths)]
     pool, own = engine.new_pool(len(lengths) + 1, capacity), single.new_pool(len(lengths), capacity)
@@ -90,11 +92,11 @@ def test_growth_past_a_bucket(case: Case, subject: Subject, judge: Judge) -> Non
 
 
 def test_padding_has_no_effect(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, _ = engine_for(case, subject)
-    single, width = on_cpu(case, subject), case["width"]
+    engine, _ = build_engine(case, subject)
+    single, width = load_cpu_model(case, subject), case["width"]
     capacity = width + 4
     batch = Batch(engine, Rows, judge, slots=width + 1, capacity=capacity)
-    streams = [stream_of(single, 50 + i, 1, width + 1, capacity) for i in range(3)]
+    streams = [oracle_stream(single, 50 + i, 1, width + 1, capacity) for i in range(3)]
     for slot in range(width + 1):
         batch.join(slot, streams[slot % 3])
     batch.step(range(width))  # the graph's last live rows are now those of a full width
@@ -109,26 +111,26 @@ def test_padding_has_no_effect(case: Case, subject: Subject, judge: Judge) -> No
 
 
 def test_capture_is_pure(case: Case, subject: Subject, judge: Judge) -> None:
-    path, graphs = with_graphs(graphed(subject).path)
-    model = model_of(case, subject)
+    path, graphs = with_graphs(require_graphs(subject).path)
+    model = load_model(case, subject)
     engine = PathEngine(path, model)
     batch = Batch(engine, Rows, judge, slots=5, capacity=CAPACITY)
     for slot in range(5):
-        batch.join(slot, stream_of(on_cpu(case, subject), 60 + slot, 2, 4))
+        batch.join(slot, oracle_stream(load_cpu_model(case, subject), 60 + slot, 2, 4))
     torch.manual_seed(11)
-    before = random_state(subject)
+    before = rng_state(subject)
     for m in (2, 1, 3, 5):  # each is a new width, captured while all slots are live
         captured = graphs.meter.captures
         batch.step(range(m))
         judge.law(graphs.meter.captures == captured + 1, f"a step of {m} rows after other widths "
                   f"captured {graphs.meter.captures - captured} graphs, but should capture one")
-    judge.law(torch.equal(before, random_state(subject)),
+    judge.law(torch.equal(before, rng_state(subject)),
               "captures moved the state of the random generator")
     judge.engaged(captures=graphs.meter.captures, replays=graphs.meter.replays)
 
 
 def test_replays_are_repeatable(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = engine_for(case, subject)
+    engine, model = build_engine(case, subject)
     m, replays = case["m"], case["replays"]
     pools = [engine.new_pool(m, replays + 1) for _ in range(2)]
     tokens = prompt_of(70, m, model.config.vocab)
@@ -149,8 +151,8 @@ def test_replays_are_repeatable(case: Case, subject: Subject, judge: Judge) -> N
 
 
 def test_drift_over_many_replays(case: Case, subject: Subject, judge: Judge) -> None:
-    engine, model = engine_for(case, subject)
-    m, steps, single = case["m"], case["steps"], on_cpu(case, subject)
+    engine, model = build_engine(case, subject)
+    m, steps, single = case["m"], case["steps"], load_cpu_model(case, subject)
     pools = engine.new_pool(m, steps + 1), single.new_pool(m, steps + 1)
     tokens = prompt_of(71, m, model.config.vocab)
     for step in range(steps):
@@ -168,9 +170,9 @@ def test_drift_over_many_replays(case: Case, subject: Subject, judge: Judge) -> 
 
 
 def test_key_holds_what_changes_launches(case: Case, subject: Subject, judge: Judge) -> None:
-    path, graphs = with_graphs(graphed(subject).path)
-    single, models = told_apart(case, subject)
-    streams = [stream_of(m, 80, 1, 4) for m in single]
+    path, graphs = with_graphs(require_graphs(subject).path)
+    single, models = distinct_models(case, subject)
+    streams = [oracle_stream(m, 80, 1, 4) for m in single]
     batches = []
     for model, stream in zip(models, streams, strict=True):
         batches.append(Batch(PathEngine(path, model), Rows, judge, slots=3, capacity=CAPACITY))
@@ -179,7 +181,7 @@ def test_key_holds_what_changes_launches(case: Case, subject: Subject, judge: Ju
     for _ in range(3):
         for batch in batches:
             batch.step([2, 0])
-    halved = replace(path, silu_mul=twice(path))  # another path over the same graphs
+    halved = replace(path, silu_mul=halved_silu_mul(path))  # another path over the same graphs
     logits = [p.step(models[0], models[0].new_pool(2, CAPACITY), [7, 9],
                      Rows.decode((0, 1), (0, 0))) for p in (path, halved, path)]
     judge.law(not torch.equal(as_bits(logits[0]), as_bits(logits[1])),
@@ -189,15 +191,17 @@ def test_key_holds_what_changes_launches(case: Case, subject: Subject, judge: Ju
 
 
 def test_failed_capture_is_survived(case: Case, subject: Subject, judge: Judge) -> None:
-    path, graphs = with_graphs(graphed(subject).path, capture=attacks.refusing(case["at"]))
-    model = model_of(case, subject)
+    path, graphs = with_graphs(
+        require_graphs(subject).path, capture=attacks.failing_capture(case["at"])
+    )
+    model = load_model(case, subject)
     batch = Batch(PathEngine(path, model), Rows, judge, slots=4, capacity=CAPACITY)
     for slot in range(4):
-        batch.join(slot, stream_of(on_cpu(case, subject), 90 + slot, 2, 3))
-    before = random_state(subject)
+        batch.join(slot, oracle_stream(load_cpu_model(case, subject), 90 + slot, 2, 3))
+    before = rng_state(subject)
     for order in ([3, 1], [0, 2, 3], [1, 0]):
         batch.step(order)
-    judge.law(torch.equal(before, random_state(subject)),
+    judge.law(torch.equal(before, rng_state(subject)),
               "a failed capture moved the state of the random generator")
     judge.law((graphs.meter.failed_captures, graphs.meter.eager_steps) == (2, 3), f"two widths "
               f"whose capture fails were tried {graphs.meter.failed_captures} times and left "
@@ -209,17 +213,17 @@ def test_failed_capture_is_survived(case: Case, subject: Subject, judge: Judge) 
 
 
 def test_greedy_runs_equal_steps(case: Case, subject: Subject, judge: Judge) -> None:
-    (path, graphs), m = with_graphs(graphed(subject).path), case["m"]
-    model, single = model_of(case, subject), on_cpu(case, subject)
+    (path, graphs), m = with_graphs(require_graphs(subject).path), case["m"]
+    model, single = load_model(case, subject), load_cpu_model(case, subject)
     pool, own = model.new_pool(m + 2, CAPACITY), single.new_pool(m + 2, CAPACITY)
     slots = tuple(range(m + 1, 1, -1))
     tokens = prompt_of(95, m, model.config.vocab)
-    with short_buckets():  # a step's graph, in the bucket of the first run
+    with use_short_buckets():  # a step's graph, in the bucket of the first run
         path.step(model, model.new_pool(m, 4), tokens, Rows.decode(range(m), (2,) * m))
     at, idle = 0, pool.slot(0).digest()
     for steps in case["runs"]:
         rows = Rows.decode(slots, (at,) * m)
-        with short_buckets():
+        with use_short_buckets():
             got = path.decode_greedy(model, pool, tokens, rows, steps)
         for row, slot in enumerate(slots):
             want, token = [], tokens[row]
@@ -242,7 +246,7 @@ def test_greedy_runs_equal_steps(case: Case, subject: Subject, judge: Judge) -> 
 
 
 def test_greedy_runs_refuse(case: Case, subject: Subject, judge: Judge) -> None:
-    path, model = graphed(subject).path, model_of(case, subject)
+    path, model = require_graphs(subject).path, load_model(case, subject)
     pool = model.new_pool(3, 8)
     state = pool.slot(2).named()
     for name, bad, steps, value in (("a run past the state", 6, 3, "9"), ("no steps", 0, 0, "0")):
@@ -267,11 +271,11 @@ def test_greedy_runs_refuse(case: Case, subject: Subject, judge: Judge) -> None:
 
 
 def test_memory_is_bounded(case: Case, subject: Subject, judge: Judge) -> None:
-    path, graphs = with_graphs(graphed(subject).path, most=2)
-    model = model_of(case, subject)
+    path, graphs = with_graphs(require_graphs(subject).path, most=2)
+    model = load_model(case, subject)
     batch = Batch(PathEngine(path, model), Rows, judge, slots=5, capacity=CAPACITY)
     for slot in range(5):
-        batch.join(slot, stream_of(on_cpu(case, subject), 110 + slot, 1, 7))
+        batch.join(slot, oracle_stream(load_cpu_model(case, subject), 110 + slot, 1, 7))
     for m in (1, 2, 1, 4, 1, 4, 2):  # width 2 is dropped for 4, then 1 for 2
         batch.step(range(m))
     held = len(graphs.kept())
@@ -285,7 +289,7 @@ def test_memory_is_bounded(case: Case, subject: Subject, judge: Judge) -> None:
 
 
 def test_traced_steps_report(case: Case, subject: Subject, judge: Judge) -> None:
-    path, model = graphed(subject).path, model_of(case, subject)
+    path, model = require_graphs(subject).path, load_model(case, subject)
     pool = model.new_pool(2, 8)
     seen: list[tuple[str, int]] = []
     rows = Rows.decode((1, 0), (0, 0))

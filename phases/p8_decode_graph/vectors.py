@@ -13,21 +13,22 @@ from engine.path import Rows
 from engine.testmodels import load
 from engine.weights import EXACT
 from falsifiers.vectors.calls import Call
-from falsifiers.vectors.step_rows import OWN_STEP
-from falsifiers.vectors.steps import StepOps, step_of
+from falsifiers.vectors.step_rows import OWN_STEP_BUDGET
+from falsifiers.vectors.steps import StepOps, answer_step
 from phases.p8_decode_graph import increment
 
 
-class Replayed(StepOps):
+class ReplayedSteps(StepOps):
     """Steps that one process must answer, or none of them replays what another captured."""
 
-    no_program: ClassVar[str] = ("a program started for each call would replay no graph, and files "
-                                  "cannot show that one was")
+    no_program_reason: ClassVar[str] = (
+        "a program started for each call would replay no graph, and files cannot show that one was"
+    )
 
 
 ARITHMETIC = EXACT
 """The engine's arithmetic."""
-OFFER, OWN = Replayed, OWN_STEP
+OFFER, OWN_BUDGET = ReplayedSteps, OWN_STEP_BUDGET
 
 
 def cases() -> Iterator[Case]:
@@ -39,7 +40,7 @@ def cases() -> Iterator[Case]:
                        given={"model": "nano", "counts": [1] * m, "capacity": 16, "seed": seed})
 
 
-def right(call: Call) -> dict[str, Tensor]:
+def answer_call(call: Call) -> dict[str, Tensor]:
     """Answer a call as the engine does, without a graph."""
     model = load(call.facts["model"].rpartition("-")[0])  # what follows is a digest
-    return step_of(PathEngine(increment.path(graphs=False), model), Rows, call)
+    return answer_step(PathEngine(increment.path(graphs=False), model), Rows, call)

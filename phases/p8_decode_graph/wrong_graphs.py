@@ -14,30 +14,32 @@ from engine.model import Model
 from engine.path import Path, Rows, Sink, one_by_one
 from engine.state import Pool
 from falsifiers.judging.subject import Subject
-from phases.p8_decode_graph.attacks import graphs_of, over
+from phases.p8_decode_graph.attacks import graphs_of, use_graphs
 from phases.p8_decode_graph.kernel_graphs import Graph, Graphs, Key
 from phases.p8_decode_graph.kernel_inputs import Inputs
 
-Build = Callable[[Subject], Subject]
+Builder = Callable[[Subject], Subject]
 
 
-def graphs(wrong: type[Graphs]) -> Build:
+def with_graph_class(wrong: type[Graphs]) -> Builder:
     """Return a builder whose path replays graphs of another class."""
     def build(subject: Subject) -> Subject:
         made = wrong(graphs_of(subject.path).eager)
-        return replace(subject, path=over(subject.path, made))
+        return replace(subject, path=use_graphs(subject.path, made))
 
     return build
 
 
-def inputs(wrong: type[Inputs]) -> Build:
+def with_input_class(wrong: type[Inputs]) -> Builder:
     """Return a builder whose graphs have inputs of another class."""
-    return graphs(type("WithInputs", (Graphs,), {"inputs": wrong}))
+    return with_graph_class(type("WithInputs", (Graphs,), {"inputs": wrong}))
 
 
-def key(**same: Any) -> Build:
+def with_coarse_key(**same: Any) -> Builder:
     """Return a builder whose keys do not tell some fields apart."""
-    return graphs(type("Coarse", (Graphs,), {"place": lambda self, key: replace(key, **same)}))
+    return with_graph_class(
+        type("Coarse", (Graphs,), {"place": lambda self, key: replace(key, **same)})
+    )
 
 
 class KeepsOldPointers(Inputs):
@@ -48,7 +50,7 @@ class KeepsOldPointers(Inputs):
             self.pointers[:, m:] = before[:, m:]
 
 
-def _pads(choose: Callable[[Pool, Rows, int], Sequence[int]]) -> type[Inputs]:
+def _inputs_with_pads(choose: Callable[[Pool, Rows, int], Sequence[int]]) -> type[Inputs]:
     class Padded(Inputs):
         def fill(self, spare: Pool, pool: Pool | None, tokens: Sequence[int], rows: Rows) -> None:
             super().fill(spare, pool, tokens, rows)
@@ -60,18 +62,18 @@ def _pads(choose: Callable[[Pool, Rows, int], Sequence[int]]) -> type[Inputs]:
     return Padded
 
 
-def free_looking(pool: Pool, rows: Rows, pads: int) -> list[int]:
+def free_slots(pool: Pool, rows: Rows, pads: int) -> list[int]:
     """Return slots that this step does not name, for padding."""
     others = [slot for slot in range(pool.slots) if slot not in rows.slots] or [0]
     return [others[i % len(others)] for i in range(pads)]
 
 
-PadsTakeFreeSlots = _pads(free_looking)
-PadsRepeatTheLast = _pads(lambda pool, rows, pads: [rows.slots[-1]] * pads)
-PadsAreSlotZero = _pads(lambda pool, rows, pads: [0] * pads)
+PadsTakeFreeSlots = _inputs_with_pads(free_slots)
+PadsRepeatTheLast = _inputs_with_pads(lambda pool, rows, pads: [rows.slots[-1]] * pads)
+PadsAreSlotZero = _inputs_with_pads(lambda pool, rows, pads: [0] * pads)
 
 
-def stale(name: str) -> type[Inputs]:
+def stale_inputs(name: str) -> type[Inputs]:
     """Return inputs of which one is written once and then never again."""
     class Stale(Inputs):
         def fill(self, spare: Pool, pool: Pool | None, tokens: Sequence[int], rows: Rows) -> None:
@@ -157,23 +159,25 @@ class NeverReplays(Graphs):
 class ReachesTheFirstRow(Graphs):
     def step_rows(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                   sink: Sink | None) -> Tensor:
-        self.first = rows.positions[0] + 1
+        self.first_reach = rows.positions[0] + 1
         return super().step_rows(path, model, pool, tokens, rows, sink)
 
     def _graph(self, path: Path, model: Model, pool: Pool, m: int, reach: int,
                greedy: bool) -> Graph | None:
-        return super()._graph(path, model, pool, m, reach if greedy else self.first, greedy)
+        return super()._graph(path, model, pool, m, reach if greedy else self.first_reach, greedy)
 
 
 class ReachesTheFirstStep(Graphs):
     def greedy_rows(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                     steps: int) -> list[list[int]]:
-        self.later = steps - 1
+        self.later_steps = steps - 1
         return super().greedy_rows(path, model, pool, tokens, rows, steps)
 
     def _graph(self, path: Path, model: Model, pool: Pool, m: int, reach: int,
                greedy: bool) -> Graph | None:
-        return super()._graph(path, model, pool, m, reach - self.later if greedy else reach, greedy)
+        return super()._graph(
+            path, model, pool, m, reach - self.later_steps if greedy else reach, greedy
+        )
 
 
 class CapturesEveryStep(Graphs):
@@ -238,7 +242,7 @@ class TakesNaN(Graphs):
         pass
 
 
-def unchecked(subject: Subject) -> Subject:
+def with_unchecked_runs(subject: Subject) -> Subject:
     """Give the subject a path whose greedy runs are checked a step at a time."""
     class Unchecked(Path):
         def decode_greedy(self, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,

@@ -19,48 +19,60 @@ from unittest.mock import patch
 
 from contracts.schema import Case
 from falsifiers.bisect.events import http, parts, scheduler
-from falsifiers.bisect.events.log import ENGINE, Closing, Happened, Log, Noted
+from falsifiers.bisect.events.log import (
+    ENGINE_CHANNEL,
+    Event,
+    EventLog,
+    LogClosingJudge,
+    TimedEvent,
+)
 from falsifiers.bisect.events.scheduler import CANCELLED
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.matrix import Bank
 from falsifiers.judging.outcome import first_line
 from falsifiers.judging.subject import Subject
 
-WATCHED: dict[str, Callable[[Log, Any], Any]] = {
-    "scheduler": scheduler.watched, "engine": parts.engine, "store": parts.store,
-    "reuse": parts.reuse, "template": parts.template, "reply": http.reply, "api": http.api}
+RECORDERS: dict[str, Callable[[EventLog, Any], Any]] = {
+    "scheduler": scheduler.record_scheduler,
+    "engine": parts.record_engine,
+    "store": parts.record_store,
+    "reuse": parts.record_reuse,
+    "template": parts.record_template,
+    "reply": http.record_reply,
+    "api": http.record_api,
+}
 """By part of a stack: what makes one whose events are noted."""
 LOGGERS = ("rowtwin.scheduler", "rowtwin.prefixes")
 Falsifier = Callable[..., None]
 
 
 @dataclass(frozen=True)
-class Parting:
+class EventDivergence:
     """Where two runs of one case part."""
 
     compared: int
     """Events that agree before it, of the engine or of that HTTP request."""
-    got: Happened | None
+    got: Event | None
     """None when nothing more came."""
-    want: Happened | None
+    want: Event | None
     """None when nothing more was due."""
     missing: bool
     """Whether what happened was due all the same, only not before an event that is left out."""
 
     @property
-    def place(self) -> Happened:
+    def place(self) -> Event:
         """The first wrong event, or the one that is missing."""
         place = self.want if self.missing or self.got is None else self.got
         assert place is not None
         return place
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return it as JSON would have it."""
         return {"place": asdict(self.place), **asdict(self)}
 
-    def line(self) -> str:
+    def describe(self) -> str:
         """Return it in words."""
-        at, got, want = self.place, _said(self.got), _said(self.want)
+        at, got, want = self.place, _describe_event(self.got), _describe_event(self.want)
         slot = "" if at.slot is None else f", slot {at.slot}"
         when = f"event {self.compared + 1}" if at.step is None else f"step {at.step}"
         run = f" of scheduler {at.run}" if at.run > 1 and at.step is not None else ""
@@ -69,7 +81,7 @@ class Parting:
         return f"{at.request or 'the engine'}{slot}, {when}{run}: {told}"
 
 
-def _said(event: Happened | None) -> str:
+def _describe_event(event: Event | None) -> str:
     if event is None:
         return "nothing more"
     return f"{event.request or 'the engine'} {event.what}" + \
@@ -77,20 +89,22 @@ def _said(event: Happened | None) -> str:
         ("" if event.step is None else f" at step {event.step}")
 
 
-def noted(case: Case, falsifier: Falsifier, subject: Subject) -> tuple[Log, Exception | None]:
+def record_events(
+    case: Case, falsifier: Falsifier, subject: Subject
+) -> tuple[EventLog, Exception | None]:
     """Run a case and return its events, and what it broke with if it did.
 
     Seeds that nobody asked for are the same ones in every run.
     """
-    log = Log()
-    own = {name: watch(log, getattr(subject.stack, name)) for name, watch in WATCHED.items()
+    log = EventLog()
+    own = {name: watch(log, getattr(subject.stack, name)) for name, watch in RECORDERS.items()
            if hasattr(subject.stack, name)}
     try:
-        with warnings.catch_warnings(), logged(log), \
+        with warnings.catch_warnings(), record_logs(log), \
                 patch.object(secrets, "randbits", Random(1).getrandbits):
             warnings.simplefilter("ignore")
             falsifier(case=case, subject=replace(subject, stack=replace(subject.stack, **own)),
-                      judge=Closing(case, log))
+                      judge=LogClosingJudge(case, log))
     except Exception as error:
         return log, error
     finally:
@@ -99,10 +113,10 @@ def noted(case: Case, falsifier: Falsifier, subject: Subject) -> tuple[Log, Exce
 
 
 @contextmanager
-def logged(log: Log) -> Iterator[None]:
+def record_logs(log: EventLog) -> Iterator[None]:
     """Note what the stack writes to its loggers."""
     handler = logging.Handler()
-    handler.emit = lambda record: parts.happened(  # type: ignore[method-assign]
+    handler.emit = lambda record: parts.note_event(  # type: ignore[method-assign]
         log, None, f"logs {record.getMessage()!r}")
     loggers = [logging.getLogger(name) for name in LOGGERS]  # a case may cut them off from a root
     levels = [logger.level for logger in loggers]
@@ -117,34 +131,37 @@ def logged(log: Log) -> Iterator[None]:
             logger.setLevel(level)
 
 
-class Right:
+class ReferenceRun:
     """What the tree's own stack does on a case, and which of it it does the same way twice."""
 
     def __init__(self, case: Case, falsifier: Falsifier, subject: Subject) -> None:
         """Run the case twice; raise `SuiteError` when that gives nothing to compare with."""
         self.case, self.falsifier = case, falsifier
-        (log, broke), (other, _) = (noted(case, falsifier, subject) for _ in range(2))
+        (log, broke), (other, _) = (record_events(case, falsifier, subject) for _ in range(2))
         if broke is not None:
             raise SuiteError(f"{case.id} does not pass with the tree's own stack: "
                              f"{first_line(broke)}")
-        self.due, again = log.channels(), other.channels()
-        if not self.due:
+        self.expected, again = log.channels(), other.channels()
+        if not self.expected:
             raise SuiteError(f"{case.id} asks nothing of a stack, so it has no events to compare")
-        if [_place(one) for one in self.due.get(ENGINE, [])] != \
-                [_place(one) for one in again.get(ENGINE, [])] or self.due.keys() != again.keys():
+        if [_location_key(one) for one in self.expected.get(ENGINE_CHANNEL, [])] != [
+            _location_key(one) for one in again.get(ENGINE_CHANNEL, [])
+        ] or self.expected.keys() != again.keys():
             raise SuiteError(f"{case.id} does not give the same events twice, so the first wrong "
                              f"one cannot be told")
-        self.same = {number: _stable(due, again[number]) for number, due in self.due.items()}
+        self.repeats = {
+            number: _repeated_events(due, again[number]) for number, due in self.expected.items()
+        }
 
-    def parting(self, wrong: Subject) -> Parting | None:
+    def find_divergence(self, wrong: Subject) -> EventDivergence | None:
         """Return where a wrong stack's events part from the right one's, or None.
 
         Raises `SuiteError` when the case breaks over something that is no event.
         """
-        log, broke = noted(self.case, self.falsifier, wrong)
+        log, broke = record_events(self.case, self.falsifier, wrong)
         got = log.channels()
-        found = [one for number in {**self.due, **got}
-                 if (one := self._parting(number, got.get(number, []), log, broke))]
+        found = [one for number in {**self.expected, **got}
+                 if (one := self._channel_divergence(number, got.get(number, []), log, broke))]
         if found:
             return min(found, key=lambda one: one[0])[1]
         if broke is not None:
@@ -152,74 +169,84 @@ class Right:
                              f"own, so the fault is not in one: {first_line(broke)}")
         return None
 
-    def _parting(self, number: int, got: Sequence[Noted], log: Log,
-                 broke: Exception | None) -> tuple[tuple[int, int, int], Parting] | None:
+    def _channel_divergence(self, number: int, got: Sequence[TimedEvent], log: EventLog,
+                 broke: Exception | None) -> tuple[tuple[int, int, int], EventDivergence] | None:
         """Return where one channel parts and when, if it does."""
-        due, same = self.due.get(number, []), self.same.get(number, [])
+        due, same = self.expected.get(number, []), self.repeats.get(number, [])
         for at, (mine, theirs) in enumerate(zip_longest(got, due)):
             if at >= len(same) and theirs is not None:
                 return None  # from here on it is never twice the same
-            if mine is not None and theirs is not None and _place(mine) == _place(theirs) and (
-                    mine.event == theirs.event or not same[at]):
+            if (
+                mine is not None
+                and theirs is not None
+                and _location_key(mine) == _location_key(theirs)
+                and (mine.event == theirs.event or not same[at])
+            ):
                 continue
             if mine is None:
                 assert theirs is not None
-                if broke is not None and not (got and _owed(theirs, log)):
+                if broke is not None and not (got and _was_expected(theirs, log)):
                     return None
-                return _when(theirs, number), Parting(at, None, theirs.event, missing=True)
+                return _sort_key(theirs, number), EventDivergence(
+                    at, None, theirs.event, missing=True
+                )
             later = [one.event for one in due[at:] if one.event.step == mine.event.step]
-            vain = mine.event.what == CANCELLED and theirs is not None and theirs.outside > 0 and \
-                theirs.event.run == mine.event.run  # who waits in vain leaves in the end
+            vain = (
+                mine.event.what == CANCELLED
+                and theirs is not None
+                and theirs.caller_order > 0
+                and theirs.event.run == mine.event.run
+            )  # who waits in vain leaves in the end
             missing = theirs is not None and (
                 vain or mine.event in later or theirs.tick < mine.tick)
-            return _when(theirs if theirs is not None and missing else mine, number), \
-                Parting(at, mine.event, theirs.event if theirs else None, missing=missing)
+            return _sort_key(theirs if theirs is not None and missing else mine, number), \
+                EventDivergence(at, mine.event, theirs.event if theirs else None, missing=missing)
         return None
 
 
-def _when(one: Noted, number: int) -> tuple[int, int, int]:
+def _sort_key(one: TimedEvent, number: int) -> tuple[int, int, int]:
     """Return when an event is; who is answered at the door tells more than who was let in."""
-    return one.tick, one.outside, number
+    return one.tick, one.caller_order, number
 
 
-def _place(one: Noted) -> tuple[object, ...]:
+def _location_key(one: TimedEvent) -> tuple[object, ...]:
     event = one.event
     return event.run, event.step, event.request, event.slot
 
 
-def _stable(due: Sequence[Noted], again: Sequence[Noted]) -> list[bool]:
+def _repeated_events(due: Sequence[TimedEvent], again: Sequence[TimedEvent]) -> list[bool]:
     """Return of each event whether it is the same twice, up to where even its place is not."""
     same = []
     for one, other in zip(due, again, strict=False):
-        if _place(one) != _place(other):
+        if _location_key(one) != _location_key(other):
             break
         same.append(one.event == other.event)
     return same
 
 
-def _owed(due: Noted, log: Log) -> bool:
+def _was_expected(due: TimedEvent, log: EventLog) -> bool:
     """Return whether what did not come before a case broke was due by what had come before.
 
     A request that was asked for is let in, one whose client left ends, one that ended is answered.
     """
     who = due.event.run, due.event.request
-    known = [one.event.what for one in log.noted[ENGINE]
+    known = [one.event.what for one in log.events[ENGINE_CHANNEL]
              if (one.event.run, one.event.request) == who]
     if not known:
         return due.event.what == "is accepted"
     return due.event.what == CANCELLED or any(what.startswith("ends by") for what in known)
 
 
-def first_wrong(case: Case, falsifier: Falsifier, right: Subject,
-                wrong: Subject) -> Parting | None:
+def first_wrong_event(case: Case, falsifier: Falsifier, right: Subject,
+                wrong: Subject) -> EventDivergence | None:
     """Return where a wrong stack's events part from the right one's on a case, or None.
 
     Raises `SuiteError` when it cannot be told.
     """
-    return Right(case, falsifier, right).parting(wrong)
+    return ReferenceRun(case, falsifier, right).find_divergence(wrong)
 
 
-def cases_of(bank: Bank, mutant: str | None) -> Iterator[Case]:
+def relevant_cases(bank: Bank, mutant: str | None) -> Iterator[Case]:
     """Yield the quick cases that may show a candidate's fault, or a mutant's."""
     names: Iterable[str] = bank.falsifiers if mutant is None else bank.mutant(mutant).killers
     for name in names:
@@ -227,8 +254,8 @@ def cases_of(bank: Bank, mutant: str | None) -> Iterator[Case]:
                     if case.falsifier == name and case.quick and case.tier == "cpu")
 
 
-def against_the_tree(cases: Iterable[Case], bank: Bank, subject_of: Callable[[Case], Subject],
-                     mutant: str | None) -> tuple[Case, Parting] | None:
+def find_wrong_case(cases: Iterable[Case], bank: Bank, subject_of: Callable[[Case], Subject],
+                     mutant: str | None) -> tuple[Case, EventDivergence] | None:
     """Return the first case in which a candidate, or a mutant, parts from the tree's own stack.
 
     Raises `SuiteError` when none does and one of them cannot be told.
@@ -241,7 +268,7 @@ def against_the_tree(cases: Iterable[Case], bank: Bank, subject_of: Callable[[Ca
                              "--candidate or --mutant")
         wrong = subject if mutant is None else bank.mutant(mutant).build(subject)
         try:
-            found = first_wrong(case, bank.falsifiers[case.falsifier], right, wrong)
+            found = first_wrong_event(case, bank.falsifiers[case.falsifier], right, wrong)
         except SuiteError as error:
             unable = str(error)
             continue

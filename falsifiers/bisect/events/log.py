@@ -14,7 +14,7 @@ from falsifiers.judging.judge import Judge
 
 
 @dataclass(frozen=True)
-class Happened:
+class Event:
     """One event."""
 
     run: int
@@ -31,47 +31,47 @@ class Happened:
 
 
 @dataclass(frozen=True)
-class Noted:
+class TimedEvent:
     """An event and its place among others."""
 
     tick: int
     """How many steps of any scheduler had done something."""
-    event: Happened
-    outside: int = 0
+    event: Event
+    caller_order: int = 0
     """Where it stands among what callers did in that tick; 0 if it was the engine."""
 
 
-ENGINE = 0
+ENGINE_CHANNEL = 0
 """The channel of the engine's thread; others are of HTTP requests, by their number."""
-Channels = dict[int, list[Noted]]
+Channels = dict[int, list[TimedEvent]]
 
 
 @dataclass
-class Log:
+class EventLog:
     """Events by channel: each channel has an order of its own."""
 
-    noted: Channels = field(default_factory=lambda: defaultdict(list))
+    events: Channels = field(default_factory=lambda: defaultdict(list))
     runs: int = 0
     tick: int = 0
     asked: int = 0
     """HTTP requests that came."""
     closed: bool = False
     """Whether the case broke: what is cleared away behind that is nobody's doing."""
-    watches: dict[str, Any] = field(default_factory=dict)
+    watchers: dict[str, Any] = field(default_factory=dict)
     """Who watches the scheduler that a request was handed to, by the request's id."""
     _local: threading.local = field(default_factory=threading.local)
 
-    def note(self, event: Happened, channel: int = ENGINE, *, tick: int | None = None,
+    def note(self, event: Event, channel: int = ENGINE_CHANNEL, *, tick: int | None = None,
              outside: int = 0) -> None:
         """Keep an event, unless the case is over."""
         if not self.closed:
             at = self.tick if tick is None else tick
-            self.noted[channel].append(Noted(at, event, outside))
+            self.events[channel].append(TimedEvent(at, event, outside))
 
     def channels(self) -> Channels:
         """Return each channel in order: what callers do in a tick stands behind its step."""
-        return {number: sorted(noted, key=lambda one: (one.tick, one.outside))
-                for number, noted in self.noted.items()}
+        return {number: sorted(noted, key=lambda one: (one.tick, one.caller_order))
+                for number, noted in self.events.items()}
 
     @property
     def watch(self) -> Any:
@@ -79,12 +79,12 @@ class Log:
         return getattr(self._local, "watch", None)
 
     @property
-    def inside(self) -> bool:
+    def is_nested(self) -> bool:
         """Whether this thread is inside a call that is noted."""
         return getattr(self._local, "depth", 0) > 0
 
     @contextmanager
-    def within(self, watch: Any = None) -> Iterator[None]:
+    def nested_call(self, watch: Any = None) -> Iterator[None]:
         """Mark a call that is noted: those that it makes are its own business."""
         before, depth = self.watch, getattr(self._local, "depth", 0)
         self._local.watch, self._local.depth = watch or before, depth + 1
@@ -94,10 +94,10 @@ class Log:
             self._local.watch, self._local.depth = before, depth
 
 
-class Closing(Judge):
+class LogClosingJudge(Judge):
     """A judge that closes the log when a claim is broken."""
 
-    def __init__(self, case: Case, log: Log) -> None:
+    def __init__(self, case: Case, log: EventLog) -> None:
         super().__init__(case)
         self.log = log
 
@@ -106,6 +106,6 @@ class Closing(Judge):
         super()._fail(*args, **options)
 
 
-def over(part: type, **methods: Callable[..., Any]) -> type:
+def override_methods(part: type, **methods: Callable[..., Any]) -> type:
     """Return a part with some methods replaced; it is still one of its kind."""
     return type(part.__name__, (part,), {**methods, "__module__": part.__module__})

@@ -5,10 +5,10 @@ Each was held to the sentence of its fault; the comments say how a case brings i
 
 from __future__ import annotations
 
-Place = tuple[str, int | None, int | None]
+EventLocation = tuple[str, int | None, int | None]
 """Request, slot and step; no step where no scheduler is asked."""
 
-PLACES: dict[str, dict[str, Place]] = {
+EVENT_LOCATIONS: dict[str, dict[str, EventLocation]] = {
     "p0/aborts_leak_no_slot[cpu-slots1-seed1]": {
         "releases_only_this_steps_rows": ("request 2", None, 2)},
     "p0/cancel_ends_at_every_stage[cpu-prefilling-cancel]": {
@@ -282,5 +282,5 @@ PLACES: dict[str, dict[str, Place]] = {
     "p7/replies_tell_cached_tokens[cpu-3-turns]": {
         "serves_without_a_store": ("HTTP request 10", None, None),
         "shows_another_meter": ("HTTP request 10", None, None)}}
-SHOWN = {f"{case[:2]}/{name}": (case, place) for case, named in PLACES.items()
+LOCATION_BY_MUTANT = {f"{case[:2]}/{name}": (case, place) for case, named in EVENT_LOCATIONS.items()
          for name, place in named.items()}

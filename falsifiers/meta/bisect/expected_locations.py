@@ -15,10 +15,10 @@ each of them one. In plan b slot 4 is taken over in step 4 and slot 3 sits step 
 and 3 follow on 5, 3, 0 and 1 with a token each; f repeats a step's shape, g is the smallest. In h
 a row grows past 128 tokens, in i within its first greedy run, in j before a step of a token a row.
 """
-Shown = tuple[str, str, int | None, int, int]
+ExpectedLocation = tuple[str, str, int | None, int, int]
 """The plan, the op, its layer, the step and the slot."""
 
-P1: dict[str, Shown] = {
+P1: dict[str, ExpectedLocation] = {
     # slots are taken for others: nothing is written where row 0, slot 3, should be
     "one_state_for_all_rows": ("a", "conv_step", 0, 0, 3),
     "row_index_is_the_slot": ("a", "conv_step", 0, 0, 3),
@@ -48,7 +48,7 @@ P1: dict[str, Shown] = {
     # what step 0 returned of its first row is looked at again behind step 1
     "logits_of_the_last_call": ("a", "logits", None, 1, 3),
 }
-P4: dict[str, Shown] = {
+P4: dict[str, ExpectedLocation] = {
     # slot 3, row 0, has three tokens, of which the last counts
     "logits_of_token_i_for_row_i": ("a", "output_norm", None, 0, 3),
     "head_on_the_first_token": ("a", "output_norm", None, 0, 3),
@@ -64,9 +64,11 @@ P4: dict[str, Shown] = {
     "chunk_starts_from_zero_state": ("a", "conv_step", 0, 1, 1),
     "logits_in_a_kept_buffer": ("a", "logits", None, 1, 3),
 }
-P3: dict[str, Shown] = {"other_arithmetic_in_the_step": ("a", "project.attn_qkv", 0, 0, 3)}
+P3: dict[str, ExpectedLocation] = {
+    "other_arithmetic_in_the_step": ("a", "project.attn_qkv", 0, 0, 3)
+}
 # A graph is not replayed while somebody listens, so the op is the owner of the first state.
-P8: dict[str, Shown] = {
+P8: dict[str, ExpectedLocation] = {
     # step 2 of plan b has three rows in a graph of four; slots 1 and 2 are idle, slot 0 is last
     "padding_takes_a_free_looking_slot": ("b", "conv_step", 0, 2, 1),
     "padding_repeats_the_last_row": ("b", "conv_step", 0, 2, 0),
@@ -88,10 +90,10 @@ P8: dict[str, Shown] = {
     "two_buffers_take_turns": ("a", "logits", None, 2, 3),
 }
 TABLES = {"p1": P1, "p3": P3, "p4": P4, "p8": P8}
-STEPS = {f"{phase}/{name}": shown for phase, table in TABLES.items()
+STEP_MUTANTS = {f"{phase}/{name}": shown for phase, table in TABLES.items()
          for name, shown in table.items()}
 """Mutants of steps, as they are declared to show; comments say why there."""
-GREEDY: dict[str, Shown] = {
+GREEDY_MUTANTS: dict[str, ExpectedLocation] = {
     # ties stand in every row, so they show behind step 0, whose rows are slots 3 and 1
     "p4/argmax_highest_on_ties": ("a", "argmax", None, 0, 3),
     "p4/argmax_lowest_lane_on_ties": ("a", "argmax", None, 0, 3),
@@ -126,7 +128,7 @@ GREEDY: dict[str, Shown] = {
     "p4/nothing_is_checked": ("a", "step", None, 0, 1),
 }
 """Mutants that show behind a step alone: in what is chosen, in greedy runs, or in refusals."""
-WIDER = {
+WIDER_PLANS = {
     "p3/other_kernel_above_eight_rows": "b", "p4/rows_cut_a_count_apart": "b",
     "p5/tenant_trusted_by_one_token": "b", "p5/window_kept_outside_the_slot": "b",
     "p5/strength_of_the_first_row": "b", "p5/outputs_a_longest_apart": "b",
@@ -137,7 +139,7 @@ WIDER = {
     "p8/key_with_the_first_rows_length": "j"}
 """Mutants that plan a does not show, and the plan that does."""
 
-KERNELS = {
+KERNEL_MUTANTS = {
     "p4/heads_taken_side_by_side": "g", "p4/library_silu_in_the_kernel": "g",
     "p4/library_gate_in_the_norm": "g", "p4/rows_past_the_tile_copied": "g",
     "p5/conv_step_kernel_follows_the_first_pointer": "g",
@@ -152,21 +154,23 @@ KERNELS = {
     "p6/kernel_adds_halves": "g", "p6/kernel_uses_the_librarys_exp": "g",
     "p6/kernel_gives_a_lane_eight_keys": "a", "p6/kernel_turns_by_the_first_row": "g"}
 """Mutants of kernels that the interpreter shows, and in which plan."""
-WHOLE = {"p6/kernel_takes_the_token_for_its_row": "with fewer tokens it writes outside of its slot"}
+UNSHRINKABLE = {
+    "p6/kernel_takes_the_token_for_its_row": "with fewer tokens it writes outside of its slot"
+}
 """Mutants that are not shrunk, and why: a smaller case may end the process."""
 
-SAME = "the bits are the same"
+SAME_BITS = "the bits are the same"
 PADS = "a row without tokens is refused before any op runs"
 VALUES = "it takes NaN, infinity, -0 or a denormal in a row, which no plan has"
 NARROW = "only a cache of 16 bits shows it"
 GRAPHS = "it changes when graphs are made"
-UNSEEN = {
+UNSEEN_MUTANTS = {
     "p3/groups_in_one_order": "K is too short in nano",
-    "p3/long_rows_cut_by_width": "K is too short in nano", "p3/oracle_projects": SAME,
+    "p3/long_rows_cut_by_width": "K is too short in nano", "p3/oracle_projects": SAME_BITS,
     **dict.fromkeys(("p3/out_as_if_packed", "p3/x_as_if_packed", "p3/out_by_the_stride_of_x",
                      "p3/padding_times_zero"), "rows of a step stand side by side"),
     **dict.fromkeys(("p4/steps_looped_one_row_at_a_time", "p4/steps_looped_one_token_at_a_time",
-                     "p4/head_at_every_token"), SAME),
+                     "p4/head_at_every_token"), SAME_BITS),
     "p4/library_functions_in_kernels": "the functions are tried alone, not in a step",
     "p4/padding_read_into_the_sum": "nothing stands behind the rows of a step",
     **dict.fromkeys(("p5/pads_work_on_their_slot", "p5/pads_work_on_the_last_slot",
@@ -177,7 +181,7 @@ UNSEEN = {
     "p5/state_rounded_now_and_then": "it takes a hundred calls",
     **dict.fromkeys(("p5/delta_step_kernel_rereads_for_each_token",
                      "p5/kernel_launched_for_each_row", "p6/kernel_loads_a_key_too_many",
-                     "p6/kernel_reads_keys_by_query_head"), SAME),
+                     "p6/kernel_reads_keys_by_query_head"), SAME_BITS),
     "p5/gates_kernel_of_one_block": "nano has fewer gates than a block",
     "p5/gates_kernel_without_strides": "tokens of a step stand side by side",
     **dict.fromkeys(("p4/gate_and_up_by_one_stride", "p5/delta_step_kernel_has_one_stride",
@@ -201,7 +205,7 @@ UNSEEN = {
     "p8/padding_advances": "it moves on in a slot that no row reads"}
 """Mutants that nothing over nano shows, and why; a thorough run tries them all the same."""
 
-CRASHES = {"p3/whole_tiles_stored": "it stores past the end of a step's output",
+CRASHING_MUTANTS = {"p3/whole_tiles_stored": "it stores past the end of a step's output",
            "p3/weights_written": "weights of a file cannot be written",
            "p4/cap_of_another_device": "the launch fails above eight rows",
            "p8/key_with_the_first_rows_length": "the other row is past the room that a graph has"}
@@ -222,14 +226,14 @@ NOT_RUN = {
 """Mutants that are not tried in a step, and why."""
 
 # slot 3, row 0, has three tokens in step 0, and layer 1 is nano's attention
-TOGETHER: dict[str, Shown] = {
+FUSED_NORM_MUTANTS: dict[str, ExpectedLocation] = {
     "p6/cuda_norm_takes_the_queries_weight": ("a", "norm.k", 1, 0, 3),
     "p6/cuda_norm_adds_distant_lanes_first": ("a", "norm.k", 1, 0, 3),
     "p6/cuda_rotation_contracted": ("a", "rotate.q", 1, 0, 3),
     "p6/cuda_turns_by_the_first_position": ("a", "rotate.q", 1, 0, 3),
     "p6/cuda_heads_taken_side_by_side": ("a", "norm.q", 1, 0, 3)}
 """Mutants of the kernel that norms and turns, which no op beside it can be set against."""
-EMULATED = {
+EMULATED_MUTANTS = {
     **dict.fromkeys((f"p5/cuda_{name}" for name in (
         "follows_the_first_pointer", "shares_heads_side_by_side", "pairs_distant_lanes_first",
         "scales_the_norm", "saves_one_key_late", "stops_after_a_tile", "window_backwards",
@@ -238,14 +242,14 @@ EMULATED = {
     "p5/cuda_spans_begin_with_zeros": "d", "p5/cuda_saves_the_first_span": "d",
     "p5/cuda_gates_contracted": "b",
     "p6/cuda_sum_contracted": "a", "p6/cuda_reads_the_cache_alone": "a",
-    **{name: shown[0] for name, shown in TOGETHER.items()}}
+    **{name: shown[0] for name, shown in FUSED_NORM_MUTANTS.items()}}
 """Mutants of kernels for a device that show where it is emulated, and in which plan."""
 
-FAR, INTEGERS = "it takes tensors of gigabytes", "nano's attn_output takes no integers"
+TOO_LARGE, INTEGERS = "it takes tensors of gigabytes", "nano's attn_output takes no integers"
 ON_A_DEVICE = {
     **dict.fromkeys(("p3/offsets_lose_their_high_bits", "p4/argmax_offset_of_32_bits",
-                     "p5/slot_offset_of_32_bits", "p6/offset_of_31_bits"), FAR),
-    "p3/a_launch_a_row_on_a_device": SAME,
+                     "p5/slot_offset_of_32_bits", "p6/offset_of_31_bits"), TOO_LARGE),
+    "p3/a_launch_a_row_on_a_device": SAME_BITS,
     "p3/read_on_another_stream": "it depends on when another stream is run",
     "p3/chunks_share_their_integers": "a path takes one matrix at a time of a product of its kind",
     "p5/cuda_works_on_pads": PADS, "p5/cuda_begins_sums_with_a_key": VALUES,
@@ -254,18 +258,33 @@ ON_A_DEVICE = {
                      "p6/cuda_counts_integers_from_a_launchs_first_token"), INTEGERS)}
 """Mutants of kernels for a device that no step over nano shows there, and why."""
 
-EVENTLESS = {
+EVENTLESS_MUTANTS = {
     "p2/replies_are_kept": "what is kept in memory is never told",
     "p2/template_is_tried_again": "the refusal is the same, for the same reason, made twice",
     **dict.fromkeys(("p7/keeps_what_is_evicted", "p7/keeps_one_large_copy"),
                     "the store holds more memory than it tells, and gives the same bits")}
 """Mutants of serving stacks that show in no event, and why."""
-RACING = dict.fromkeys(("p0/delivers_to_the_last_caller", "p0/releases_on_the_callers_thread",
+RACY_MUTANTS = dict.fromkeys(("p0/delivers_to_the_last_caller", "p0/releases_on_the_callers_thread",
                         "p0/forgets_who_came_while_busy"),
                        "it takes threads whose events come in another order each time")
 """Mutants whose cases cannot be run twice alike, and why."""
-HEAVY = ("a_full_queue", "bad_requests", "batches_form", "chats_follow", "checkpoints_are",
-         "disconnects_free", "engine_errors", "failures_cost", "handlers_never", "hostile_temp",
-         "kv_without", "replies_tell", "reuse_told", "shutdown_drains", "store_equals",
-         "turns_of_chats", "warm_equals")
+SLOW_FALSIFIERS = (
+    "a_full_queue",
+    "bad_requests",
+    "batches_form",
+    "chats_follow",
+    "checkpoints_are",
+    "disconnects_free",
+    "engine_errors",
+    "failures_cost",
+    "handlers_never",
+    "hostile_temp",
+    "kv_without",
+    "replies_tell",
+    "reuse_told",
+    "shutdown_drains",
+    "store_equals",
+    "turns_of_chats",
+    "warm_equals",
+)
 """Falsifiers of P2 and P7, by their first words, whose cases take a second or wait for several."""

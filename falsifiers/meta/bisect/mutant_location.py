@@ -13,15 +13,15 @@ from typing import Any
 
 from torch import Tensor
 
-from falsifiers.bisect.paired_runs import Batched, Setup, Step
+from falsifiers.bisect.paired_runs import BatchRun, Setup, Step
 from falsifiers.judging.judge import as_bits
 
-INSIDE = ("project_all", "add_norm", "norm_rotate")
+FUSED_OPS = ("project_all", "add_norm", "norm_rotate")
 """Ops that are given others, which are the ones to look at."""
 
 
 @dataclass(frozen=True)
-class Planted:
+class MutantLocation:
     """The first call of a wrong op that gives something else than the right one."""
 
     op: str
@@ -32,47 +32,52 @@ class Planted:
     """Slots whose rows or state differ after the call."""
 
 
-def changed(path: Any, right: Any) -> set[str]:
+def changed_ops(path: Any, right: Any) -> set[str]:
     """Return the ops of a path that are not the right one's."""
     return {f.name for f in fields(path)
             if f.name not in ("name", "step_rows", "greedy_rows")
             and getattr(path, f.name) is not getattr(right, f.name)}
 
 
-def planted(setup: Setup, steps: Sequence[Step], m: int) -> Planted | None:
+def locate_mutant(setup: Setup, steps: Sequence[Step], m: int) -> MutantLocation | None:
     """Run the batch with every wrong op beside its right one; return where the first differs."""
-    return _Beside(setup).run(steps, m)
+    return _SideBySide(setup).run(steps, m)
 
 
-class _Beside:
+class _SideBySide:
     def __init__(self, setup: Setup) -> None:
         self.setup, self.path = setup, setup.path()
         self.pending: tuple[str, frozenset[int]] | None = None
-        self.found: Planted | None = None
+        self.found: MutantLocation | None = None
         self.number, self.step = 0, Step((), (), (), (), ())
 
-    def run(self, steps: Sequence[Step], m: int) -> Planted | None:
-        own = {name: self._beside(name, getattr(self.path, name), getattr(self.setup.right, name))
-               for name in changed(self.path, self.setup.right) if name not in INSIDE}
-        lane = Batched(self.setup, replace(self.path, **own), steps, m)
+    def run(self, steps: Sequence[Step], m: int) -> MutantLocation | None:
+        own = {
+            name: self._run_both(
+                name, getattr(self.path, name), getattr(self.setup.trusted_path, name)
+            )
+            for name in changed_ops(self.path, self.setup.trusted_path)
+            if name not in FUSED_OPS
+        }
+        lane = BatchRun(self.setup, replace(self.path, **own), steps, m)
         for self.number, self.step in enumerate(steps):
             lane.join(self.step)
-            lane.advance(self.step, self._told)
+            lane.advance(self.step, self._on_report)
             if self.found is not None:
                 return self.found
         return None
 
-    def _told(self, op: str, slot: int, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def _on_report(self, op: str, slot: int, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Take the first report behind a call that differed: its layer is the call's."""
         if self.pending is not None and self.found is None:
             head = op.split(".")[0]
-            self.found = Planted(self.pending[0], int(head) if head.isdigit() else None,
+            self.found = MutantLocation(self.pending[0], int(head) if head.isdigit() else None,
                                  self.number, self.pending[1])
 
-    def _beside(self, name: str, wrong: Callable[..., None],
+    def _run_both(self, name: str, wrong: Callable[..., None],
                 right: Callable[..., None]) -> Callable[..., None]:
         def run(*args: Any, **options: Any) -> None:
-            held = [x for arg in args if (x := _memory(arg)) is not None]
+            held = [x for arg in args if (x := _operand_tensor(arg)) is not None]
             before = [x.clone() for x in held]
             right(*args, **options)
             want = [x.clone() for x in held]
@@ -81,14 +86,14 @@ class _Beside:
             wrong(*args, **options)
             if self.pending is None and self.found is None:
                 slots = frozenset(slot for arg, good in zip(
-                    [arg for arg in args if _memory(arg) is not None], want, strict=True)
-                    for slot in self._slots(arg, good))
+                    [arg for arg in args if _operand_tensor(arg) is not None], want, strict=True)
+                    for slot in self._differing_slots(arg, good))
                 self.pending = (name, slots) if slots else None
 
         return run
 
-    def _slots(self, arg: Any, want: Tensor) -> list[int]:
-        got = _memory(arg)
+    def _differing_slots(self, arg: Any, want: Tensor) -> list[int]:
+        got = _operand_tensor(arg)
         assert got is not None
         bad = (as_bits(got) != as_bits(want)).reshape(len(got), -1).any(1)
         if not isinstance(arg, Tensor):  # a pool's state, slot after slot
@@ -101,7 +106,7 @@ class _Beside:
         return [owner[int(i)] for i in bad.nonzero().flatten() if len(owner) == len(got)]
 
 
-def _memory(arg: Any) -> Tensor | None:
+def _operand_tensor(arg: Any) -> Tensor | None:
     """Return the tensor that an operand is, or the whole state that it points into."""
     if isinstance(arg, Tensor):
         return arg

@@ -13,7 +13,7 @@ from falsifiers.bisect.paired_runs import plan
 from falsifiers.bisect.search import Bisection
 from falsifiers.gate.candidates import load
 from falsifiers.judging.errors import SuiteError
-from phases.candidate_path import with_product
+from phases.candidate_path import path_with_product
 
 PRODUCT = """\
 import torch
@@ -37,7 +37,7 @@ def written(folder: Path, wrong: str = "", more: str = "") -> str:
 
 
 def bisected(spec: str, phase: str = "4") -> Report:
-    setup = rowtwin.bisect_setup("nano", phase, spec, "auto", "cpu")
+    setup = rowtwin.build_bisect_setup("nano", phase, spec, "auto", "cpu")
     return Bisection(setup, plan(2, 1, 2, setup.model.config.vocab, 0), 2).run()
 
 
@@ -60,7 +60,7 @@ def test_path_of_one_row_at_a_time_is_refused(tmp_path: Path, phase: str) -> Non
 
 def test_product_takes_its_own_dtype_and_every_width(tmp_path: Path) -> None:
     candidate = load(written(tmp_path, more="io_dtype = torch.bfloat16"))
-    path = with_product(rowtwin.assemble("p4", None).path, candidate)
+    path = path_with_product(rowtwin.assemble("p4", None).path, candidate)
     model = rowtwin.load_model("nano")
     weight = next(iter(model.weights.matrices()))
     x = torch.arange(70 * weight.k, dtype=torch.float32).reshape(70, -1) % 7 - 3

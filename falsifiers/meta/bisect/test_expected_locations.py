@@ -14,36 +14,44 @@ import pytest
 
 import rowtwin
 from engine.emulate.emulator import emulated
-from falsifiers.bisect.divergence import Place, parted
-from falsifiers.bisect.paired_runs import IDLE, Setup, Step, plan
-from falsifiers.bisect.scenario import Scene
-from falsifiers.bisect.search import Bisection, Reference, suspects
+from falsifiers.bisect.divergence import Location, split_op_id
+from falsifiers.bisect.paired_runs import IDLE_SLOTS, Setup, Step, plan
+from falsifiers.bisect.scenario import Scenario
+from falsifiers.bisect.search import Bisection, SoloReference, suspect_ops
 from falsifiers.bisect.shrink import Shrinker
 from falsifiers.gate.pytest_plugin import THOROUGH
 from falsifiers.judging.errors import SuiteError
 from falsifiers.meta.bisect.expected_locations import (
-    CRASHES,
-    EMULATED,
-    GREEDY,
-    KERNELS,
+    CRASHING_MUTANTS,
+    EMULATED_MUTANTS,
+    FUSED_NORM_MUTANTS,
+    GREEDY_MUTANTS,
+    KERNEL_MUTANTS,
     NOT_RUN,
     ON_A_DEVICE,
     PLANS,
-    STEPS,
-    TOGETHER,
-    UNSEEN,
-    WHOLE,
-    WIDER,
+    STEP_MUTANTS,
+    UNSEEN_MUTANTS,
+    UNSHRINKABLE,
+    WIDER_PLANS,
 )
-from falsifiers.meta.bisect.mutant_location import planted
+from falsifiers.meta.bisect.mutant_location import locate_mutant
 
 PHASES = ("p1", "p3", "p4", "p5", "p6", "p8")
 VOCAB, LAYERS = 509, 2
 QUICK, BEHIND, SHRUNK = 12, 4, 1
 """Mutants of a quick run, those among greedy runs, and how many of each it shrinks."""
-NAMED = {phase: rowtwin.contract_of(phase).mutants for phase in PHASES}
-ELSEWHERE = {*CRASHES, *EMULATED, *GREEDY, *KERNELS, *NOT_RUN, *ON_A_DEVICE, *UNSEEN}
-DECLARED = STEPS | GREEDY | TOGETHER
+NAMED = {phase: rowtwin.phase_contract(phase).mutants for phase in PHASES}
+ELSEWHERE = {
+    *CRASHING_MUTANTS,
+    *EMULATED_MUTANTS,
+    *GREEDY_MUTANTS,
+    *KERNEL_MUTANTS,
+    *NOT_RUN,
+    *ON_A_DEVICE,
+    *UNSEEN_MUTANTS,
+}
+DECLARED = STEP_MUTANTS | GREEDY_MUTANTS | FUSED_NORM_MUTANTS
 LOCATED = [f"{phase}/{name}" for phase in PHASES for name in NAMED[phase]
            if f"{phase}/{name}" not in ELSEWHERE]
 
@@ -56,16 +64,22 @@ def drawn(names: list[str], count: int) -> list[str]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Take every mutant in a thorough run, and a drawn dozen in a quick one."""
     thorough = metafunc.config.getoption(THOROUGH)
-    few, runs = drawn(LOCATED, QUICK), drawn(list(GREEDY), BEHIND)
-    kernels = [name for name in KERNELS if name not in WHOLE]
-    there = [pytest.param(name, marks=pytest.mark.emulated) for name in EMULATED]
-    for fixture, names in (("located", LOCATED if thorough else few),
-                           ("behind", GREEDY if thorough else runs),
-                           ("shrunk", [*LOCATED, *GREEDY, *kernels, *there] if thorough else
-                            [*few[:SHRUNK], *runs[:SHRUNK]]),
-                           ("kernel", KERNELS if thorough else drawn(list(KERNELS), 1)),
-                           ("there", EMULATED if thorough else drawn(list(EMULATED), 1)),
-                           ("unseen", UNSEEN if thorough else drawn(list(UNSEEN), 1))):
+    few, runs = drawn(LOCATED, QUICK), drawn(list(GREEDY_MUTANTS), BEHIND)
+    kernels = [name for name in KERNEL_MUTANTS if name not in UNSHRINKABLE]
+    there = [pytest.param(name, marks=pytest.mark.emulated) for name in EMULATED_MUTANTS]
+    for fixture, names in (
+        ("located", LOCATED if thorough else few),
+        ("behind", GREEDY_MUTANTS if thorough else runs),
+        (
+            "shrunk",
+            [*LOCATED, *GREEDY_MUTANTS, *kernels, *there]
+            if thorough
+            else [*few[:SHRUNK], *runs[:SHRUNK]],
+        ),
+        ("kernel", KERNEL_MUTANTS if thorough else drawn(list(KERNEL_MUTANTS), 1)),
+        ("there", EMULATED_MUTANTS if thorough else drawn(list(EMULATED_MUTANTS), 1)),
+        ("unseen", UNSEEN_MUTANTS if thorough else drawn(list(UNSEEN_MUTANTS), 1)),
+    ):
         if fixture in metafunc.fixturenames:
             metafunc.parametrize(fixture, list(names))
 
@@ -77,29 +91,29 @@ def steps_of(letter: str) -> tuple[list[Step], int]:
 
 
 @cache
-def oracle(letter: str) -> Reference:
+def oracle(letter: str) -> SoloReference:
     """Return the oracle's rows of a plan, run once for all mutants."""
-    setup = rowtwin.bisect_setup("nano", "p1", None, "oracle", "cpu")
-    return Reference(setup, None, steps_of(letter)[0], greedy=True)
+    setup = rowtwin.build_bisect_setup("nano", "p1", None, "oracle", "cpu")
+    return SoloReference(setup, None, steps_of(letter)[0], greedy=True)
 
 
 def setup_of(name: str, layers: tuple[int, ...] | None = None, device: str = "") -> Setup:
     phase, mutant = name.split("/")
-    device = device or ("interpret" if name in KERNELS else
-                        "emulate" if name in EMULATED else "cpu")
-    return rowtwin.bisect_setup("nano", phase, None, "oracle", device, layers, mutant)
+    device = device or ("interpret" if name in KERNEL_MUTANTS else
+                        "emulate" if name in EMULATED_MUTANTS else "cpu")
+    return rowtwin.build_bisect_setup("nano", phase, None, "oracle", device, layers, mutant)
 
 
-def held(name: str, place: Place | None, setup: Setup, letter: str) -> None:
+def held(name: str, place: Location | None, setup: Setup, letter: str) -> None:
     """Hold a place to where the mutant is declared to be, or its op was seen to differ."""
     assert place is not None, f"{name} is not seen"
-    layer, op = parted(place.op)
+    layer, op = split_op_id(place.op)
     if name in DECLARED:
         assert (op, layer, place.step, place.slot) == DECLARED[name][1:]
         return
-    found = planted(setup, *steps_of(letter))
+    found = locate_mutant(setup, *steps_of(letter))
     assert found is not None
-    assert found.op in suspects(place.op)
+    assert found.op in suspect_ops(place.op)
     assert (layer, place.step) == (found.layer, found.step)
     assert place.slot in found.slots
 
@@ -107,19 +121,33 @@ def held(name: str, place: Place | None, setup: Setup, letter: str) -> None:
 def letter_of(name: str) -> str:
     if name in DECLARED:
         return DECLARED[name][0]
-    return (WIDER | KERNELS | EMULATED).get(name, "a")
+    return (WIDER_PLANS | KERNEL_MUTANTS | EMULATED_MUTANTS).get(name, "a")
 
 
 def test_every_mutant_is_located_or_told_why_not() -> None:
     every = {f"{phase}/{name}" for phase in PHASES for name in NAMED[phase]}
-    lists = [set(one) for one in (STEPS, GREEDY, CRASHES, EMULATED, KERNELS, NOT_RUN, ON_A_DEVICE,
-                                  UNSEEN)]
-    assert set().union(*lists, WIDER, WHOLE) <= every
+    lists = [
+        set(one)
+        for one in (
+            STEP_MUTANTS,
+            GREEDY_MUTANTS,
+            CRASHING_MUTANTS,
+            EMULATED_MUTANTS,
+            KERNEL_MUTANTS,
+            NOT_RUN,
+            ON_A_DEVICE,
+            UNSEEN_MUTANTS,
+        )
+    ]
+    assert set().union(*lists, WIDER_PLANS, UNSHRINKABLE) <= every
     assert sum(map(len, lists)) == len(set().union(*lists)), "a mutant stands in two lists"
-    assert {f"{phase}/{one.name}" for phase in PHASES for one in rowtwin.bank(phase).mutants
-            if one.device == "cuda"} == {*EMULATED, *ON_A_DEVICE}
-    assert all(len(why) > 10 for some in (UNSEEN, CRASHES, NOT_RUN, ON_A_DEVICE, WHOLE)
-               for why in some.values())
+    assert {f"{phase}/{one.name}" for phase in PHASES for one in rowtwin.phase_bank(phase).mutants
+            if one.device == "cuda"} == {*EMULATED_MUTANTS, *ON_A_DEVICE}
+    assert all(
+        len(why) > 10
+        for some in (UNSEEN_MUTANTS, CRASHING_MUTANTS, NOT_RUN, ON_A_DEVICE, UNSHRINKABLE)
+        for why in some.values()
+    )
 
 
 def test_bisection_names_op_layer_step_and_slot(located: str) -> None:
@@ -139,15 +167,15 @@ def test_place_behind_a_step_is_seen_in_greedy_runs_alone(behind: str) -> None:
 
 
 def test_shrunk_case_still_fails_alone(shrunk: str) -> None:
-    letter, greedy = letter_of(shrunk), shrunk in GREEDY
+    letter, greedy = letter_of(shrunk), shrunk in GREEDY_MUTANTS
     steps, m = steps_of(letter)
     report = Bisection(setup_of(shrunk), steps, m, oracle(letter), greedy).run()
     found = Shrinker(lambda layers: setup_of(shrunk, layers)).run(
-        Scene.of(steps, LAYERS, m + IDLE), report)
-    again = Bisection(setup_of(shrunk, found.scene.layers), found.scene.planned(),
-                      found.scene.slots - IDLE, greedy=greedy)
+        Scenario.from_steps(steps, LAYERS, m + IDLE_SLOTS), report)
+    again = Bisection(setup_of(shrunk, found.scene.layers), found.scene.to_steps(),
+                      found.scene.slots - IDLE_SLOTS, greedy=greedy)
     assert again.run().place is not None
-    assert found.scene.size <= Scene.of(steps, LAYERS, m + IDLE).size
+    assert found.scene.size <= Scenario.from_steps(steps, LAYERS, m + IDLE_SLOTS).size
 
 
 def test_kernel_is_located_under_the_interpreter(kernel: str) -> None:
@@ -168,7 +196,7 @@ def test_kernel_for_a_device_is_located_where_it_is_emulated(there: str) -> None
 @pytest.mark.emulated
 def test_path_for_a_device_agrees_with_the_oracle_where_it_is_emulated() -> None:
     steps, m = steps_of("g")
-    setup = rowtwin.bisect_setup("nano", "p6", None, "oracle", "emulate")
+    setup = rowtwin.build_bisect_setup("nano", "p6", None, "oracle", "emulate")
     report = Bisection(setup, steps, m, oracle("g")).run()
     assert (report.place, report.not_compared, report.steps) == (None, [], 1)
 
@@ -182,7 +210,7 @@ def test_mutant_that_is_not_seen_changes_no_value(unseen: str) -> None:
         assert Bisection(setup, steps, m, oracle(letter), not kernel).run().place is None
 
 
-@pytest.mark.parametrize("name", CRASHES)
+@pytest.mark.parametrize("name", CRASHING_MUTANTS)
 def test_mutant_that_crashes_is_told(name: str) -> None:
     with pytest.raises(SuiteError, match="ended in"):
-        Bisection(setup_of(name), *steps_of(WIDER.get(name, "b"))).run()
+        Bisection(setup_of(name), *steps_of(WIDER_PLANS.get(name, "b"))).run()

@@ -12,11 +12,17 @@ import pytest
 import torch
 
 import rowtwin
-from falsifiers.bisect.cli import lines
+from falsifiers.bisect.cli import format_report
 from falsifiers.bisect.divergence import Report
-from falsifiers.bisect.greedy_checks import BEHIND, RUN, Behind, due, in_few_values
-from falsifiers.bisect.paired_runs import TAIL, Alone, Batched, Setup, plan, states_of
-from falsifiers.bisect.search import Bisection, Reference
+from falsifiers.bisect.greedy_checks import (
+    GUARD_VALUES,
+    MAX_RUN_TOKENS,
+    GreedyCheck,
+    expected_choices,
+    make_tied_logits,
+)
+from falsifiers.bisect.paired_runs import TAIL_ROWS, BatchRun, Setup, SoloRun, digest_states, plan
+from falsifiers.bisect.search import Bisection, SoloReference
 from falsifiers.judging.errors import SuiteError
 from falsifiers.meta.console.command import Main, main_of
 
@@ -25,17 +31,17 @@ STEPS = plan(M, 3, 3, VOCAB)
 
 
 def setup_of(phase: str, mutant: str | None = None, against: str = "oracle") -> Setup:
-    return rowtwin.bisect_setup("nano", phase, None, against, "cpu", None, mutant)
+    return rowtwin.build_bisect_setup("nano", phase, None, against, "cpu", None, mutant)
 
 
 @cache
-def oracle() -> Reference:
+def oracle() -> SoloReference:
     """Return the oracle's rows, run once for all tests."""
-    return Reference(setup_of("p1"), None, STEPS, greedy=True)
+    return SoloReference(setup_of("p1"), None, STEPS, greedy=True)
 
 
 def found(setup: Setup, greedy: bool = True) -> Report:
-    return Bisection(setup, STEPS, M, None if setup.alone else oracle(), greedy).run()
+    return Bisection(setup, STEPS, M, None if setup.solo_path else oracle(), greedy).run()
 
 
 def over(phase: str, greedy_rows: Callable[..., Any]) -> Setup:
@@ -55,31 +61,34 @@ def test_right_path_goes_on_as_its_rows_do_alone(phase: str, against: str) -> No
 
 def test_logits_in_few_values_tie_and_have_zeros_of_both_signs() -> None:
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0))
-    few = in_few_values(logits)
+    few = make_tied_logits(logits)
     assert few.shape == logits.shape
-    assert few.stride() == (VOCAB + BEHIND, 1)
+    assert few.stride() == (VOCAB + GUARD_VALUES, 1)
     assert bool((few <= 0).all())
     for row, own in zip(few, logits, strict=True):
         tied = (row == 0).nonzero().flatten()
         assert len(tied) > VOCAB // 4
         assert {bool(x) for x in torch.signbit(row[tied])} == {True, False}
         assert int(tied[0]) != int(own.argmax()), "the first of them would be the largest anyway"
-        assert torch.equal(in_few_values(own[None])[0], row)
-    assert bool(few.as_strided((2, BEHIND), few.stride(), VOCAB).isinf().all())
+        assert torch.equal(make_tied_logits(own[None])[0], row)
+    assert bool(few.as_strided((2, GUARD_VALUES), few.stride(), VOCAB).isinf().all())
 
 
 def test_state_is_as_it_was_behind_a_step() -> None:
     setup = setup_of("p8", "lengths_do_not_advance")
-    lane, alone = Batched(setup, setup.path(), STEPS, M), Alone(setup, None, STEPS)
+    lane, alone = BatchRun(setup, setup.path(), STEPS, M), SoloRun(setup, None, STEPS)
     for one in (lane, alone):
         one.join(STEPS[0])
     logits = lane.advance(STEPS[0], None)
-    rows = due(alone, STEPS[0], alone.advance(STEPS[0], None))
-    before, apart = states_of(lane, lane.slots), states_of(alone, STEPS[0].slots)
-    assert list(Behind(lane, 0, STEPS[0], logits, rows).wrong()), "nothing was run"
-    assert (states_of(lane, lane.slots), states_of(alone, STEPS[0].slots)) == (before, apart)
-    assert due(alone, STEPS[0], logits) == rows
-    assert RUN < TAIL
+    rows = expected_choices(alone, STEPS[0], alone.advance(STEPS[0], None))
+    before, apart = digest_states(lane, lane.slots), digest_states(alone, STEPS[0].slots)
+    assert list(GreedyCheck(lane, 0, STEPS[0], logits, rows).find_divergences()), "nothing was run"
+    assert (digest_states(lane, lane.slots), digest_states(alone, STEPS[0].slots)) == (
+        before,
+        apart,
+    )
+    assert expected_choices(alone, STEPS[0], logits) == rows
+    assert MAX_RUN_TOKENS < TAIL_ROWS
 
 
 def test_run_that_ends_in_an_error_has_a_place() -> None:
@@ -134,7 +143,7 @@ def test_overwritten_logits_are_shown_with_what_they_were() -> None:
     assert report.row == STEPS[0].slots.index(report.place.slot)
     assert report.values is not None
     assert report.values.got != report.values.want
-    told = "\n".join(lines(report))
+    told = "\n".join(format_report(report))
     assert "logits of step 0, handed out for the row, are overwritten during step 2" in told
     assert told.endswith("swapping back step_rows heals the run")
 

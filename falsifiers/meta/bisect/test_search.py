@@ -15,9 +15,9 @@ import torch
 
 import rowtwin
 from engine.path import Rows
-from falsifiers.bisect.divergence import AROUND, Report, compared
-from falsifiers.bisect.paired_runs import IDLE, Setup, Step, plan
-from falsifiers.bisect.search import Bisection, Reference, suspects
+from falsifiers.bisect.divergence import CONTEXT_VALUES, Report, diff_values
+from falsifiers.bisect.paired_runs import IDLE_SLOTS, Setup, Step, plan
+from falsifiers.bisect.search import Bisection, SoloReference, suspect_ops
 from falsifiers.meta.console.command import Main, main_of
 
 VOCAB = 509
@@ -53,14 +53,14 @@ def found(phase: str, path: Callable[[], Any], steps: list[Step] = STEPS,
 
 
 @cache
-def oracle(steps: int) -> Reference:
+def oracle(steps: int) -> SoloReference:
     model = rowtwin.load_model("nano")
     setup = Setup("", "the oracle", model, lambda: None, None, model, None, Rows)
-    return Reference(setup, None, STEPS if steps == len(STEPS) else LONG)
+    return SoloReference(setup, None, STEPS if steps == len(STEPS) else LONG)
 
 
 def mutant(phase: str, name: str) -> Callable[[], Any]:
-    wrong = next(one for one in rowtwin.bank(phase).mutants if one.name == name)
+    wrong = next(one for one in rowtwin.phase_bank(phase).mutants if one.name == name)
     return lambda: wrong.build(rowtwin.assemble(phase, None)).path
 
 
@@ -82,7 +82,7 @@ def test_fault_is_found_where_it_was_planted(phase: str, name: str, kind: str, o
     assert report.values is not None
     assert report.values.got != report.values.want
     if healed != ("step_rows",):
-        assert set(suspects(op)) & changed(phase, name)
+        assert set(suspect_ops(op)) & changed(phase, name)
 
 
 @pytest.mark.parametrize("phase", ["p1", "p4", "p6"])
@@ -160,7 +160,7 @@ def test_plan_feeds_every_sequence_without_a_gap(m: int) -> None:
         assert len(set(step.slots)) == len(step.slots) == len(step.counts)
         assert sum(step.counts) == len(step.tokens)
         for slot, position, tokens in step.spans():
-            assert 0 <= slot < m + IDLE
+            assert 0 <= slot < m + IDLE_SLOTS
             assert position == held[slot]
             held[slot] += len(tokens)
     assert plan(m, 7, 9, VOCAB) == plan(m, 7, 9, VOCAB)
@@ -170,13 +170,18 @@ def test_first_element_is_shown_with_its_neighbours() -> None:
     want = torch.arange(12.0).view(3, 4)
     got = want.clone()
     got[1, 3], got[2, 2] = 7.0000005, math.nan
-    values, _ = compared(got, want)
+    values, _ = diff_values(got, want)
     assert values is not None
     assert (values.element, values.ulps, values.differing, values.of) == ([1, 3], 1, 2, 12)
-    assert (values.first_shown, values.want_around) == (7 - AROUND, [5.0, 6.0, 7.0, 8.0, 9.0])
-    assert compared(want, want) == (None, "run again from the start it did not repeat: something "
-                                    "is kept between runs")
-    assert compared(got, want[:2])[0] is None
+    assert (values.first_shown, values.want_around) == (
+        7 - CONTEXT_VALUES,
+        [5.0, 6.0, 7.0, 8.0, 9.0],
+    )
+    assert diff_values(want, want) == (
+        None,
+        "run again from the start it did not repeat: something is kept between runs",
+    )
+    assert diff_values(got, want[:2])[0] is None
 
 
 @pytest.fixture

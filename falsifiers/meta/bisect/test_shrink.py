@@ -14,58 +14,63 @@ from hypothesis import strategies as st
 
 import rowtwin
 from falsifiers.bisect import repro_script, shrink
-from falsifiers.bisect.paired_runs import IDLE, Setup, plan
-from falsifiers.bisect.repro_script import TEST, Asked
-from falsifiers.bisect.scenario import Scene
+from falsifiers.bisect.paired_runs import IDLE_SLOTS, Setup, plan
+from falsifiers.bisect.repro_script import TEST_NAME, BisectRequest
+from falsifiers.bisect.scenario import Scenario
 from falsifiers.bisect.search import Bisection
-from falsifiers.bisect.shrink import Shrinker, Shrunk, least
+from falsifiers.bisect.shrink import Shrinker, ShrinkResult, ddmin
 from falsifiers.gate import runner
 from falsifiers.judging.errors import SuiteError
 from falsifiers.meta.console.command import Main, main_of
 
 VOCAB, LAYERS = 509, 2
-CONTRACTS = {phase: rowtwin.contract_of(phase) for phase in ("p0", "p4")}
+CONTRACTS = {phase: rowtwin.phase_contract(phase) for phase in ("p0", "p4")}
 """Those that the commands below ask for; to read all takes a second."""
 
 
 @pytest.mark.parametrize("m", [1, 3])
 def test_scene_is_the_steps_it_was_made_of(m: int) -> None:
     steps = plan(m, 6, 9, VOCAB)
-    scene = Scene.of(steps, LAYERS, m + IDLE)
-    assert scene.planned() == steps
+    scene = Scenario.from_steps(steps, LAYERS, m + IDLE_SLOTS)
+    assert scene.to_steps() == steps
     assert scene.m == m
-    assert scene.with_steps(range(6)) == scene.keeping(scene.feeds()) == scene
+    assert scene.with_steps(range(6)) == scene.with_feeds(scene.feed_positions()) == scene
 
 
 @given(st.integers(1, 4), st.integers(1, 6), st.data())
 def test_every_part_of_a_scene_can_be_run(m: int, steps: int, data: st.DataObject) -> None:
-    scene = Scene.of(plan(m, steps, 4, VOCAB), LAYERS, m + IDLE)
-    kept = data.draw(st.lists(st.sampled_from(scene.feeds()), min_size=1, unique=True))
-    for one in (scene.keeping(kept), scene.keeping(kept).renumbered().in_slot_order().trimmed()):
+    scene = Scenario.from_steps(plan(m, steps, 4, VOCAB), LAYERS, m + IDLE_SLOTS)
+    kept = data.draw(st.lists(st.sampled_from(scene.feed_positions()), min_size=1, unique=True))
+    for one in (
+        scene.with_feeds(kept),
+        scene.with_feeds(kept).renumber_slots().sort_rows_by_slot().drop_unused_tokens(),
+    ):
         held: dict[int, int] = {}
-        for step in one.planned():
+        for step in one.to_steps():
             assert step.slots
             held.update(dict.fromkeys(step.joins, 0))
             for slot, position, tokens in step.spans():
                 assert 0 <= slot < one.slots
                 assert held[slot] == position
                 held[slot] += len(tokens)
-        assert all(smaller.size < one.size for smaller in one.smaller())
+        assert all(smaller.size < one.size for smaller in one.smaller_scenarios())
 
 
 @given(st.sets(st.integers(0, 40), min_size=1), st.integers(41, 60))
 def test_least_keeps_what_is_needed_alone(needed: set[int], count: int) -> None:
-    assert set(least(range(count), lambda kept: needed <= set(kept))) == needed
+    assert set(ddmin(range(count), lambda kept: needed <= set(kept))) == needed
 
 
 def setups(phase: str, name: str) -> Callable[[tuple[int, ...] | None], Setup]:
-    return lambda layers: rowtwin.bisect_setup("nano", phase, None, "oracle", "cpu", layers, name)
+    return lambda layers: rowtwin.build_bisect_setup(
+        "nano", phase, None, "oracle", "cpu", layers, name
+    )
 
 
-def shrunk(phase: str, name: str, m: int, steps: int, prompt: int) -> Shrunk:
+def shrunk(phase: str, name: str, m: int, steps: int, prompt: int) -> ShrinkResult:
     setup = setups(phase, name)
-    scene = Scene.of(plan(m, steps, prompt, VOCAB), LAYERS, m + IDLE)
-    return Shrinker(setup).run(scene, Bisection(setup(None), scene.planned(), m).run())
+    scene = Scenario.from_steps(plan(m, steps, prompt, VOCAB), LAYERS, m + IDLE_SLOTS)
+    return Shrinker(setup).run(scene, Bisection(setup(None), scene.to_steps(), m).run())
 
 
 # what a fault needs: tokens, rows, steps and layers, and the size of what passes beside it
@@ -83,27 +88,27 @@ def test_fault_shrinks_to_what_it_needs(phase: str, name: str, of: tuple[int, in
     assert found.minimal
     assert found.report.place is not None
     again = setups(phase, name)(found.scene.layers)
-    assert Bisection(again, found.scene.planned(), found.scene.slots - IDLE).run().place
+    assert Bisection(again, found.scene.to_steps(), found.scene.slots - IDLE_SLOTS).run().place
     if found.passing is not None:
         again = setups(phase, name)(found.passing.layers)
-        assert Bisection(again, found.passing.planned(),
-                         found.passing.slots - IDLE).run().place is None
+        assert Bisection(again, found.passing.to_steps(),
+                         found.passing.slots - IDLE_SLOTS).run().place is None
 
 
 def test_search_that_is_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = setups("p4", "row_pointer_not_advanced")
-    scene = Scene.of(plan(2, 1, 2, VOCAB), LAYERS, 2 + IDLE)
-    report = Bisection(setup(None), scene.planned(), 2).run()
-    found = Shrinker(setup, most=2).run(scene, report)
+    scene = Scenario.from_steps(plan(2, 1, 2, VOCAB), LAYERS, 2 + IDLE_SLOTS)
+    report = Bisection(setup(None), scene.to_steps(), 2).run()
+    found = Shrinker(setup, max_tries=2).run(scene, report)
     assert (found.tried, found.minimal) == (2, False)
     assert found.report.place is not None
 
 
 def test_nothing_is_shrunk_that_does_not_part_or_repeat() -> None:
     setup = setups("p4", "row_pointer_not_advanced")
-    right = lambda layers: rowtwin.bisect_setup("nano", "p4", None, "oracle", "cpu", layers)  # noqa: E731
-    scene = Scene.of(plan(2, 1, 2, VOCAB), LAYERS, 2 + IDLE)
-    report = Bisection(setup(None), scene.planned(), 2).run()
+    right = lambda layers: rowtwin.build_bisect_setup("nano", "p4", None, "oracle", "cpu", layers)  # noqa: E731
+    scene = Scenario.from_steps(plan(2, 1, 2, VOCAB), LAYERS, 2 + IDLE_SLOTS)
+    report = Bisection(setup(None), scene.to_steps(), 2).run()
     with pytest.raises(SuiteError, match="did not repeat"):
         Shrinker(right).run(scene, report)
     with pytest.raises(SuiteError, match="no divergence to shrink"):
@@ -135,13 +140,13 @@ def test_script_fails_alone_until_the_fault_is_gone(bisect: Main, tmp_path: Path
                           str(file))
     assert code == 1
     assert "no part of it can be spared" in out
-    assert out.endswith(f"run it alone: python {file}\nor: pytest {file}::{TEST}\n")
+    assert out.endswith(f"run it alone: python {file}\nor: pytest {file}::{TEST_NAME}\n")
     text = file.read_text()
     assert text.count("\n") < 60
     made: dict[str, Any] = runpy.run_path(str(file))
     with pytest.raises(AssertionError, match="silu_mul differs in its output"):
-        made[TEST]()
-    (beside,) = [name for name in made if name.startswith("test_") and name != TEST]
+        made[TEST_NAME]()
+    (beside,) = [name for name in made if name.startswith("test_") and name != TEST_NAME]
     made[beside]()
     with pytest.raises(SystemExit, match="silu_mul differs in its output"):
         runpy.run_path(str(file), run_name="__main__")
@@ -152,11 +157,13 @@ def test_script_fails_alone_until_the_fault_is_gone(bisect: Main, tmp_path: Path
 
 def test_script_is_short_however_much_a_case_holds() -> None:
     setup = setups("p4", "row_pointer_not_advanced")
-    scene = Scene.of(plan(2, 1, 2, VOCAB), LAYERS, 2 + IDLE)
-    report = Bisection(setup(None), scene.planned(), 2).run()
-    long = Scene.of(plan(4, 20, 5000, VOCAB), LAYERS, 4 + IDLE)
-    asked = Asked("nano", "p4", None, "oracle", "cpu", "row_pointer_not_advanced")
-    text = repro_script.script(asked, Shrunk(long, report, long, 1, False), Path("x.py"))
+    scene = Scenario.from_steps(plan(2, 1, 2, VOCAB), LAYERS, 2 + IDLE_SLOTS)
+    report = Bisection(setup(None), scene.to_steps(), 2).run()
+    long = Scenario.from_steps(plan(4, 20, 5000, VOCAB), LAYERS, 4 + IDLE_SLOTS)
+    asked = BisectRequest("nano", "p4", None, "oracle", "cpu", "row_pointer_not_advanced")
+    text = repro_script.render_script(
+        asked, ShrinkResult(long, report, long, 1, False), Path("x.py")
+    )
     assert text.count("\n") < 60
     compile(text, "x.py", "exec")
 
@@ -190,4 +197,4 @@ def test_bad_usage_ends_in_one_sentence(bisect: Main, argv: list[str], sentence:
 
 
 def test_most_tries_are_bounded() -> None:
-    assert Shrinker(setups("p4", "silu_of_up")).most == shrink.MOST
+    assert Shrinker(setups("p4", "silu_of_up")).max_tries == shrink.MAX_TRIES

@@ -16,11 +16,11 @@ import torch
 import rowtwin
 from engine.path import Rows
 from falsifiers.bisect import trace_compare, trace_files, trace_names
-from falsifiers.bisect.paired_runs import Alone, Batched, Setup, Step, plan
+from falsifiers.bisect.paired_runs import BatchRun, Setup, SoloRun, Step, plan
 from falsifiers.bisect.search import Bisection
 from falsifiers.bisect.trace import Trace
 from falsifiers.bisect.trace_compare import Bounds, Comparison
-from falsifiers.bisect.trace_names import Names
+from falsifiers.bisect.trace_names import NameMap
 from falsifiers.judging.errors import SuiteError
 from falsifiers.tensor_files.safetensors_file import read, write
 from phases.p5_batched_gdn import mutants as p5
@@ -42,14 +42,16 @@ def setup(phase: str, mutant: str | None = None) -> Setup:
 
 def batched(folder: Path, phase: str, mutant: str | None = None) -> Path:
     one = setup(phase, mutant)
-    trace_files.record(folder, Batched(one, one.path(), STEPS, 3), STEPS, {"engine": one.name})
+    trace_files.record_trace(
+        folder, BatchRun(one, one.path(), STEPS, 3), STEPS, {"engine": one.name}
+    )
     return folder
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("traces") / "alone"
-    trace_files.record(folder, Alone(setup("p1"), None, STEPS), STEPS, {"engine": "alone"})
+    trace_files.record_trace(folder, SoloRun(setup("p1"), None, STEPS), STEPS, {"engine": "alone"})
     return folder
 
 
@@ -59,18 +61,19 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return batched(folder, "p5", "strength_through_bfloat16")
 
 
-def held(got: Path, want: Path, names: Names | None = None,
+def held(got: Path, want: Path, names: NameMap | None = None,
          bounds: Bounds | None = None) -> Comparison:
-    return trace_compare.compare(trace_files.load(got), trace_files.load(want), names or Names(),
-                                 bounds)
+    return trace_compare.compare_traces(
+        trace_files.load_trace(got), trace_files.load_trace(want), names or NameMap(), bounds
+    )
 
 
 def test_right_batch_agrees_with_its_rows_alone(tmp_path: Path, alone: Path) -> None:
     found = held(batched(tmp_path / "a", "p6"), alone)
-    assert found.first is None
+    assert found.first_difference is None
     assert found.report.compared > 400
     assert found.report.not_compared == []
-    assert {cell.word for cell in found.cells.values()} == {"equal"}
+    assert {cell.status for cell in found.cells.values()} == {"equal"}
     assert found.layers == ("embed", "0", "1", "output_norm", "head", "logits")
     page = trace_map.page(found)
     assert "✓ AGREED" in page
@@ -82,30 +85,32 @@ def test_two_traces_part_where_a_bisection_says(tmp_path: Path, alone: Path, wro
                                                 mutant: str) -> None:
     found = held(batched(tmp_path / "wrong", "p6", mutant) if mutant else wrong, alone)
     one = setup("p6", mutant) if mutant else setup("p5", "strength_through_bfloat16")
-    bisected = Bisection(one, STEPS, 3).first(one.path())
-    assert found.first is not None
+    bisected = Bisection(one, STEPS, 3).find_first(one.path())
+    assert found.first_difference is not None
     assert bisected is not None
     place = bisected.place
     assert found.report.place == place
     assert found.report.row == STEPS[place.step].slots.index(place.slot)
     first = found.cells[place.step, place.op.partition(".")[0]]
-    assert first.word == "differ"
-    assert found.first in first.differences
+    assert first.status == "differ"
+    assert found.first_difference in first.differences
 
 
 def test_bounds_take_what_is_close_and_show_what_is_not(tmp_path: Path, alone: Path,
                                                         wrong: Path) -> None:
     close = held(wrong, alone, bounds=Bounds(0.9, 0.2))
-    assert close.first is None
-    assert {cell.word for cell in close.cells.values()} == {"equal", "within"}
+    assert close.first_difference is None
+    assert {cell.status for cell in close.cells.values()} == {"equal", "within"}
     strict = held(wrong, alone, bounds=Bounds(1 - 1e-15, 1e-12))
-    assert strict.first is not None
-    assert strict.first.place.op == "0.gates"
+    assert strict.first_difference is not None
+    assert strict.first_difference.place.op == "0.gates"
     zero = shutil.copytree(wrong, tmp_path / "nan")
     for path in zero.glob("*.safetensors"):
         tensors, told = read(path, 1 << 30)
         write(path, {key: torch.full_like(x, torch.nan) for key, x in tensors.items()}, told)
-    assert {c.word for c in held(zero, alone, bounds=Bounds(0.1, 0.9)).cells.values()} == {"differ"}
+    assert {c.status for c in held(zero, alone, bounds=Bounds(0.1, 0.9)).cells.values()} == {
+        "differ"
+    }
 
 
 def foreign(folder: Path, alone: Path) -> Path:
@@ -117,7 +122,7 @@ def foreign(folder: Path, alone: Path) -> Path:
     spec.loader.exec_module(made)
     writer = made.TraceWriter(folder, "other", "nano")
     one = setup("p4")
-    lane = Batched(one, one.path(), STEPS, 3)
+    lane = BatchRun(one, one.path(), STEPS, 3)
     for step in STEPS:
         lane.join(step)
         trace = Trace()
@@ -127,7 +132,7 @@ def foreign(folder: Path, alone: Path) -> Path:
         for op in ops:
             if op in ("output_norm", "head"):
                 continue
-            x = torch.cat([torch.stack(trace.parts[op, slot]["output"]) for slot in step.slots])
+            x = torch.cat([torch.stack(trace.reports[op, slot]["output"]) for slot in step.slots])
             layer, _, rest = op.partition(".")
             name = f"model.layers.{layer}.{rest.removeprefix('project.')}" if rest else op
             writer.tensor(name, "result", x.flatten(1))
@@ -149,10 +154,14 @@ def test_engine_with_other_names_and_shapes_is_compared(tmp_path: Path, alone: P
     path = tmp_path / "names.yaml"
     path.write_text(NAMES)
     other = foreign(tmp_path / "other", alone)
-    found = held(other, alone, trace_names.load(path))
-    assert found.first is None
-    compared = {op for step in trace_files.load(alone).steps for op in (t.id for t in step.tensors)
-                if op not in found.report.not_compared or op.endswith(("attn_qkv", "delta_step"))}
+    found = held(other, alone, trace_names.load_names(path))
+    assert found.first_difference is None
+    compared = {
+        op
+        for step in trace_files.load_trace(alone).steps
+        for op in (t.id for t in step.tensors)
+        if op not in found.report.not_compared or op.endswith(("attn_qkv", "delta_step"))
+    }
     assert found.report.compared >= 3 * len(STEPS)
     assert {"0.project.attn_qkv", "0.delta_step", "embed"} <= compared
     assert "model.layers.0.gates" in found.report.not_compared
@@ -237,7 +246,7 @@ def test_names_that_are_none_are_refused_in_one_sentence(tmp_path: Path, text: s
     path = tmp_path / "names.yaml"
     path.write_text(text)
     with pytest.raises(SuiteError, match=re.escape(sentence)) as refused:
-        trace_names.load(path)
+        trace_names.load_names(path)
     assert "\n" not in str(refused.value)
 
 
@@ -245,7 +254,7 @@ def test_line_separators_in_words_of_an_engine_end_no_line(tmp_path: Path, alone
     named = shutil.copytree(alone, tmp_path / "named")
     path = named / "index.jsonl"
     path.write_text(path.read_text().replace('"engine"', '"note": "a\u2028b\x85c", "engine"', 1))
-    assert held(named, alone).first is None
+    assert held(named, alone).first_difference is None
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -255,14 +264,14 @@ def test_run_that_is_broken_off_leaves_no_trace(tmp_path: Path, *, there: bool) 
         folder.mkdir()
     one, later = setup("p1"), iter([True, False])
 
-    class Breaks(Alone):
+    class Breaks(SoloRun):
         def join(self, step: Step) -> None:
             if not next(later):
                 raise SuiteError("the step failed")
             super().join(step)
 
     with pytest.raises(SuiteError, match="the step failed"):
-        trace_files.record(folder, Breaks(one, None, STEPS), STEPS, {"engine": "cut"})
+        trace_files.record_trace(folder, Breaks(one, None, STEPS), STEPS, {"engine": "cut"})
     assert list(tmp_path.rglob("*")) == ([folder] if there else [])
 
 
@@ -275,7 +284,7 @@ def test_bounds_narrow_no_values(tmp_path: Path) -> None:
             {"step": 0, "file": "s", "rows": [{"slot": 0, "position": 0, "tokens": [1]}]},
             {"slot": 0, "layer": None, "op": "x", "name": "output", "tensor": "0", "dtype": "F64",
              "shape": [1, 2]}))))
-    first = held(tmp_path / "a", tmp_path / "b", bounds=Bounds(0.99, 0.1)).first
+    first = held(tmp_path / "a", tmp_path / "b", bounds=Bounds(0.99, 0.1)).first_difference
     assert first is not None
     assert first.note == ""
     assert first.values is not None
@@ -293,8 +302,8 @@ def test_map_marks_the_first_place_once_and_escapes_what_is_foreign(tmp_path: Pa
     assert page.count("the first divergence</span>") == 1
     assert "<script" not in page
     assert not re.search(r"(src|href)=\"(?!#|data:,)", page)
-    assert found.first is not None
-    assert found.first.values is not None
-    assert found.first.values.got in page
+    assert found.first_difference is not None
+    assert found.first_difference.values is not None
+    assert found.first_difference.values.got in page
     for anchor in re.findall(r"href=\"#([^\"]+)\"", page):
         assert f'id="{anchor}"' in page

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 import rowtwin
-from contracts.load import load_all
+from contracts.load import load_contracts
 from falsifiers.gate import benchmark_records
 from falsifiers.gate.benchmark_records import NotEqual
 from falsifiers.gate.receipts import FOLDER
@@ -76,7 +76,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_figures_are_kept_with_day_versions_and_digest(device: Path) -> None:
-    contract = load_all()["p4"]
+    contract = load_contracts()["p4"]
     written, lost = device_receipts.figures("step", lambda tell: steps(), contract, print)
     assert (written, lost) == ([Path("made-up/step.json")], [])
     kept = benchmark_records.Steps.model_validate_json((device / written[0]).read_bytes())
@@ -89,7 +89,7 @@ def test_wrong_bits_leave_no_figures(device: Path) -> None:
     def broken(tell: Tell) -> Any:
         raise NotEqual("logits[row 1] are wrong")
 
-    assert device_receipts.figures("step", broken, load_all()["p4"], print) == (
+    assert device_receipts.figures("step", broken, load_contracts()["p4"], print) == (
         [], ["step: no figures, since logits[row 1] are wrong"])
     assert list(device.iterdir()) == []
 

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 import rowtwin
-from contracts.load import load_all
+from contracts.load import load_contracts
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.subject import Mutant
 from falsifiers.mutation.field_faults import Fault, load, page, planted
@@ -30,7 +30,9 @@ def wrong(source: str = "B001", device: str = "cpu") -> tuple[str, Mutant]:
 
 
 def real() -> list[tuple[str, Mutant]]:
-    return planted([rowtwin.bank(phase) for phase in load_all(rowtwin.ROOT / "contracts")])
+    return planted(
+        [rowtwin.phase_bank(phase) for phase in load_contracts(rowtwin.ROOT / "contracts")]
+    )
 
 
 def test_line_names_the_report_the_mutant_and_its_killers() -> None:

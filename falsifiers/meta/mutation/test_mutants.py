@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rowtwin
-from contracts.load import load_all
+from contracts.load import load_contracts
 from contracts.schema import Contract
 from falsifiers.gate.pytest_plugin import THOROUGH
 from falsifiers.gate.tiers import choose
@@ -23,7 +23,7 @@ from falsifiers.mutation.cli import matrix_exit_code
 from falsifiers.mutation.device_receipts import device_rows
 from falsifiers.mutation.mutants import kill, row_of, run_matrix, sample, try_mutant
 
-CONTRACTS = load_all(rowtwin.ROOT / "contracts")
+CONTRACTS = load_contracts(rowtwin.ROOT / "contracts")
 
 
 def attack(case: Any, subject: Subject, judge: Judge) -> None:
@@ -158,7 +158,7 @@ def test_mutant_that_names_a_stranger_is_refused() -> None:
 @cache
 def real(phase: str) -> Bank:
     """Return a phase's bank; what passes on the right subject is found out once a process."""
-    made = rowtwin.bank(phase)
+    made = rowtwin.phase_bank(phase)
     made.tiers = choose("auto").run
     return made
 

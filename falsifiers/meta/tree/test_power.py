@@ -25,7 +25,7 @@ PAGE = rowtwin.ROOT / "docs" / "power.md"
 CALLS, STRIDES = "inputs_are_read_at_the_call", "strides_and_offsets_do_not_matter"
 MOVE, SEATS = "rows_and_slots_may_move", "order_and_slots_do_not_matter"
 OPS = "ops_equal_looped_step"
-bank = cache(rowtwin.bank)
+bank = cache(rowtwin.phase_bank)
 """What passes on the right subject is found out once."""
 LIES = [
     ("gives_the_previous_output", CALLS, "bits"), ("reads_its_inputs_late", STRIDES, "finite"),
@@ -67,7 +67,7 @@ def test_right_op_is_no_liar() -> None:
 
 
 def row_case(name: str = "cpu-exact-23-Q4_K-k256") -> Case:
-    cases: list[Case] = [one for one in rowtwin.contract_of("p3").expand()
+    cases: list[Case] = [one for one in rowtwin.phase_contract("p3").expand()
                          if one.id == f"p3/rows_equal_alone[{name}]"]
     return cases[0]
 
@@ -132,7 +132,7 @@ def test_page_points_to_mutants_that_exist() -> None:
     named = re.findall(r"`(p\d)/(\w+)`", PAGE.read_text(encoding="utf-8"))
     assert named
     for phase, name in named:
-        assert name in rowtwin.contract_of(phase).mutants
+        assert name in rowtwin.phase_contract(phase).mutants
 
 
 def test_page_has_a_line_for_every_lie() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.load import load_all
+from contracts.load import load_contracts
 from contracts.schema import Budget, Contract, Falsifier, Parity
 from falsifiers.gate.phase_status import DECODE, SERVING
 from falsifiers.gate.receipts import imported_names
@@ -138,7 +138,7 @@ def test_phase_has_the_shape_of_every_phase(package: Path) -> None:
 
 
 def test_every_phase_has_a_contract_and_every_contract_its_own_package() -> None:
-    contracts = load_all(ROOT / "contracts")
+    contracts = load_contracts(ROOT / "contracts")
     assert {f"phases.{path.name}" for path in phases()} <= {c.package for c in contracts.values()}
     for phase, contract in contracts.items():
         assert contract.package.split(".")[-1].split("_")[0] == phase
@@ -209,16 +209,16 @@ def keys_read(folder: Path) -> set[str]:
     return keys
 
 
-@pytest.mark.parametrize("phase", load_all(ROOT / "contracts"))
+@pytest.mark.parametrize("phase", load_contracts(ROOT / "contracts"))
 def test_every_given_of_a_contract_is_read(phase: str) -> None:
-    contract = load_all(ROOT / "contracts")[phase]
+    contract = load_contracts(ROOT / "contracts")[phase]
     given = {key for row in contract.cases for key in row.given}
     assert given - keys_read(ROOT / contract.package.replace(".", "/")) == set()
 
 
-@pytest.mark.parametrize("phase", load_all(ROOT / "contracts"))
+@pytest.mark.parametrize("phase", load_contracts(ROOT / "contracts"))
 def test_contract_and_tests_name_the_same_falsifiers(phase: str) -> None:
-    contract = load_all(ROOT / "contracts")[phase]
+    contract = load_contracts(ROOT / "contracts")[phase]
     path = ROOT / contract.package.replace(".", "/") / "test_falsifier.py"
     tests = {node.name.removeprefix("test_") for node in tree(path).body
              if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}

@@ -30,7 +30,7 @@ from falsifiers.judging.verdict import Finding
 from falsifiers.meta.console.command import Main, main_of
 from falsifiers.tensor_files.safetensors_file import read
 from falsifiers.vectors import candidate_kinds, program
-from falsifiers.vectors.calls import Offer
+from falsifiers.vectors.calls import ExternalOps
 from falsifiers.vectors.program import Program
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "gemv_rows.c"
@@ -82,14 +82,14 @@ def test_example_in_c_passes_every_exact_call_bit_for_bit(tmp_path: Path, rows: 
 
 
 def case(falsifier: str, name: str) -> Case:
-    return next(one for one in rowtwin.vectors_of("3").cases
+    return next(one for one in rowtwin.phase_vectors("3").cases
                 if one.falsifier == falsifier and one.name == name)
 
 
 def broken(candidate: Candidate, falsifier: str, name: str = "vectors-Q4_K-k256") -> Finding:
     one = case(falsifier, name)
     with pytest.raises(ParityBroken) as caught:
-        rowtwin.bank("p3").falsifiers[falsifier](
+        rowtwin.phase_bank("p3").falsifiers[falsifier](
             case=one, subject=Subject("c", models=rowtwin.load_model, candidate=candidate),
             judge=Judge(one))
     return caught.value.finding
@@ -116,12 +116,12 @@ def test_minimum_fused_into_the_product_is_located_in_the_c_program(tmp_path: Pa
     assert found.where["row"] == 0
 
 
-def offered(folder: Path, text: str, limit: float = program.LIMIT) -> Candidate:
+def offered(folder: Path, text: str, limit: float = program.TIME_LIMIT) -> Candidate:
     """Return a shell program as a candidate."""
     path = folder / "mine.sh"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return Candidate(f"cmd:{path}", Offer(Program([str(path)], limit)))
+    return Candidate(f"cmd:{path}", ExternalOps(Program([str(path)], limit)))
 
 
 @pytest.mark.parametrize(("text", "sentence"), [
@@ -212,7 +212,7 @@ def test_program_that_declines_is_counted_so(tmp_path: Path) -> None:
     candidate = offered(tmp_path, saying("declined", "only Q9"))
     one = case("rows_equal_alone", "vectors-Q4_K-k256")
     with pytest.raises(Declined, match="only Q9"):
-        rowtwin.bank("p3").falsifiers["rows_equal_alone"](
+        rowtwin.phase_bank("p3").falsifiers["rows_equal_alone"](
             case=one, subject=Subject("c", models=rowtwin.load_model, candidate=candidate),
             judge=Judge(one))
 
@@ -273,6 +273,6 @@ def test_directory_tells_which_phase_it_answers(tmp_path: Path) -> None:
             cases_of_vectors(f"vectors:{tmp_path}", Wanted(phases))
     cases = cases_of_vectors(f"vectors:{tmp_path}", Wanted(("p3",)))
     assert cases is not None
-    assert [one.id for one in cases] == [one.id for one in rowtwin.vectors_of("3").cases]
+    assert [one.id for one in cases] == [one.id for one in rowtwin.phase_vectors("3").cases]
     assert {one.repro for one in cases} == {"rowtwin gate --phase 3"}
     assert cases_of_vectors(None, Wanted(("p3",))) is None

@@ -27,7 +27,7 @@ from falsifiers.vectors.exchange import VectorSet
 @cache
 def few() -> VectorSet:
     """Return what P3 asks of one Q4_K matrix and one of BF16."""
-    wanted = rowtwin.vectors_of("3")
+    wanted = rowtwin.phase_vectors("3")
     cases = tuple(case for case in wanted.cases if case["k"] in (256, 257)
                   and case["kind"] in ("Q4_K", "BF16") and "neighbours" not in case.falsifier)
     assert {case.falsifier for case in cases} == {"rows_equal_alone", "products_are_true",
@@ -246,7 +246,7 @@ def test_directory_that_is_none_is_refused_in_one_sentence(
 
 
 def test_call_that_the_directory_does_not_hold_is_an_error(whole: Path) -> None:
-    gone = manifest.load(whole).calls[0].name
+    gone = manifest.load_manifest(whole).calls[0].name
     _manifest(lambda data: data["calls"].pop(0))(whole)  # type: ignore[attr-defined]
     (whole / "outputs" / f"{gone}.safetensors").unlink()
     result, verdicts = judged(whole)
@@ -260,7 +260,7 @@ def test_nothing_is_overwritten(whole: Path) -> None:
 
 
 def test_every_call_that_is_asked_is_in_the_manifest_with_its_form(exported: Path) -> None:
-    held = manifest.load(exported)
+    held = manifest.load_manifest(exported)
     for part, forms in (("inputs", "inputs"), ("expected", "outputs")):
         assert {path.stem for path in (exported / part).iterdir()} == {c.name for c in held.calls}
         for call in held.calls:

@@ -29,10 +29,10 @@ def test_export_that_fails_leaves_nothing(tmp_path: Path, *, there: bool) -> Non
     def right(call: Call) -> dict[str, Tensor]:
         if next(late, True):
             raise OSError(28, "No space left on device")
-        return few().right(call)
+        return few().reference_answer(call)
 
     with pytest.raises(SuiteError, match="No space left on device"):
-        exchange.export(folder, replace(few(), right=right))
+        exchange.export(folder, replace(few(), reference_answer=right))
     assert list(tmp_path.rglob("*")) == ([folder] if there else [])
 
 
@@ -49,7 +49,7 @@ def test_folder_gets_its_files_once_all_are_written(tmp_path: Path, *, there: bo
 
 
 def test_schema_that_is_published_is_the_manifest_s() -> None:
-    assert json.loads(SCHEMA.read_text()) == manifest.schema()
+    assert json.loads(SCHEMA.read_text()) == manifest.json_schema()
 
 
 def test_file_that_is_larger_than_was_meant_is_not_read(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from falsifiers.vectors.exchange import VectorSet
 
 def some(phase: str, wanted: Callable[[Case], bool]) -> VectorSet:
     """Return those cases of a phase's vectors that are wanted."""
-    every = rowtwin.vectors_of(phase)
+    every = rowtwin.phase_vectors(phase)
     return replace(every, cases=tuple(filter(wanted, every.cases)))
 
 
@@ -86,5 +86,5 @@ def test_argmax_and_norms_are_judged_row_by_row(tmp_path: Path) -> None:
     ("9", "phase '9' has no vectors: choose one of 3, 4, 5, 6, 8")])
 def test_phase_without_vectors_is_refused(phase: str, why: str) -> None:
     with pytest.raises(SuiteError, match=why) as refused:
-        rowtwin.vectors_of(phase)
+        rowtwin.phase_vectors(phase)
     assert str(refused.value).endswith("choose one of 3, 4, 5, 6, 8")

@@ -27,10 +27,10 @@ from falsifiers.meta.console.command import Main, main_of
 from falsifiers.meta.vectors.test_vectors_steps import steps
 from falsifiers.tensor_files.safetensors_file import write
 from falsifiers.vectors import exchange, manifest
-from falsifiers.vectors.calls import Recorder
-from falsifiers.vectors.exchange import VectorSet, judged
+from falsifiers.vectors.calls import RecordingAnswerer
+from falsifiers.vectors.exchange import VectorSet, judge_case
 from falsifiers.vectors.program import Program
-from falsifiers.vectors.steps import StepOps, step_of
+from falsifiers.vectors.steps import StepOps, answer_step
 
 ROOT = Path(__file__).parents[3]
 NUMPY_STEP = ROOT / "docs" / "examples" / "numpy_step.py"
@@ -116,19 +116,21 @@ def test_program_is_asked_for_steps_with_the_model_beside_them(exported: Path,
                       f'for g in $1/*.gguf; do cp "$g" {kept} && : > "$g"; done',
                       "exit 0")
     assert program.arithmetic == "exact-23"
-    verdicts = [judged(case, program, steps(), "") for case in steps().cases]
+    verdicts = [judge_case(case, program, steps(), "") for case in steps().cases]
     assert {v.outcome for v in verdicts} == {"passed"}
-    call = next(call for call in manifest.load(exported).calls if call.op == "step")
+    call = next(call for call in manifest.load_manifest(exported).calls if call.op == "step")
     for path in (kept, exported / "inputs" / call.facts["model"]):
         assert hashlib.sha256(path.read_bytes()).hexdigest() == call.facts["sha256"]
 
 
 def test_step_that_declares_the_ordered_arithmetic_is_held_to_its_bits() -> None:
     for name, outcome in (("ordered", "passed"), ("exact-23", "failed")):
-        engine = PathEngine(rowtwin.path_of("p4"), rowtwin.load_model("nano").with_arithmetic(name))
-        recorder = Recorder("ordered", partial(step_of, engine, Rows))
+        engine = PathEngine(
+            rowtwin.decode_path("p4"), rowtwin.load_model("nano").with_arithmetic(name)
+        )
+        recorder = RecordingAnswerer("ordered", partial(answer_step, engine, Rows))
         (case, *_) = [case for case in steps().cases if case.falsifier == "ops_equal_looped_step"]
-        verdict = judged(case, Candidate("mine", StepOps(recorder)), steps(), "")
+        verdict = judge_case(case, Candidate("mine", StepOps(recorder)), steps(), "")
         assert verdict.outcome == outcome
         assert verdict.finding is None or verdict.finding.rule == "truth"
 
@@ -136,7 +138,7 @@ def test_step_that_declares_the_ordered_arithmetic_is_held_to_its_bits() -> None
 def test_program_that_writes_beside_its_answer_is_told(exported: Path,
                                                        tmp_path: Path) -> None:
     program = copying(tmp_path, exported, "echo > $2/more.log")
-    verdict = judged(steps().cases[0], program, steps(), "")
+    verdict = judge_case(steps().cases[0], program, steps(), "")
     assert verdict.finding is not None
     assert re.search(r"mine\.sh wrote more\.log beside its answer to the call step-",
                      verdict.finding.sentence)
@@ -145,7 +147,7 @@ def test_program_that_writes_beside_its_answer_is_told(exported: Path,
 def test_program_is_asked_what_the_contract_lacks_beside_its_cases() -> None:
     cases = cases_of_vectors("cmd:sh mine", Wanted(("p4",)))
     assert cases is not None
-    own = list(rowtwin.contract_of("p4").expand())
+    own = list(rowtwin.phase_contract("p4").expand())
     assert list(cases[:len(own)]) == own
     assert {one.given.get("op") for one in cases[len(own):]} == {
         None, "norm", "add_norm", "gated_norm", "silu_mul", "argmax", "embed", "project"}
@@ -172,7 +174,7 @@ def test_program_is_refused_by_the_gate_before_any_case_of_a_phase_without_calls
 
 
 def test_graph_is_not_judged_by_a_program_started_for_each_call() -> None:
-    case = next(iter(rowtwin.contract_of("p8").expand()))
+    case = next(iter(rowtwin.phase_contract("p8").expand()))
     with pytest.raises(SuiteError, match="for each call would replay no graph, and files cannot "
                                          "show that one was, so answer a directory"):
         rowtwin.subject_for(case, "cmd:sh mine")
@@ -180,7 +182,7 @@ def test_graph_is_not_judged_by_a_program_started_for_each_call() -> None:
 
 def test_what_a_phase_puts_before_a_program_is_what_it_hands_over(tmp_path: Path) -> None:
     def op(phase: str, name: str) -> bool:
-        case: Case = rowtwin.vectors_of(phase).cases[0]
+        case: Case = rowtwin.phase_vectors(phase).cases[0]
         return rowtwin.subject_for(case, "cmd:sh mine").candidate.op(name) is not None
 
     assert [op(phase, "engine") for phase in "3456"] == [False, True, False, False]

@@ -14,12 +14,12 @@ import torch
 
 from falsifiers.meta.vectors.test_vectors_state import some
 from falsifiers.meta.vectors.vector_fixtures import (
-    changed,
-    finding,
-    flipped,
-    rightly,
-    slots_of,
-    step_answer,
+    answer_rightly,
+    change_answer,
+    finding_of,
+    flip_last_bit,
+    row_slots,
+    step_answer_file,
 )
 from falsifiers.tensor_files.safetensors_file import HEADER, read, write
 from falsifiers.vectors import exchange, manifest
@@ -54,28 +54,28 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_right_answers_pass_and_every_op_is_asked(exported: dict[str, Path],
                                                   tmp_path: Path) -> None:
     for name, wanted in (("ops", ops()), ("steps", steps())):
-        folder = rightly(exported[name], tmp_path / name)
+        folder = answer_rightly(exported[name], tmp_path / name)
         verdicts = exchange.check(folder, wanted)
         assert {v.outcome for v in verdicts} == {"passed"}
         assert {worst.rung for v in verdicts for worst in v.worst} <= {"bits"}
-    asked = {call.op for name in exported for call in manifest.load(exported[name]).calls}
+    asked = {call.op for name in exported for call in manifest.load_manifest(exported[name]).calls}
     assert asked == {*OPS.values(), "step"}
 
 
 @pytest.mark.parametrize("name", OPS)
 def test_one_bit_of_one_row_of_an_op_is_located(exported: dict[str, Path], tmp_path: Path,
                                                 name: str) -> None:
-    folder = rightly(exported["ops"], tmp_path / "p4")
-    (call,) = [call for call in manifest.load(folder).calls if call.op == OPS[name]
+    folder = answer_rightly(exported["ops"], tmp_path / "p4")
+    (call,) = [call for call in manifest.load_manifest(folder).calls if call.op == OPS[name]
                and call.outputs["out"].shape[0] == 3
                and any(f"rows_equal_solo[cpu-vectors-{name}]" in case for case in call.cases)]
     path = folder / "outputs" / f"{call.name}.safetensors"
     at = (1, *(7 % n for n in call.outputs["out"].shape[1:]))
     if name == "argmax":
-        changed(path, lambda tensors: tensors["out"][1].add_(1))
+        change_answer(path, lambda tensors: tensors["out"][1].add_(1))
     else:
-        changed(path, lambda tensors: flipped(tensors, "out", at))
-    found = finding(exchange.check(folder, ops()), name)
+        change_answer(path, lambda tensors: flip_last_bit(tensors, "out", at))
+    found = finding_of(exchange.check(folder, ops()), name)
     assert (found.rule, found.rung, found.differing) == ("twin", "bits", 1)
     assert (found.where["m"], found.where["row"]) == (3, 1)
     assert found.where["element"] == str([*at[1:]])
@@ -84,26 +84,33 @@ def test_one_bit_of_one_row_of_an_op_is_located(exported: dict[str, Path], tmp_p
 
 
 def test_one_bit_of_a_residual_sum_is_located(exported: dict[str, Path], tmp_path: Path) -> None:
-    folder = rightly(exported["ops"], tmp_path / "p4")
-    path = next(path for path in (folder / "outputs").glob("add_norm-3x300-*")
-                if "rows_equal_solo" in str(next(call for call in manifest.load(folder).calls
-                                                 if call.name == path.stem).cases))
-    changed(path, lambda tensors: flipped(tensors, "total", (2, 299)))
-    found = finding(exchange.check(folder, ops()), "add_norm")
+    folder = answer_rightly(exported["ops"], tmp_path / "p4")
+    path = next(
+        path
+        for path in (folder / "outputs").glob("add_norm-3x300-*")
+        if "rows_equal_solo"
+        in str(
+            next(
+                call for call in manifest.load_manifest(folder).calls if call.name == path.stem
+            ).cases
+        )
+    )
+    change_answer(path, lambda tensors: flip_last_bit(tensors, "total", (2, 299)))
+    found = finding_of(exchange.check(folder, ops()), "add_norm")
     assert found.sentence.startswith(f"sum[m 3, row 2, element [299]]={found.got}, but should be ")
 
 
 @pytest.mark.parametrize("name", ["logits", "0.conv", "0.delta", "1.k", "1.v"])
 def test_one_bit_of_one_row_of_a_step_is_located(exported: dict[str, Path], tmp_path: Path,
                                                  name: str) -> None:
-    folder = rightly(exported["steps"], tmp_path / "p4")
-    path = step_answer(folder, "m3", 3)
-    slot = slots_of(exported["steps"], path)[1]
+    folder = answer_rightly(exported["steps"], tmp_path / "p4")
+    path = step_answer_file(folder, "m3", 3)
+    slot = row_slots(exported["steps"], path)[1]
     inside = {"logits": (400,), "0.conv": (9, 2), "0.delta": (3, 5, 7), "1.k": (0, 1, 200),
               "1.v": (1, 0, 9)}[name]
     at = (1 if name == "logits" else slot, *inside)
-    changed(path, lambda tensors: flipped(tensors, name, at))
-    found = finding(exchange.check(folder, steps()), "step-m3")
+    change_answer(path, lambda tensors: flip_last_bit(tensors, name, at))
+    found = finding_of(exchange.check(folder, steps()), "step-m3")
     assert (found.rule, found.rung, found.ulps, found.differing) == ("twin", "bits", 1, 1)
     assert (found.where["row"], found.where["slot"]) == (1, slot)
     shown = name if name == "logits" else f"state {name}"
@@ -112,11 +119,11 @@ def test_one_bit_of_one_row_of_a_step_is_located(exported: dict[str, Path], tmp_
 
 def test_slot_that_a_step_does_not_name_must_stay(exported: dict[str, Path],
                                                   tmp_path: Path) -> None:
-    folder = rightly(exported["steps"], tmp_path / "p4")
-    path = step_answer(folder, "m3", 3)
-    (idle,) = {0, 1, 2, 3} - set(slots_of(exported["steps"], path))
-    changed(path, lambda tensors: flipped(tensors, "0.delta", (idle, 0, 0, 0)))
-    found = finding(exchange.check(folder, steps()), "step-m3")
+    folder = answer_rightly(exported["steps"], tmp_path / "p4")
+    path = step_answer_file(folder, "m3", 3)
+    (idle,) = {0, 1, 2, 3} - set(row_slots(exported["steps"], path))
+    change_answer(path, lambda tensors: flip_last_bit(tensors, "0.delta", (idle, 0, 0, 0)))
+    found = finding_of(exchange.check(folder, steps()), "step-m3")
     assert (found.rule, found.rung, found.where["slot"]) == ("law", "frame", idle)
 
 
@@ -130,29 +137,42 @@ def _refused(path: Path) -> None:
 
 
 def _to(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], object]:
-    return lambda path: changed(path, lambda x: x.update({name: change(x[name])}))
+    return lambda path: change_answer(path, lambda x: x.update({name: change(x[name])}))
 
 
-@pytest.mark.parametrize(("harm", "rung", "sentence"), [
-    (Path.unlink, "crash", "is missing"), (_link, "crash", "is a symbolic link"),
-    (lambda path: path.write_bytes(path.read_bytes()[:-4]), "crash", "not a safetensors file"),
-    (lambda path: os.truncate(path, (1 << 30) + HEADER), "crash", "bytes, but at most"),
-    (lambda path: changed(path, lambda x: x.pop("0.delta")), "shape", "has no tensor '0.delta'"),
-    (lambda path: changed(path, lambda x: x.update(a=x["logits"] + 1)), "shape", "tensor a that"),
-    (_to("logits", lambda x: x[:2]), "shape", r"logits has shape \[2, 509\]"),
-    (_to("1.k", lambda x: x[:, :15]), "shape", "1.k has shape"),
-    (_to("0.conv", lambda x: x.double()), "dtype", "0.conv has dtype torch.float64"),
-    (_to("0.delta", lambda x: x.double()), "crash", "bytes, but at most"),
-    (_to("logits", lambda x: x.half()), "dtype", "logits has dtype torch.float16"),
-    (_to("logits", lambda x: x.fill_(torch.nan)), "finite", "NaN"),
-    (_to("0.delta", lambda x: x.fill_(torch.nan)), "bits", r"state 0\.delta.*NaN"),
-    (_refused, "law", r"a step that can run was refused, the call step-m3-.*: 'no\\x1b'")])
+@pytest.mark.parametrize(
+    ("harm", "rung", "sentence"),
+    [
+        (Path.unlink, "crash", "is missing"),
+        (_link, "crash", "is a symbolic link"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-4]), "crash", "not a safetensors file"),
+        (lambda path: os.truncate(path, (1 << 30) + HEADER), "crash", "bytes, but at most"),
+        (
+            lambda path: change_answer(path, lambda x: x.pop("0.delta")),
+            "shape",
+            "has no tensor '0.delta'",
+        ),
+        (
+            lambda path: change_answer(path, lambda x: x.update(a=x["logits"] + 1)),
+            "shape",
+            "tensor a that",
+        ),
+        (_to("logits", lambda x: x[:2]), "shape", r"logits has shape \[2, 509\]"),
+        (_to("1.k", lambda x: x[:, :15]), "shape", "1.k has shape"),
+        (_to("0.conv", lambda x: x.double()), "dtype", "0.conv has dtype torch.float64"),
+        (_to("0.delta", lambda x: x.double()), "crash", "bytes, but at most"),
+        (_to("logits", lambda x: x.half()), "dtype", "logits has dtype torch.float16"),
+        (_to("logits", lambda x: x.fill_(torch.nan)), "finite", "NaN"),
+        (_to("0.delta", lambda x: x.fill_(torch.nan)), "bits", r"state 0\.delta.*NaN"),
+        (_refused, "law", r"a step that can run was refused, the call step-m3-.*: 'no\\x1b'"),
+    ],
+)
 def test_step_that_cannot_be_compared_is_a_verdict(
         exported: dict[str, Path], tmp_path: Path, harm: Callable[[Path], object], rung: str,
         sentence: str) -> None:
-    folder = rightly(exported["steps"], tmp_path / "p4")
-    harm(step_answer(folder, "m3", 3))
-    found = finding(exchange.check(folder, steps()), "step-m3")
+    folder = answer_rightly(exported["steps"], tmp_path / "p4")
+    harm(step_answer_file(folder, "m3", 3))
+    found = finding_of(exchange.check(folder, steps()), "step-m3")
     assert found.rung == rung
     assert re.search(sentence, found.sentence)
     assert "\n" not in found.sentence
@@ -160,7 +180,7 @@ def test_step_that_cannot_be_compared_is_a_verdict(
 
 def test_model_and_shapes_that_a_manifest_names_are_not_believed(exported: dict[str, Path],
                                                                  tmp_path: Path) -> None:
-    folder = rightly(exported["steps"], tmp_path / "p4")
+    folder = answer_rightly(exported["steps"], tmp_path / "p4")
     told = json.loads((folder / "manifest.json").read_text())
     for call in told["calls"]:
         call["facts"].update(model="../../../etc/passwd", capacity="-1", slots="9" * 30)
@@ -171,7 +191,7 @@ def test_model_and_shapes_that_a_manifest_names_are_not_believed(exported: dict[
 
 def test_step_that_nobody_can_make_must_be_refused_with_the_value(exported: dict[str, Path],
                                                                   tmp_path: Path) -> None:
-    folder = rightly(exported["steps"], tmp_path / "p4")
+    folder = answer_rightly(exported["steps"], tmp_path / "p4")
     (case,) = [case for case in steps().cases if case.falsifier == "refusals_change_nothing"]
     (path, *_) = [path for path in sorted((folder / "outputs").iterdir())
                   if "token 509" in read(path, 1 << 26)[1].get("refused", "")]
@@ -179,7 +199,7 @@ def test_step_that_nobody_can_make_must_be_refused_with_the_value(exported: dict
     alone = some("4", lambda one: one.id == case.id)
     sentences = [v.finding.sentence for v in exchange.check(folder, alone) if v.finding]
     assert "says 'a bad token', which does not name the value 509" in sentences[0]
-    call = next(call for call in manifest.load(folder).calls if call.name == path.stem)
+    call = next(call for call in manifest.load_manifest(folder).calls if call.name == path.stem)
     states = {name: torch.zeros(form.shape) for name, form in call.inputs.items() if "." in name}
     write(path, {"logits": torch.zeros(2, 509), **states}, {"arithmetic": "exact-23"})
     sentences = [v.finding.sentence for v in exchange.check(folder, alone) if v.finding]

@@ -13,14 +13,14 @@ from falsifiers.tensor_files.safetensors_file import read, write
 from falsifiers.vectors import manifest
 
 
-def rightly(exported: Path, folder: Path) -> Path:
+def answer_rightly(exported: Path, folder: Path) -> Path:
     """Return a directory of which every call has been answered rightly."""
     shutil.copytree(exported / "expected", folder / "outputs")
     shutil.copy(exported / "manifest.json", folder)
     return folder
 
 
-def finding(verdicts: list[Verdict], case: str) -> Finding:
+def finding_of(verdicts: list[Verdict], case: str) -> Finding:
     """Return what broke in the one case that has a name."""
     found = [v.finding for v in verdicts if v.case.endswith(f"vectors-{case}]")
              and v.falsifier == "rows_equal_solo"]
@@ -29,28 +29,28 @@ def finding(verdicts: list[Verdict], case: str) -> Finding:
     return found[0]
 
 
-def changed(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+def change_answer(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
     """Change the tensors of an answer."""
     tensors, told = read(path, 1 << 26)
     change(tensors)
     write(path, tensors, told)
 
 
-def flipped(tensors: dict[str, torch.Tensor], name: str, at: tuple[int, ...]) -> None:
+def flip_last_bit(tensors: dict[str, torch.Tensor], name: str, at: tuple[int, ...]) -> None:
     """Flip the last bit of one value."""
     tensors[name].view(torch.int32)[at] ^= 1
 
 
-def step_answer(folder: Path, case: str, m: int) -> Path:
+def step_answer_file(folder: Path, case: str, m: int) -> Path:
     """Return the file of the answer to the m-row step that a case of whole steps asks for."""
-    (call,) = [call for call in manifest.load(folder).calls if call.op == "step"
+    (call,) = [call for call in manifest.load_manifest(folder).calls if call.op == "step"
                and f"p4/rows_equal_solo[cpu-vectors-step-{case}]" in call.cases
                and call.inputs["slots"].shape == (m,)
                and (m > 1 or int(call.facts["slots"]) > 1)]
     return folder / "outputs" / f"{call.name}.safetensors"
 
 
-def slots_of(folder: Path, answer: Path) -> list[int]:
+def row_slots(folder: Path, answer: Path) -> list[int]:
     """Return which slot each row of a step has."""
     slots: list[int] = read(folder / "inputs" / answer.name, 1 << 26)[0]["slots"].tolist()
     return slots

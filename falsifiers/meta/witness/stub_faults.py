@@ -2,59 +2,59 @@
 
 from __future__ import annotations
 
-from falsifiers.meta.witness.stub_server import Seat, Stub, rival
+from falsifiers.meta.witness.stub_server import Seat, StubServer, rival_token
 
-PLACE = 9
+FAULT_POSITION = 9
 """The token that is wrong, where only one is."""
 
 
-def constant(stub: Stub, seat: Seat, batch: list[Seat]) -> str:
+def repeat_one_token(stub: StubServer, seat: Seat, batch: list[Seat]) -> str:
     """Give a batch one token for ever."""
-    return " the" if len(batch) > 1 else stub.right(seat)
+    return " the" if len(batch) > 1 else stub.right_token(seat)
 
 
-def first_two(stub: Stub, seat: Seat, batch: list[Seat]) -> str:
+def swap_first_two(stub: StubServer, seat: Seat, batch: list[Seat]) -> str:
     """Give the first two seats each other's tokens."""
     at = batch.index(seat)
     other = batch[1 - at] if at < 2 and len(batch) > 1 else seat
-    return stub.right(shadow(other))
+    return stub.right_token(unfaulted_seat(other))
 
 
-def every_two(stub: Stub, seat: Seat, batch: list[Seat]) -> str:
+def swap_every_pair(stub: StubServer, seat: Seat, batch: list[Seat]) -> str:
     """Swap every pair of seats: the reversed order is mixed up in the same way."""
     at = batch.index(seat) ^ 1
-    return stub.right(shadow(batch[at] if at < len(batch) else seat))
+    return stub.right_token(unfaulted_seat(batch[at] if at < len(batch) else seat))
 
 
-def shadow(seat: Seat) -> Seat:
+def unfaulted_seat(seat: Seat) -> Seat:
     """Return a seat as it would be, had its own right tokens been written to it."""
-    made, plain = Seat(seat.prompt, seat.limit, 0), Stub()
+    made, plain = Seat(seat.prompt, seat.limit, 0), StubServer()
     for _ in seat.tokens:
-        made.tokens.append(plain.right(made))
+        made.tokens.append(plain.right_token(made))
     return made
 
 
-def bleeding(stub: Stub, seat: Seat, batch: list[Seat]) -> str:
+def leak_neighbour(stub: StubServer, seat: Seat, batch: list[Seat]) -> str:
     """Let the neighbour's prompt reach a row, which identical prompts cannot show."""
-    if len(seat.tokens) == PLACE and len({s.prompt for s in batch}) > 1:
+    if len(seat.tokens) == FAULT_POSITION and len({s.prompt for s in batch}) > 1:
         return " bled"
-    return stub.right(seat)
+    return stub.right_token(seat)
 
 
-def late(stub: Stub, seat: Seat, batch: list[Seat]) -> str:
+def fail_when_last(stub: StubServer, seat: Seat, batch: list[Seat]) -> str:
     """Get the first prompt wrong when it is sent last: it is alone, forward, then reversed."""
-    mine = [body["prompt"] for body in stub.asked].count(seat.prompt)
-    wrong = seat.prompt.startswith("Item 1.") and mine == 3 and len(seat.tokens) == PLACE
-    return " odd" if wrong else stub.right(seat)
+    mine = [body["prompt"] for body in stub.requests].count(seat.prompt)
+    wrong = seat.prompt.startswith("Item 1.") and mine == 3 and len(seat.tokens) == FAULT_POSITION
+    return " odd" if wrong else stub.right_token(seat)
 
 
-def one_slot(stub: Stub, seat: Seat, batch: list[Seat]) -> str:
+def fail_third_seat(stub: StubServer, seat: Seat, batch: list[Seat]) -> str:
     """Get the third seat wrong, at one place."""
-    wrong = len(batch) > 2 and batch.index(seat) == 2 and len(seat.tokens) == PLACE
-    return " odd" if wrong else stub.right(seat)
+    wrong = len(batch) > 2 and batch.index(seat) == 2 and len(seat.tokens) == FAULT_POSITION
+    return " odd" if wrong else stub.right_token(seat)
 
 
-def flipped(stub: Stub, seat: Seat, batch: list[Seat]) -> str:
+def take_rival(stub: StubServer, seat: Seat, batch: list[Seat]) -> str:
     """Take the rival at one place, in a batch alone."""
-    right = stub.right(seat)
-    return rival(right) if len(batch) > 1 and len(seat.tokens) == PLACE else right
+    right = stub.right_token(seat)
+    return rival_token(right) if len(batch) > 1 and len(seat.tokens) == FAULT_POSITION else right

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-NAME = "Qwen3.5-4B-made-up.gguf"
-STEP = 0.0005
+MODEL_NAME = "Qwen3.5-4B-made-up.gguf"
+STEP_SECONDS = 0.0005
 """Real seconds a step, in which a client reads what the last one brought."""
-SETTLE = 0.008
+QUIET_SECONDS = 0.008
 """The first step waits until no request has come for so long: those sent at once meet in it."""
 
 
@@ -36,11 +36,11 @@ class Seat:
 
 
 @dataclass
-class Stub:
+class StubServer:
     """The server; its fields are the faults."""
 
-    name: str = NAME
-    step: float = STEP
+    name: str = MODEL_NAME
+    step: float = STEP_SECONDS
     slots: int = 16
     """Seats stepped together; 1 never batches."""
     looped: bool = False
@@ -50,7 +50,7 @@ class Stub:
     metric: str | None = "rowtwin_batch_size"
     length: int | None = None
     """End streams after this many tokens, in place of what was asked."""
-    token: Callable[[Stub, Seat, list[Seat]], str] | None = None
+    token: Callable[[StubServer, Seat, list[Seat]], str] | None = None
     """Chooses a token other than the right one."""
     margins: dict[int, float] = field(default_factory=dict)
     """How far the right token of a position is above its rival, where it is not 1."""
@@ -62,8 +62,8 @@ class Stub:
     models: bytes | None = None
     """The list of models, in place of the right one."""
     log: list[str] = field(default_factory=list)
-    asked: list[dict[str, Any]] = field(default_factory=list)
-    heads: list[str] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    header_lines: list[str] = field(default_factory=list)
     """The header lines of every request."""
     loading: int = 0
     """How often the list of models is refused, for the model is still loaded."""
@@ -74,9 +74,9 @@ class Stub:
         self.seats: list[Seat] = []
         self.work = asyncio.Event()
         self.sizes: dict[int, int] = {}
-        self.came = 0
+        self.request_count = 0
         self.widest = 0
-        self.dead = False
+        self.is_dead = False
         self.now = 0.0
 
     def clock(self) -> float:
@@ -85,70 +85,70 @@ class Stub:
 
     # The model.
 
-    def right(self, seat: Seat) -> str:
+    def right_token(self, seat: Seat) -> str:
         """Return the token that the prompt and the position call for, if all before were right."""
         seed = f"{seat.prompt}|{len(seat.tokens)}|{seat.tokens[-1] if seat.tokens else ''}"
         return f" t{int.from_bytes(hashlib.sha256(seed.encode()).digest()[:2], 'big') % 997}"
 
-    def event(self, seat: Seat, token: str) -> dict[str, Any]:
+    def token_event(self, seat: Seat, token: str) -> dict[str, Any]:
         """Return a token's event, with the right token and its rival as log-probabilities."""
         choice: dict[str, Any] = {"index": 0, "text": token, "logprobs": None,
                                   "finish_reason": None}
-        if self.logprobs and "logprobs" in self.asked[-1]:
-            right = self.right(seat)
-            top = {right: -0.5, rival(right): -0.5 - self.margins.get(len(seat.tokens), 1.0)}
+        if self.logprobs and "logprobs" in self.requests[-1]:
+            right = self.right_token(seat)
+            top = {right: -0.5, rival_token(right): -0.5 - self.margins.get(len(seat.tokens), 1.0)}
             choice["logprobs"] = {"tokens": [token], "token_logprobs": [top.get(token, -9.0)],
                                   "top_logprobs": [top]}
         return {"object": "text_completion", "choices": [choice], "m": self.widest}
 
     # The engine.
 
-    async def engine(self) -> None:
+    async def run_engine(self) -> None:
         """Step whoever is seated, for ever."""
         while True:
             if not self.seats:
                 self.work.clear()
                 await self.work.wait()
-                await self.settle()
+                await self.wait_until_quiet()
             batch = self.seats[:self.slots]
             if self.dies_at and self.dies_at(batch):
-                self.dead = True
+                self.is_dead = True
             m = len(batch)
             await asyncio.sleep(self.step)
             self.now += m if self.looped else 1
             self.widest = m
             self.sizes[m] = self.sizes.get(m, 0) + 1
             self.log.append(f"Batch m={m}")
-            chosen = [self.token(self, seat, batch) if self.token else self.right(seat)
+            chosen = [self.token(self, seat, batch) if self.token else self.right_token(seat)
                       for seat in batch]
             for seat, token in zip(batch, chosen, strict=True):
-                event = self.event(seat, token)
+                event = self.token_event(seat, token)
                 seat.tokens.append(token)
                 ends = len(seat.tokens) >= min(seat.limit, self.length or seat.limit)
                 if ends:
                     event["choices"][0]["finish_reason"] = "stop" if self.length else "length"
                     self.seats.remove(seat)
                 seat.out.put_nowait(event)
-                if ends or self.dead:
+                if ends or self.is_dead:
                     seat.out.put_nowait(None)
 
-    async def settle(self) -> None:
+    async def wait_until_quiet(self) -> None:
         """Wait until no more requests come."""
         before = -1
-        while before != self.came:
-            before = self.came
-            await asyncio.sleep(SETTLE)
+        while before != self.request_count:
+            before = self.request_count
+            await asyncio.sleep(QUIET_SECONDS)
 
     # The server.
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one request and close."""
-        with closing(writer), suppress(ConnectionError, asyncio.IncompleteReadError):
+        with close_writer(writer), suppress(ConnectionError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-            self.heads += head
+            self.header_lines += head
             lengths = [int(h.split(":")[1]) for h in head if h.lower().startswith("content-length")]
             body = await reader.readexactly(lengths[0]) if lengths else b"{}"
-            if not self.dead:
+            if not self.is_dead:
                 await self.route(head[0].split()[1], json.loads(body), writer)
             await writer.drain()
 
@@ -156,38 +156,42 @@ class Stub:
         """Answer at one of the paths."""
         if path == "/v1/models" and self.loading:
             self.loading -= 1
-            plain(writer, 503, b"loading")
+            write_response(writer, 503, b"loading")
         elif path == "/v1/models":
-            plain(writer, 200, self.models or json.dumps({"data": [{"id": self.name}]}).encode())
+            write_response(
+                writer, 200, self.models or json.dumps({"data": [{"id": self.name}]}).encode()
+            )
         elif path == "/metrics" and (self.metric or self.page):
-            plain(writer, 200, self.page or self.metrics().encode())
+            write_response(writer, 200, self.page or self.metrics().encode())
         elif path == "/v1/completions":
-            self.asked.append(body)
+            self.requests.append(body)
             odd = self.refuses & set(body)
             if odd:
-                plain(writer, 400, json.dumps({"error": {"message": f"unknown {odd}"}}).encode())
+                write_response(
+                    writer, 400, json.dumps({"error": {"message": f"unknown {odd}"}}).encode()
+                )
             elif self.answer is not None:
                 await self.answer(writer)
             else:
                 await self.complete(body, writer)
         else:
-            plain(writer, 404, b"not here")
+            write_response(writer, 404, b"not here")
 
     async def complete(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         """Stream one completion."""
-        seat = Seat(body["prompt"], body["max_tokens"], self.came)
-        self.came += 1
+        seat = Seat(body["prompt"], body["max_tokens"], self.request_count)
+        self.request_count += 1
         self.seats.append(seat)
         self.work.set()
-        writer.write(EVENTS)
+        writer.write(SSE_HEADER)
         while (event := await seat.out.get()) is not None:
-            writer.write(sse(json.dumps(event)))
+            writer.write(format_sse(json.dumps(event)))
             await writer.drain()
-        if not self.dead:
+        if not self.is_dead:
             if self.usage:
                 counted = {"choices": [], "usage": {"completion_tokens": len(seat.tokens)}}
-                writer.write(sse(json.dumps(counted)))
-            writer.write(sse("[DONE]"))
+                writer.write(format_sse(json.dumps(counted)))
+            writer.write(format_sse("[DONE]"))
 
     def metrics(self) -> str:
         """Return a histogram of batch sizes under our own name, a gauge under any other."""
@@ -200,27 +204,27 @@ class Stub:
         return "# TYPE rowtwin_batch_size histogram\n" + "".join(lines)
 
 
-EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+SSE_HEADER = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
 
-def sse(data: str) -> bytes:
+def format_sse(data: str) -> bytes:
     """Return one server-sent event."""
     return f"data: {data}\n\n".encode()
 
 
-def plain(writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
+def write_response(writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
     """Write a whole answer."""
     writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n"
                  f"Content-Type: application/json\r\nConnection: close\r\n\r\n".encode() + body)
 
 
-def rival(token: str) -> str:
+def rival_token(token: str) -> str:
     """Return the token that comes second where the given one comes first."""
     return f"{token}'"
 
 
 @contextmanager
-def closing(writer: asyncio.StreamWriter) -> Iterator[None]:
+def close_writer(writer: asyncio.StreamWriter) -> Iterator[None]:
     """Close a connection at the end, and at once when the server is stopped."""
     try:
         yield
@@ -231,11 +235,11 @@ def closing(writer: asyncio.StreamWriter) -> Iterator[None]:
         writer.close()
 
 
-async def _serve(stub: Stub, ready: Callable[[str, Callable[[], object]], None]) -> None:
+async def _serve(stub: StubServer, ready: Callable[[str, Callable[[], object]], None]) -> None:
     server = await asyncio.start_server(stub.handle, "127.0.0.1", 0)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    engine = asyncio.create_task(stub.engine())
+    engine = asyncio.create_task(stub.run_engine())
     ready(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}",
           partial(loop.call_soon_threadsafe, stopped.set))
     await stopped.wait()
@@ -250,7 +254,7 @@ async def _serve(stub: Stub, ready: Callable[[str, Callable[[], object]], None])
 
 
 @contextmanager
-def serving(stub: Stub) -> Iterator[str]:
+def serve_stub(stub: StubServer) -> Iterator[str]:
     """Serve a stub on a free port of the loopback, in a thread of its own; yield its address."""
     started = threading.Event()
     told: dict[str, Any] = {}
@@ -269,7 +273,7 @@ def serving(stub: Stub) -> Iterator[str]:
         thread.join(10)
 
 
-def once(raw: bytes) -> Callable[[asyncio.StreamWriter], Any]:
+def answer_once(raw: bytes) -> Callable[[asyncio.StreamWriter], Any]:
     """Return an answer that is these bytes and the end of the connection."""
     async def answer(writer: asyncio.StreamWriter) -> None:
         writer.write(raw)
@@ -277,17 +281,17 @@ def once(raw: bytes) -> Callable[[asyncio.StreamWriter], Any]:
     return answer
 
 
-def endless(part: bytes) -> Callable[[asyncio.StreamWriter], Any]:
+def answer_forever(part: bytes) -> Callable[[asyncio.StreamWriter], Any]:
     """Return an answer that never ends."""
     async def answer(writer: asyncio.StreamWriter) -> None:
-        async for more in _repeat(part):
+        async for more in _endless_parts(part):
             writer.write(more)
             await writer.drain()
 
     return answer
 
 
-async def _repeat(part: bytes) -> AsyncIterator[bytes]:
-    yield EVENTS
+async def _endless_parts(part: bytes) -> AsyncIterator[bytes]:
+    yield SSE_HEADER
     while True:
         yield part

@@ -13,9 +13,9 @@ import pytest
 
 import rowtwin
 from falsifiers.meta.console.command import Main, main_of
-from falsifiers.meta.witness.stub_faults import constant
-from falsifiers.meta.witness.stub_server import Stub, serving
-from falsifiers.meta.witness.witness_files import FILES, good
+from falsifiers.meta.witness.stub_faults import repeat_one_token
+from falsifiers.meta.witness.stub_server import StubServer, serve_stub
+from falsifiers.meta.witness.witness_files import WITNESS_TABLE, make_witness
 
 LOADED = """\
 import sys
@@ -51,7 +51,7 @@ def test_check_and_help_load_nothing_heavy(argv: list[str], code: int, tmp_path:
 
 @pytest.mark.parametrize("name", ["good", "never batched", "everything"])
 def test_check_tells_every_reason_and_its_code(main: Main, name: str, tmp_path: Path) -> None:
-    witness, broken = FILES[name]
+    witness, broken = WITNESS_TABLE[name]
     (tmp_path / "w.json").write_text(json.dumps(witness))
     code, out, err = main("check", tmp_path / "w.json")
     assert (code, err) == (1 if broken else 0, "")
@@ -67,7 +67,7 @@ def test_check_tells_every_reason_and_its_code(main: Main, name: str, tmp_path: 
 
 def test_prefix_is_the_user_s(main: Main, tmp_path: Path) -> None:
     path = tmp_path / "w.json"
-    path.write_text(json.dumps(good(model={"path": "Tiny.gguf", "sha256": "m"})))
+    path.write_text(json.dumps(make_witness(model={"path": "Tiny.gguf", "sha256": "m"})))
     assert main("check", path, "--model-prefix", "tiny")[0] == 0
     assert main("check", path)[0] == 1
     assert main("check", path, "--model-prefix", " ") == (
@@ -105,7 +105,7 @@ SHORT = ("--c", "1,4", "--n-predict", "24", "--declared-min", "20", "--replicate
 def test_witness_is_taken_written_drawn_and_checked(main: Main, tmp_path: Path) -> None:
     out, drawn, weights = (tmp_path / name for name in ("w.json", "w.html", "Qwen3.5-4B.gguf"))
     weights.write_bytes(b"weights")
-    with serving(Stub(name="qwen")) as url:
+    with serve_stub(StubServer(name="qwen")) as url:
         code, told, err = main(f"{url}/v1", "--out", out, *SHORT, "--html", drawn, "--model-file",
                                weights, "--commit", "abc", "--binary", weights)
     assert (code, err) == (0, "")
@@ -119,10 +119,10 @@ def test_witness_is_taken_written_drawn_and_checked(main: Main, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("fault", "code"), [
-    ({"token": constant}, 1), ({"slots": 1}, 2), ({"metric": None}, 2)])
+    ({"token": repeat_one_token}, 1), ({"slots": 1}, 2), ({"metric": None}, 2)])
 def test_exit_code_is_that_of_the_worst_band(main: Main, fault: dict[str, Any], code: int,
                                              tmp_path: Path) -> None:
-    with serving(Stub(**fault)) as url:
+    with serve_stub(StubServer(**fault)) as url:
         assert main(url, "--out", tmp_path / "w.json", *SHORT)[0] == code
 
 
@@ -135,7 +135,7 @@ def test_log_tells_the_batch(main: Main, tmp_path: Path) -> None:
             with log.open("a") as end:
                 end.write(f"INFO {line}\n")
 
-    with serving(Stub(metric=None, log=Written())) as url:
+    with serve_stub(StubServer(metric=None, log=Written())) as url:
         assert main(url, "--out", out, *SHORT, "--log-file", log)[0] == 0
     witness = json.loads(out.read_text())
     assert [band["m_formed"] for band in witness["bands"]] == [1, 4]
@@ -179,6 +179,6 @@ def test_bad_usage_is_told(main: Main, argv: list[str]) -> None:
 
 def test_older_witness_does_not_outlive_a_run_that_dies(main: Main, tmp_path: Path) -> None:
     out = tmp_path / "w.json"
-    out.write_text(json.dumps(good()))
+    out.write_text(json.dumps(make_witness()))
     assert main("http://h", "--out", out, "--model", "x", "--api-key", "\n")[0] == 2
     assert main("check", out)[0] == 2

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from falsifiers.judging.errors import SuiteError
-from falsifiers.witness.exposition import samples, widest
-from falsifiers.witness.sources import Histogram, Log, Named, check
-from falsifiers.witness.stream import Hostile
+from falsifiers.witness.exposition import parse_samples, widest_batch
+from falsifiers.witness.sources import HistogramSource, LogSource, SourceOptions, check_options
+from falsifiers.witness.stream import BadResponse
 
 
 def grown(**edges: float) -> dict[Any, float]:
@@ -30,7 +30,7 @@ def grown(**edges: float) -> dict[Any, float]:
     ({"le1": 2, "le2": 3, "le4": 13}, 4 + 39, 4), ({"le4": 2, "le8": 4}, 8 + 15, 8)])
 def test_width_is_what_the_highest_bucket_proves(edges: dict[str, float], total: float | None,
                                                  m: int | None) -> None:
-    assert widest(grown(**edges), {} if total is None else {(): total}) == m
+    assert widest_batch(grown(**edges), {} if total is None else {(): total}) == m
 
 
 @pytest.mark.parametrize(("edges", "total"), [
@@ -39,16 +39,16 @@ def test_width_is_what_the_highest_bucket_proves(edges: dict[str, float], total:
     ({"le4": 2, "le8": 4}, 8 + 14)])
 def test_width_that_a_bucket_only_allows_is_not_told(edges: dict[str, float],
                                                      total: float | None) -> None:
-    with pytest.raises(Hostile, match="does not tell whether a step was"):
-        widest(grown(**edges), {} if total is None else {(): total})
+    with pytest.raises(BadResponse, match="does not tell whether a step was"):
+        widest_batch(grown(**edges), {} if total is None else {(): total})
 
 
 @given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=12))
 def test_width_that_is_told_was_there(sizes: list[int]) -> None:
     edges = {f"le{edge}": sum(m <= edge for m in sizes) for edge in (1, 2, 4, 8, 16, 32)}
     try:
-        told = widest(grown(**edges), {(): sum(sizes)})
-    except Hostile:
+        told = widest_batch(grown(**edges), {(): sum(sizes)})
+    except BadResponse:
         assert max(sizes) > 2
     else:
         assert told == max(sizes)
@@ -57,8 +57,8 @@ def test_width_that_is_told_was_there(sizes: list[int]) -> None:
 @pytest.mark.parametrize("edge", ["-4", "2e6", "1e7", "-inf"])
 def test_width_that_no_batch_has_is_refused(edge: str) -> None:
     for more in (0, 1):  # a step of less than no row would prove those above it wider
-        with pytest.raises(Hostile, match="wide grew, which is no width"):
-            widest({(("le", edge),): 1.0, (("le", "1e8"),): 1.0 + more}, {(): 9.0})
+        with pytest.raises(BadResponse, match="wide grew, which is no width"):
+            widest_batch({(("le", edge),): 1.0, (("le", "1e8"),): 1.0 + more}, {(): 9.0})
 
 
 def histogram(*pages: str) -> int | None:
@@ -71,7 +71,7 @@ def histogram(*pages: str) -> int | None:
 
     async def arm() -> int | None:
         pages: Any = Pages()
-        source = Histogram(pages, "http://h/metrics", "m")
+        source = HistogramSource(pages, "http://h/metrics", "m")
         await source.begin()
         return await source.end([])
 
@@ -84,30 +84,30 @@ def test_histogram_of_another_process_is_no_evidence() -> None:
     assert histogram(page.format(1, 1, 7.5), page.format(1, 2, 7.5)) == 2
     assert histogram(page.format(1, 1, 7.5) + more.format(3), page.format(1, 2, 7.5)) == 2
     for after in (page.format(1, 2, 8.5), page.format(1, 2, 7.5) + more.format(4)):
-        with pytest.raises(Hostile, match="started anew, or of another"):
+        with pytest.raises(BadResponse, match="started anew, or of another"):
             histogram(page.format(1, 1, 7.5) + more.format(3), after)
-    with pytest.raises(Hostile, match='the histogram "m" is no longer told'):
+    with pytest.raises(BadResponse, match='the histogram "m" is no longer told'):
         histogram("# nothing\n", page.format(1, 2, 7.5))
 
 
 @pytest.mark.parametrize("edges", [{"le1": -1}, {"le1": 3, "le2": 2}])
 def test_histogram_that_shrank_is_no_evidence(edges: dict[str, float]) -> None:
-    with pytest.raises(Hostile, match="started anew"):
-        widest(grown(**edges), {})
+    with pytest.raises(BadResponse, match="started anew"):
+        widest_batch(grown(**edges), {})
 
 
 def test_series_are_read_apart() -> None:
     page = 'm_bucket{engine="0",le="1"} 7\nm_bucket{engine="0",le="2"} 7\n' \
            'm_bucket{engine="1",le="1"} 0\nm_bucket{engine="1",le="2"} 3\n' \
            "m_bucketed 8\n# m_bucket 9\n"
-    assert widest(samples(page, "m_bucket"), {}) == 2
-    assert len(samples(page, "m_bucket")) == 4
+    assert widest_batch(parse_samples(page, "m_bucket"), {}) == 2
+    assert len(parse_samples(page, "m_bucket")) == 4
 
 
 def test_log_is_read_from_where_the_arm_began(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_text("Batch m=16\n")
-    log = Log(path, re.compile(r"Batch m=(\d+)"))
+    log = LogSource(path, re.compile(r"Batch m=(\d+)"))
 
     def arm(write: str, *, anew: bool = False, rotated: bool = False) -> int | None:
         async def run() -> int | None:
@@ -126,19 +126,24 @@ def test_log_is_read_from_where_the_arm_began(tmp_path: Path) -> None:
     assert arm("Batch m=5\n" + "nothing\n" * 99, rotated=True) == 5
     assert arm("Batch m=99999999999999999999\nBatch m=3\n") == 3
     path.unlink()
-    with pytest.raises(Hostile, match="the log cannot be read: No such file"):
+    with pytest.raises(BadResponse, match="the log cannot be read: No such file"):
         arm("")
 
 
-@pytest.mark.parametrize(("named", "sentence"), [
-    (Named(log_file=Path(__file__), field="m"), "give one source"),
-    (Named(metric="m", field="m"), "give one source"),
-    (Named(pattern="x"), "--pattern needs --log-file"),
-    (Named(field="a..b"), "is not a path such as"), (Named(field=""), "is not a path such as"),
-    (Named(log_file=Path("/nowhere/at/all")), "is not a file"),
-    (Named(log_file=Path(__file__), pattern="("), "is not a pattern"),
-    (Named(log_file=Path(__file__), pattern="Batch"), "must have one group"),
-    (Named(log_file=Path(__file__), pattern="(a)(b)"), "must have one group")])
-def test_evidence_named_badly_is_refused(named: Named, sentence: str) -> None:
+@pytest.mark.parametrize(
+    ("named", "sentence"),
+    [
+        (SourceOptions(log_file=Path(__file__), field="m"), "give one source"),
+        (SourceOptions(metric="m", field="m"), "give one source"),
+        (SourceOptions(pattern="x"), "--pattern needs --log-file"),
+        (SourceOptions(field="a..b"), "is not a path such as"),
+        (SourceOptions(field=""), "is not a path such as"),
+        (SourceOptions(log_file=Path("/nowhere/at/all")), "is not a file"),
+        (SourceOptions(log_file=Path(__file__), pattern="("), "is not a pattern"),
+        (SourceOptions(log_file=Path(__file__), pattern="Batch"), "must have one group"),
+        (SourceOptions(log_file=Path(__file__), pattern="(a)(b)"), "must have one group"),
+    ],
+)
+def test_evidence_named_badly_is_refused(named: SourceOptions, sentence: str) -> None:
     with pytest.raises(SuiteError, match=sentence):
-        check(named)
+        check_options(named)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falsifiers.meta.witness.witness_files import FILES, band, good
+from falsifiers.meta.witness.witness_files import WITNESS_TABLE, make_band, make_witness
 from falsifiers.witness import file
-from falsifiers.witness.file import BAND, WITNESS, Malformed, parse, read
+from falsifiers.witness.file import BAND, WITNESS, MalformedWitness, parse_json, read_witness
 
 
 @pytest.fixture
@@ -48,14 +48,14 @@ def written(tmp_path: Path) -> Any:
     (b"[" * 200_000, "nested too deeply"), (b'{"a": 1, "a": 2}', "the same key twice"),
     (b'{"bands": [{"c": 4, "c": 8}]}', "the same key twice")])
 def test_malformed_file_is_refused_in_a_sentence(written: Any, raw: bytes, why: str) -> None:
-    with pytest.raises(Malformed, match=why) as told:
-        read(written(raw))
+    with pytest.raises(MalformedWitness, match=why) as told:
+        read_witness(written(raw))
     assert str(told.value).isprintable()
 
 
 WRONG: dict[str, tuple[Any, ...]] = {
-    file.WHOLE: (True, "4", 4.5, [4], {}), file.NUMBER: (False, "0.01", [], {}),
-    file.TEXT: (True, 4, 1.5, [], {}), file.TRUTH: (1, 0, "true", [], {})}
+    file.INTEGER: (True, "4", 4.5, [4], {}), file.NUMBER: (False, "0.01", [], {}),
+    file.TEXT: (True, 4, 1.5, [], {}), file.BOOLEAN: (1, 0, "true", [], {})}
 
 
 def places(shape: Any, *path: Any) -> Any:
@@ -71,7 +71,9 @@ def places(shape: Any, *path: Any) -> Any:
 
 def full() -> dict[str, Any]:
     """Return a witness that holds every known object."""
-    return good(sampler={}, reference={}, bands=[band(c, slots=[{}]) for c in (1, 4, 8, 16)])
+    return make_witness(
+        sampler={}, reference={}, bands=[make_band(c, slots=[{}]) for c in (1, 4, 8, 16)]
+    )
 
 
 def put(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
@@ -88,34 +90,36 @@ def put(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
 def test_present_field_of_the_wrong_type_is_malformed(written: Any, path: tuple[Any, ...],
                                                       shape: str) -> None:
     for value in WRONG[shape]:
-        with pytest.raises(Malformed, match=f"must be {shape}, not "):
-            read(written(put(path, value)))
-    assert read(written(put(path, None)))
+        with pytest.raises(MalformedWitness, match=f"must be {shape}, not "):
+            read_witness(written(put(path, value)))
+    assert read_witness(written(put(path, None)))
 
 
 @pytest.mark.parametrize("key", ["model", "sampler", "reference"])
 @pytest.mark.parametrize("value", [3, "x", [], True])
 def test_object_of_the_wrong_type_is_malformed(written: Any, key: str, value: Any) -> None:
-    with pytest.raises(Malformed, match=f"{key} must be an object"):
-        read(written(good(**{key: value})))
+    with pytest.raises(MalformedWitness, match=f"{key} must be an object"):
+        read_witness(written(make_witness(**{key: value})))
 
 
 def test_unknown_keys_hold_anything(written: Any) -> None:
-    assert read(written(good(notes=[1, None, {"c": True}], bands=[band(4, gpus="four")])))
+    assert read_witness(
+        written(make_witness(notes=[1, None, {"c": True}], bands=[make_band(4, gpus="four")]))
+    )
 
 
 def test_every_key_of_the_rules_has_a_type() -> None:
-    assert set(good()) - {"taken"} <= set(WITNESS)
-    assert set(band(1)) <= set(BAND)
+    assert set(make_witness()) - {"taken"} <= set(WITNESS)
+    assert set(make_band(1)) <= set(BAND)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", WITNESS_TABLE)
 def test_witnesses_of_the_table_are_well_formed(written: Any, name: str) -> None:
-    assert read(written(FILES[name][0])) == FILES[name][0]
+    assert read_witness(written(WITNESS_TABLE[name][0])) == WITNESS_TABLE[name][0]
 
 
 def test_whole_number_may_be_written_with_a_point(written: Any) -> None:
-    assert read(written('{"bands": [{"c": 4.0, "m_formed": 4e0}]}'))["bands"][0]["c"] == 4
+    assert read_witness(written('{"bands": [{"c": 4.0, "m_formed": 4e0}]}'))["bands"][0]["c"] == 4
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,12 +127,12 @@ def test_what_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for path, why in ((tmp_path / "none", "no such file"), (tmp_path, "not a regular file"),
                       (tmp_path / "pipe", "not a regular file"), (Path("a\0b"), "null"),
                       (Path("/dev/zero"), "not a regular file")):
-        with pytest.raises(Malformed, match=why):
-            read(path)
+        with pytest.raises(MalformedWitness, match=why):
+            read_witness(path)
     (tmp_path / "long").write_bytes(b" " * 11)
-    monkeypatch.setattr(file, "MOST_BYTES", 10)
-    with pytest.raises(Malformed, match="longer than"):
-        read(tmp_path / "long")
+    monkeypatch.setattr(file, "MAX_BYTES", 10)
+    with pytest.raises(MalformedWitness, match="longer than"):
+        read_witness(tmp_path / "long")
 
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) |
@@ -142,8 +146,8 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_
 def test_any_value_is_read_or_refused(value: Any) -> None:
     raw = json.dumps(value).encode()
     try:
-        found = parse(raw)
-    except Malformed:
+        found = parse_json(raw)
+    except MalformedWitness:
         assert b"Infinity" in raw
     else:
         assert found == value
@@ -152,8 +156,8 @@ def test_any_value_is_read_or_refused(value: Any) -> None:
 @given(raw=st.binary(max_size=60))
 def test_any_bytes_are_parsed_or_refused(raw: bytes) -> None:
     try:
-        json.dumps(parse(raw))
-    except Malformed as why:
+        json.dumps(parse_json(raw))
+    except MalformedWitness as why:
         told = str(why)
     else:
         told = "a value"

@@ -10,11 +10,19 @@ from typing import Any
 import pytest
 
 from falsifiers.judging.errors import SuiteError
-from falsifiers.meta.witness.stub_server import EVENTS, NAME, Stub, endless, once, serving, sse
+from falsifiers.meta.witness.stub_server import (
+    MODEL_NAME,
+    SSE_HEADER,
+    StubServer,
+    answer_forever,
+    answer_once,
+    format_sse,
+    serve_stub,
+)
 from falsifiers.witness import file
-from falsifiers.witness.run import Asked, run
-from falsifiers.witness.sources import Named
-from falsifiers.witness.stream import Hostile, Reader, Stream, tokens_of
+from falsifiers.witness.run import WitnessRequest, run
+from falsifiers.witness.sources import SourceOptions
+from falsifiers.witness.stream import BadResponse, EventReader, Stream, parse_tokens
 from falsifiers.witness.take import Plan
 
 LOW = "HTTP/1.1 {} X\r\nContent-Type: {}\r\nConnection: close\r\n{}\r\n"
@@ -25,7 +33,9 @@ def whole(status: int, kind: str, body: str, extra: str = "") -> bytes:
 
 
 def events(*data: Any) -> bytes:
-    return EVENTS + b"".join(sse(d if isinstance(d, str) else json.dumps(d)) for d in data)
+    return SSE_HEADER + b"".join(
+        format_sse(d if isinstance(d, str) else json.dumps(d)) for d in data
+    )
 
 
 def choice(text: Any = "a", **more: Any) -> dict[str, Any]:
@@ -62,7 +72,7 @@ ANSWERS: dict[str, tuple[bytes, str]] = {
     "an error on the way": (events(choice(), {"error": {"message": "slot lost"}}),
                             'the server reported an error: "slot lost"'),
     "a break": (events(choice()), "the stream broke off after 1 tokens"),
-    "nothing": (EVENTS, "the stream broke off after 0 tokens"),
+    "nothing": (SSE_HEADER, "the stream broke off after 0 tokens"),
     "too much": (events(*[choice()] * 25), "more than the 24 tokens it was asked for"),
     "a wrong count": (events(choice(finish_reason="stop"),
                              {"usage": {"completion_tokens": 9}}, "[DONE]"),
@@ -74,12 +84,15 @@ ANSWERS: dict[str, tuple[bytes, str]] = {
 }
 
 
-def taken(stub: Stub, out: Path, **more: Any) -> dict[str, Any]:
+def taken(stub: StubServer, out: Path, **more: Any) -> dict[str, Any]:
     """Take a short witness and read the file that is left."""
     plan = Plan(widths=(1,), n_predict=24, declared_min=20)
-    with serving(stub) as url:
-        run(Asked(url, out, plan, Named(), **{"timeout": 20, **more}), lambda line: None)
-    return file.read(out)
+    with serve_stub(stub) as url:
+        run(
+            WitnessRequest(url, out, plan, SourceOptions(), **{"timeout": 20, **more}),
+            lambda line: None,
+        )
+    return file.read_witness(out)
 
 
 def hold_unmeasured(witness: dict[str, Any], sentence: str) -> None:
@@ -94,7 +107,7 @@ def hold_unmeasured(witness: dict[str, Any], sentence: str) -> None:
 @pytest.mark.parametrize("name", ANSWERS)
 def test_odd_answer_ends_in_a_sentence(name: str, tmp_path: Path) -> None:
     raw, sentence = ANSWERS[name]
-    witness = taken(Stub(answer=once(raw)), tmp_path / "witness.json")
+    witness = taken(StubServer(answer=answer_once(raw)), tmp_path / "witness.json")
     hold_unmeasured(witness, sentence)
     assert witness["reference"]["stable"] is None
 
@@ -105,12 +118,14 @@ def test_odd_answer_ends_in_a_sentence(name: str, tmp_path: Path) -> None:
     (b"data: a\n" * 1000, "an event is longer than 256 KiB")])
 def test_endless_answer_is_cut_off(part: bytes, sentence: str, tmp_path: Path,
                                    monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("falsifiers.witness.stream.MOST_BYTES", 2 << 20)
-    hold_unmeasured(taken(Stub(answer=endless(part)), tmp_path / "witness.json"), sentence)
+    monkeypatch.setattr("falsifiers.witness.stream.MAX_STREAM_BYTES", 2 << 20)
+    hold_unmeasured(
+        taken(StubServer(answer=answer_forever(part)), tmp_path / "witness.json"), sentence
+    )
 
 
 def test_server_that_never_ends_its_answer_is_left(tmp_path: Path) -> None:
-    witness = taken(Stub(step=30.0), tmp_path / "witness.json", timeout=0.2)
+    witness = taken(StubServer(step=30.0), tmp_path / "witness.json", timeout=0.2)
     hold_unmeasured(witness, "the request did not end within 0.2 s")
 
 
@@ -118,9 +133,12 @@ def test_server_that_is_not_there_leaves_an_honest_witness(tmp_path: Path) -> No
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url, out = f"http://127.0.0.1:{closed.getsockname()[1]}/v1/", tmp_path / "witness.json"
-        run(Asked(url, out, Plan(widths=(1,), n_predict=64), Named()), lambda line: None)
-    hold_unmeasured(file.read(out), "the connection failed: ")
-    assert file.read(out)["model"] == {"path": None, "sha256": None, "served": ""}
+        run(
+            WitnessRequest(url, out, Plan(widths=(1,), n_predict=64), SourceOptions()),
+            lambda line: None,
+        )
+    hold_unmeasured(file.read_witness(out), "the connection failed: ")
+    assert file.read_witness(out)["model"] == {"path": None, "sha256": None, "served": ""}
 
 
 @pytest.mark.parametrize("page", [
@@ -130,7 +148,7 @@ def test_server_that_is_not_there_leaves_an_honest_witness(tmp_path: Path) -> No
     b"".join(b'vllm:num_requests_running{e="%d"} 1\n' % i for i in range(10_001)),
     b"rowtwin_batch_size_bucket{} 3\n"])
 def test_malformed_metrics_are_no_evidence(page: bytes, tmp_path: Path) -> None:
-    witness = taken(Stub(page=page), tmp_path / "witness.json")
+    witness = taken(StubServer(page=page), tmp_path / "witness.json")
     assert [(band["result"], band["m_formed"]) for band in witness["bands"]] == [
         ("UNMEASURABLE", None)]
 
@@ -139,42 +157,50 @@ def test_malformed_metrics_are_no_evidence(page: bytes, tmp_path: Path) -> None:
                                     '{"data": [{"id": "%s"}]}' % ("x" * 1001),
                                     '{"data": [{"id": "\\ud800"}]}', '{"data": [{"id": " "}]}'])
 def test_server_that_names_no_model_is_asked_without(listed: str, tmp_path: Path) -> None:
-    stub = Stub(models=listed.encode())
+    stub = StubServer(models=listed.encode())
     witness = taken(stub, tmp_path / "witness.json")
     assert [band["result"] for band in witness["bands"]] == ["PASS"]
     assert witness["model"]["path"] is None
-    assert "model" not in stub.asked[0]
+    assert "model" not in stub.requests[0]
 
 
 def test_choice_among_models_is_the_user_s(tmp_path: Path) -> None:
     models = b'{"data": [{"id": "one"}, {"id": "two"}]}'
     with pytest.raises(SuiteError, match='the server offers 2 models, such as "one"'):
-        taken(Stub(models=models), tmp_path / "witness.json")
-    witness = taken(Stub(models=models), tmp_path / "witness.json", model="two")
+        taken(StubServer(models=models), tmp_path / "witness.json")
+    witness = taken(StubServer(models=models), tmp_path / "witness.json", model="two")
     assert witness["model"]["path"] == "two"
 
 
 def test_server_that_still_loads_is_waited_for_if_asked(tmp_path: Path) -> None:
-    for wait, named in ((20, NAME), (0, None)):
-        stub = Stub(loading=3)
+    for wait, named in ((20, MODEL_NAME), (0, None)):
+        stub = StubServer(loading=3)
         assert taken(stub, tmp_path / "witness.json", wait=wait)["model"]["path"] == named
-        assert ("model" in stub.asked[0]) == (named is not None)
+        assert ("model" in stub.requests[0]) == (named is not None)
 
 
 def test_key_is_shown_to_the_server_alone(tmp_path: Path) -> None:
-    stub, other, shown = Stub(), Stub(), "Authorization: Bearer s3cret"
+    stub, other, shown = StubServer(), StubServer(), "Authorization: Bearer s3cret"
     plan = Plan(widths=(1,), n_predict=24, declared_min=20)
-    with serving(stub) as url, serving(other) as metrics:
-        run(Asked(url, tmp_path / "witness.json", plan, Named(metrics_url=f"{metrics}/metrics"),
-                  api_key="s3cret"), lambda line: None)
-    assert stub.heads.count(shown) == 1 + len(stub.asked)
-    assert any("/metrics" in line for line in other.heads)
-    assert not any("s3cret" in line for line in other.heads)
+    with serve_stub(stub) as url, serve_stub(other) as metrics:
+        run(
+            WitnessRequest(
+                url,
+                tmp_path / "witness.json",
+                plan,
+                SourceOptions(metrics_url=f"{metrics}/metrics"),
+                api_key="s3cret",
+            ),
+            lambda line: None,
+        )
+    assert stub.header_lines.count(shown) == 1 + len(stub.requests)
+    assert any("/metrics" in line for line in other.header_lines)
+    assert not any("s3cret" in line for line in other.header_lines)
 
 
 def read(*data: bytes, limit: int = 4) -> Stream:
     """Return what a reader makes of an event stream that comes in these parts."""
-    reader = Reader(Stream(), limit)
+    reader = EventReader(Stream(), limit)
     for now, part in enumerate(data):
         reader.feed(part, float(now))
     reader.end()
@@ -182,23 +208,27 @@ def read(*data: bytes, limit: int = 4) -> Stream:
 
 
 def test_events_are_read_however_they_are_cut_and_ended() -> None:
-    raw = b": hello\r\nevent: x\r\n" + sse(json.dumps(choice("a"))) + \
+    raw = b": hello\r\nevent: x\r\n" + format_sse(json.dumps(choice("a"))) + \
         b'data: {"choices":\r\ndata: [{"text": "b", "finish_reason": "stop"}],\r\n' \
-        b'data: "usage": {"completion_tokens": 2}}\r\n\r\n' + sse("[DONE]")
+        b'data: "usage": {"completion_tokens": 2}}\r\n\r\n' + format_sse("[DONE]")
     for size in (1, 2, 7, len(raw)):
         stream = read(*[raw[i:i + size] for i in range(0, len(raw), size)])
-        assert (stream.names, stream.finish_reason, stream.counted) == (["a", "b"], "stop", 2)
+        assert (stream.names, stream.finish_reason, stream.reported_count) == (
+            ["a", "b"],
+            "stop",
+            2,
+        )
 
 
 def test_both_forms_of_logprobs_are_read() -> None:
-    (old,) = tokens_of({"tokens": ["a"], "token_logprobs": [-0.1], "top_logprobs": [
+    (old,) = parse_tokens({"tokens": ["a"], "token_logprobs": [-0.1], "top_logprobs": [
         {"a": -0.1, "b": -0.2, "c": None, "d": float("-inf")}]})
     assert (old.name, old.logprob, old.top) == ("a", -0.1, {"a": -0.1, "b": -0.2})
-    (new,) = tokens_of({"content": [{"id": 7, "token": "a", "logprob": -0.1, "top_logprobs": [
+    (new,) = parse_tokens({"content": [{"id": 7, "token": "a", "logprob": -0.1, "top_logprobs": [
         {"id": 7, "token": "a", "logprob": -0.1}, {"id": 8, "token": "a", "logprob": -0.3}]}]})
     assert (new.name, new.logprob, new.top) == ("#7", -0.1, {"#7": -0.1, "#8": -0.3})
-    assert [t.name for t in tokens_of({"content": [{"token": "x"}]})] == ["x"]
-    assert list(tokens_of(None)) == []
+    assert [t.name for t in parse_tokens({"content": [{"token": "x"}]})] == ["x"]
+    assert list(parse_tokens(None)) == []
 
 
 @pytest.mark.parametrize("logprobs", [
@@ -207,21 +237,23 @@ def test_both_forms_of_logprobs_are_read() -> None:
     {"content": [{"token": "a", "top_logprobs": [{"token": None, "logprob": -1}]}]},
     {"tokens": ["a"], "top_logprobs": [["a"]]}, {"tokens": ["a", "b"], "top_logprobs": [{}]}])
 def test_malformed_logprobs_are_refused(logprobs: Any) -> None:
-    with pytest.raises(Hostile, match="logprobs are malformed"):
-        list(tokens_of(logprobs))
+    with pytest.raises(BadResponse, match="logprobs are malformed"):
+        list(parse_tokens(logprobs))
 
 
 def test_end_token_may_be_counted_and_not_sent() -> None:
     logprobs = {"tokens": ["a"], "token_logprobs": [-0.1]}
     event = {**choice(logprobs=logprobs, finish_reason="stop"), "usage": {"completion_tokens": 2}}
-    assert read(sse(json.dumps(event))).names == ["a"]
+    assert read(format_sse(json.dumps(event))).names == ["a"]
     event["usage"]["completion_tokens"] = 3
-    with pytest.raises(Hostile, match="shows 1 tokens, but the server counts 3"):
-        read(sse(json.dumps(event)))
+    with pytest.raises(BadResponse, match="shows 1 tokens, but the server counts 3"):
+        read(format_sse(json.dumps(event)))
 
 
 def test_pieces_are_tokens_only_where_they_are_as_many() -> None:
-    raw = sse(json.dumps(choice("ab"))) + sse(json.dumps(choice("c", finish_reason="length")))
+    raw = format_sse(json.dumps(choice("ab"))) + format_sse(
+        json.dumps(choice("c", finish_reason="length"))
+    )
     assert read(raw, limit=2).names == ["ab", "c"]
-    with pytest.raises(Hostile, match="shows 2 tokens, but the server counts 3"):
+    with pytest.raises(BadResponse, match="shows 2 tokens, but the server counts 3"):
         read(raw, limit=3)

@@ -13,17 +13,17 @@ from falsifiers.judging.errors import SuiteError
 from falsifiers.witness import index, run
 from falsifiers.witness.band_checks import (
     Arm,
-    Taken,
-    agreement,
-    band,
-    broken,
-    constant_run,
+    BandRun,
+    agreed_tokens,
+    build_band,
+    find_failures,
+    longest_constant_run,
     m_formed,
-    margin,
-    overlap,
+    streams_overlap,
+    token_margin,
     worst_margin,
 )
-from falsifiers.witness.client import root_of
+from falsifiers.witness.client import server_root
 from falsifiers.witness.stream import Stream, Token
 
 
@@ -39,28 +39,28 @@ def stream(names: str, start: float = 0.0, step: float = 1.0, lag: float = 0.0,
 @pytest.mark.parametrize(("one", "other", "shared"), [
     ("abc", "abc", 3), ("abc", "abd", 2), ("abc", "xbc", 0), ("abc", "ab", 2), ("", "a", 0)])
 def test_agreement_ends_where_streams_part_or_end(one: str, other: str, shared: int) -> None:
-    assert agreement(one, other) == agreement(other, one) == shared
+    assert agreed_tokens(one, other) == agreed_tokens(other, one) == shared
 
 
 @pytest.mark.parametrize(("text", "run"), [("", 0), ("a", 1), ("abab", 1), ("abbbaa", 3),
                                            ("aaaa", 4)])
 def test_longest_run_of_one_token(text: str, run: int) -> None:
-    assert constant_run(text) == run
+    assert longest_constant_run(text) == run
 
 
 @given(text=st.text("ab", max_size=40))
 def test_run_is_the_longest_repeat_in_the_text(text: str) -> None:
-    run = constant_run(text)
+    run = longest_constant_run(text)
     assert any(letter * run in text for letter in "ab")
     assert not any(letter * (run + 1) in text for letter in "ab")
 
 
 def test_margin_is_that_of_the_token_that_was_taken() -> None:
     alone = Token("a", -0.5, {"a": -0.5, "b": -0.52, "c": -3.0})
-    assert margin(alone, Token("b")) == pytest.approx(0.02)
-    assert margin(alone, Token("c")) == pytest.approx(2.5)
-    assert margin(alone, Token("d")) is None
-    assert margin(Token("a"), Token("b")) is None
+    assert token_margin(alone, Token("b")) == pytest.approx(0.02)
+    assert token_margin(alone, Token("c")) == pytest.approx(2.5)
+    assert token_margin(alone, Token("d")) is None
+    assert token_margin(Token("a"), Token("b")) is None
 
 
 def tied(*gaps: float | None) -> Stream:
@@ -75,7 +75,7 @@ def tied(*gaps: float | None) -> Stream:
 def test_one_near_tie_does_not_excuse_another_divergence(streams: list[str],
                                                          told: float | None) -> None:
     arm = Arm("identical", [-1] * len(streams), [stream(s) for s in streams], 0, 1)
-    taken = Taken(4, 3, tied(None, 0.02, 3.0, None), [], [arm])
+    taken = BandRun(4, 3, tied(None, 0.02, 3.0, None), [], [arm])
     assert worst_margin(taken) == (told if told is None else pytest.approx(told))
 
 
@@ -87,27 +87,27 @@ def test_one_near_tie_does_not_excuse_another_divergence(streams: list[str],
     ([stream("aaaa", lag=100.0)] * 2, False), ([stream("aaaa", step=0.0)] * 2, False),
     ([stream("aaaa", declared=False)] * 2, False), ([stream("aaaa"), stream("")], False)])
 def test_overlap_is_proved_by_live_streams_alone(streams: Sequence[Stream], proved: bool) -> None:
-    assert overlap(streams) is proved
+    assert streams_overlap(streams) is proved
 
 
 def test_rate_is_that_of_a_live_stream() -> None:
-    assert stream("aaaaa", step=0.5).rate == pytest.approx(2.0)
-    assert stream("aaaaa", step=0.01, lag=30.0).rate is None
-    assert stream("a").rate is None
+    assert stream("aaaaa", step=0.5).tokens_per_second == pytest.approx(2.0)
+    assert stream("aaaaa", step=0.01, lag=30.0).tokens_per_second is None
+    assert stream("a").tokens_per_second is None
     together = stream("aaaa")
     together.times = [1.0, 1.0, 2.0, 2.0]
-    assert together.rate == pytest.approx(2.0)
+    assert together.tokens_per_second == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize(("widths", "told"), [
     ([4, 4, 4], 4), ([4, 3, 4], 3), ([None, 4], None), ([5, 4], 5), ([0], 0), ([], None)])
 def test_width_of_a_band_is_that_of_every_arm(widths: list[int | None], told: int | None) -> None:
     arms = [Arm("identical", [], [], 0, 1, m) for m in widths]
-    assert m_formed(Taken(4, 3, Stream(), [], arms)) == told
+    assert m_formed(BandRun(4, 3, Stream(), [], arms)) == told
 
 
 def test_band_of_nothing_is_unmeasured_but_whole() -> None:
-    made = band(Taken(4, 64, Stream(), [], []))
+    made = build_band(BandRun(4, 64, Stream(), [], []))
     assert (made["m_formed"], made["divergence_at"], made["slots"]) == (None, None, [])
 
 
@@ -115,7 +115,9 @@ def test_band_of_nothing_is_unmeasured_but_whole() -> None:
     (15, []), (16, ["slot 0 of the identical requests repeats one token 16 times"])])
 def test_sixteen_repeats_of_a_token_are_garbage(run: int, said: list[str]) -> None:
     made = stream("ab" * 20 + "c" * run)
-    assert list(broken(Taken(1, 4, made, [], [Arm("identical", [-1], [made], 0, 1)]))) == said
+    assert (
+        list(find_failures(BandRun(1, 4, made, [], [Arm("identical", [-1], [made], 0, 1)]))) == said
+    )
 
 
 # Indices, and what is asked.
@@ -140,7 +142,7 @@ def test_index_with_a_part_missing_is_none(walls: Any, fast: list[float]) -> Non
 
 def test_band_without_walls_gets_no_index() -> None:
     bands = [{"c": 1, "wall_s": [1.0], "tokens": 10}, {"c": 4, "result": "FAIL"}]
-    index.add_to(bands, [1.0])
+    index.add_indices(bands, [1.0])
     assert "index" in bands[0]
     assert "index" not in bands[1]
 
@@ -148,20 +150,20 @@ def test_band_without_walls_gets_no_index() -> None:
 @pytest.mark.parametrize(("text", "widths"), [
     ("1,4,8,16", (1, 4, 8, 16)), ("16, 4", (4, 16)), ("4,4", (4,)), ("256", (256,))])
 def test_widths_are_read_in_order(text: str, widths: tuple[int, ...]) -> None:
-    assert run.widths(text) == widths
+    assert run.parse_widths(text) == widths
 
 
 @pytest.mark.parametrize("text", ["", "0", "257", "4;8", "1,", "-1", "four", "1.5", "²", "9" * 99])
 def test_odd_widths_are_refused(text: str) -> None:
     with pytest.raises(SuiteError, match="is not a list of widths"):
-        run.widths(text)
+        run.parse_widths(text)
 
 
 @pytest.mark.parametrize(("url", "root"), [
     ("http://h:1", "http://h:1"), ("http://h:1/", "http://h:1"), ("http://h/v1", "http://h"),
     ("https://h/x/v1/", "https://h/x"), ("http://h/?a=b#c", "http://h")])
 def test_address_is_that_of_the_server(url: str, root: str) -> None:
-    assert root_of(url) == root
+    assert server_root(url) == root
 
 
 @pytest.mark.parametrize("url", ["", "h:1", "ftp://h", "http://", "http://h:99999x", "file:///x",
@@ -169,7 +171,7 @@ def test_address_is_that_of_the_server(url: str, root: str) -> None:
                                  "http://h:65536", "http://h:-1"])
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(SuiteError, match="is not an address"):
-        root_of(url)
+        server_root(url)
 
 
 @pytest.mark.parametrize(("bands", "code"), [

@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from falsifiers.meta.witness.witness_files import FILES, PREFIX, band, good, with_bands
+from falsifiers.meta.witness.witness_files import (
+    PREFIX,
+    WITNESS_TABLE,
+    make_band,
+    make_witness,
+    with_bands,
+)
 from falsifiers.witness import rules
 
 MUTANTS: dict[str, tuple[str, str]] = {
@@ -85,15 +91,15 @@ def told(module: Any, witness: dict[str, Any]) -> list[str]:
         return [str(error)]
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", WITNESS_TABLE)
 def test_rules_are_broken_in_order(name: str) -> None:
-    witness, broken = FILES[name]
+    witness, broken = WITNESS_TABLE[name]
     assert told(rules, witness) == broken
 
 
 @pytest.mark.parametrize("rule", rules.RULES)
 def test_every_rule_has_a_witness_that_breaks_it_alone(rule: str) -> None:
-    assert [rule] in [broken for _, broken in FILES.values()]
+    assert [rule] in [broken for _, broken in WITNESS_TABLE.values()]
 
 
 def mutated(name: str) -> ModuleType:
@@ -110,7 +116,9 @@ def mutated(name: str) -> ModuleType:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_changes_the_word_on_a_witness(name: str) -> None:
     module = mutated(name)
-    assert [file for file, (witness, broken) in FILES.items() if told(module, witness) != broken]
+    assert [
+        file for file, (witness, broken) in WITNESS_TABLE.items() if told(module, witness) != broken
+    ]
 
 
 def test_every_rule_has_a_mutant() -> None:
@@ -118,8 +126,8 @@ def test_every_rule_has_a_mutant() -> None:
 
 
 def test_reasons_are_clear_sentences() -> None:
-    for witness, _ in FILES.values():
-        for reason in rules.judge(witness, PREFIX):
+    for witness, _ in WITNESS_TABLE.values():
+        for reason in rules.judge_witness(witness, PREFIX):
             assert reason.sentence.isprintable()
             assert 15 < len(reason.sentence) < 220
             assert not reason.sentence.endswith(".")
@@ -127,9 +135,9 @@ def test_reasons_are_clear_sentences() -> None:
 
 def test_foreign_text_cannot_reach_a_terminal() -> None:
     hostile = "llama\x1b[2J\n\u202e" + "x" * 10_000
-    witness = good(model={"path": hostile, "sha256": "m"})
+    witness = make_witness(model={"path": hostile, "sha256": "m"})
     witness["bands"][0]["result"] = hostile
-    for reason in rules.judge(witness, PREFIX):
+    for reason in rules.judge_witness(witness, PREFIX):
         assert reason.sentence.isascii()
         assert reason.sentence.isprintable()
         assert len(reason.sentence) < 300
@@ -137,7 +145,7 @@ def test_foreign_text_cannot_reach_a_terminal() -> None:
 
 def test_sentences_name_their_widths() -> None:
     def sentences(**changes: Any) -> list[str]:
-        return [reason.sentence for reason in rules.judge(with_bands(**changes), PREFIX)]
+        return [reason.sentence for reason in rules.judge_witness(with_bands(**changes), PREFIX)]
 
     assert sentences(c1={"decode_tok_s": None}, c4={"decode_tok_s": 0}) == [
         "the decode rate of a request is unmeasured at c=1 and c=4"]
@@ -148,21 +156,29 @@ def test_sentences_name_their_widths() -> None:
 
 def test_bands_that_agree_for_all_they_declare_are_no_near_ties() -> None:
     whole = {"declared_min": 64, "divergence_at": 64, "top2_margin_at_divergence": 0.01}
-    assert rules.judge(with_bands(c4=whole, c8=whole, c16=whole), PREFIX) == []
-    assert not rules.by_near_tie(band(4, **whole))
+    assert rules.judge_witness(with_bands(c4=whole, c8=whole, c16=whole), PREFIX) == []
+    assert not rules.passes_by_near_tie(make_band(4, **whole))
 
 
 def test_foreign_text_is_told_whole_up_to_80_characters() -> None:
-    assert rules.quoted("x" * 80) == f'"{"x" * 80}"'
-    assert rules.quoted("x" * 81) == f'"{"x" * 77}..."'
+    assert rules.quote_text("x" * 80) == f'"{"x" * 80}"'
+    assert rules.quote_text("x" * 81) == f'"{"x" * 77}..."'
 
 
-@pytest.mark.parametrize(("one", "shown"), [
-    (band(4), True), (band(4, result="UNMEASURABLE"), False), (band(4, result=None), False),
-    (band(4, divergence_at=3), False), (band(4, declared_min=None), False),
-    (band(4, divergence_at=3, top2_margin_at_divergence=0.01), True), ({}, False)])
+@pytest.mark.parametrize(
+    ("one", "shown"),
+    [
+        (make_band(4), True),
+        (make_band(4, result="UNMEASURABLE"), False),
+        (make_band(4, result=None), False),
+        (make_band(4, divergence_at=3), False),
+        (make_band(4, declared_min=None), False),
+        (make_band(4, divergence_at=3, top2_margin_at_divergence=0.01), True),
+        ({}, False),
+    ],
+)
 def test_speed_is_told_of_a_correct_band_alone(one: dict[str, Any], shown: bool) -> None:
-    assert rules.correct(one) is shown
+    assert rules.is_correct(one) is shown
 
 
 ODD = st.none() | st.integers(-5, 200) | st.sampled_from([16, 63, 64, 128])
@@ -178,7 +194,7 @@ WITNESSES = st.fixed_dictionaries({"bands": st.lists(BANDS, min_size=1, max_size
 
 @given(witness=WITNESSES)
 def test_any_witness_of_the_right_types_is_judged(witness: dict[str, Any]) -> None:
-    found = rules.judge(witness, PREFIX)
+    found = rules.judge_witness(witness, PREFIX)
     order = list(rules.RULES)
     assert [order.index(r.rule) for r in found] == sorted(order.index(r.rule) for r in found)
     assert found, "no such witness has an identity"
@@ -187,7 +203,7 @@ def test_any_witness_of_the_right_types_is_judged(witness: dict[str, Any]) -> No
 @given(at=st.integers(0, 200), least=st.integers(64, 128), margin=st.none() | st.floats(-0.2, 0.2))
 def test_more_agreement_never_hurts(at: int, least: int, margin: float | None) -> None:
     def admitted(place: int) -> bool:
-        return not rules.judge(with_bands(c8={
+        return not rules.judge_witness(with_bands(c8={
             "divergence_at": place, "declared_min": least, "top2_margin_at_divergence": margin}),
             PREFIX)
 
@@ -197,12 +213,14 @@ def test_more_agreement_never_hurts(at: int, least: int, margin: float | None) -
 
 @given(alone=st.floats(0.001, 1e6), among=st.floats(0.001, 1e6))
 def test_rate_rule_is_a_ratio(alone: float, among: float) -> None:
-    found = rules.judge(with_bands(c1={"decode_tok_s": alone}, c4={"decode_tok_s": among}), PREFIX)
+    found = rules.judge_witness(
+        with_bands(c1={"decode_tok_s": alone}, c4={"decode_tok_s": among}), PREFIX
+    )
     assert (not found) == (among >= alone / 2)
 
 
 @given(order=st.permutations(range(4)))
 def test_order_of_the_bands_does_not_matter(order: list[int]) -> None:
-    witness = FILES["three near-ties"][0]
+    witness = WITNESS_TABLE["three near-ties"][0]
     turned = {**witness, "bands": [witness["bands"][i] for i in order]}
-    assert rules.judge(turned, PREFIX) == rules.judge(witness, PREFIX)
+    assert rules.judge_witness(turned, PREFIX) == rules.judge_witness(witness, PREFIX)

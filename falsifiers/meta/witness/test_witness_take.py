@@ -12,19 +12,25 @@ from typing import Any
 import pytest
 
 from falsifiers.meta.witness.stub_faults import (
-    PLACE,
-    bleeding,
-    constant,
-    every_two,
-    first_two,
-    flipped,
-    late,
-    one_slot,
+    FAULT_POSITION,
+    fail_third_seat,
+    fail_when_last,
+    leak_neighbour,
+    repeat_one_token,
+    swap_every_pair,
+    swap_first_two,
+    take_rival,
 )
-from falsifiers.meta.witness.stub_server import NAME, STEP, Seat, Stub, serving
+from falsifiers.meta.witness.stub_server import (
+    MODEL_NAME,
+    STEP_SECONDS,
+    Seat,
+    StubServer,
+    serve_stub,
+)
 from falsifiers.witness import file, rules
-from falsifiers.witness.run import Asked, exit_code, run
-from falsifiers.witness.sources import Named
+from falsifiers.witness.run import WitnessRequest, exit_code, run
+from falsifiers.witness.sources import SourceOptions
 from falsifiers.witness.take import Plan
 
 SHORT = Plan(widths=(1, 4), n_predict=24, declared_min=20)
@@ -34,16 +40,28 @@ SHORT = Plan(widths=(1, 4), n_predict=24, declared_min=20)
 @pytest.fixture
 def take(tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Return a function that takes the witness of a stub and reads it back as anyone would."""
-    def taken(stub: Stub, plan: Plan = SHORT, named: Named | None = None,
+    def taken(stub: StubServer, plan: Plan = SHORT, named: SourceOptions | None = None,
               **more: Any) -> dict[str, Any]:
-        model = tmp_path / NAME
+        model = tmp_path / MODEL_NAME
         model.write_bytes(b"weights")
         out = tmp_path / "witness.json"
         told: list[str] = []
-        with serving(stub) as url:
-            run(Asked(url, out, plan, named or Named(), model_file=model, binary=model,
-                      commit="abc", clock=stub.clock, **{"timeout": 60, **more}), told.append)
-        witness = file.read(out)
+        with serve_stub(stub) as url:
+            run(
+                WitnessRequest(
+                    url,
+                    out,
+                    plan,
+                    named or SourceOptions(),
+                    model_file=model,
+                    binary=model,
+                    commit="abc",
+                    clock=stub.clock,
+                    **{"timeout": 60, **more},
+                ),
+                told.append,
+            )
+        witness = file.read_witness(out)
         assert "Traceback" not in "\n".join(told)
         hold_no_speed_of_a_wrong_band(witness, told)
         return witness
@@ -56,7 +74,7 @@ def hold_no_speed_of_a_wrong_band(witness: dict[str, Any], told: list[str]) -> N
     for band, line in zip(witness["bands"], told, strict=True):
         keys = set(keys_of(band))
         timed = {"times_ms", "wall_s", "index", "agg_tok_s"} & keys
-        if rules.correct(band):
+        if rules.is_correct(band):
             assert "wall_s" in timed
         else:
             assert (timed, band["decode_tok_s"]) == (set(), None)
@@ -77,7 +95,7 @@ def keys_of(value: Any) -> Iterator[str]:
 def broken_rules(witness: dict[str, Any]) -> list[str]:
     """Return the rules that a witness breaks, but for the widths that no one asked for."""
     absent = {f"c={c} was not measured" for c in rules.WIDTHS}
-    return [reason.rule for reason in rules.judge(witness, "qwen3.5-4b")
+    return [reason.rule for reason in rules.judge_witness(witness, "qwen3.5-4b")
             if reason.sentence not in absent and reason.rule != "floor"]
 
 
@@ -91,8 +109,8 @@ def of(witness: dict[str, Any], c: int) -> dict[str, Any]:
 
 
 def test_server_that_batches_is_admissible(take: Any) -> None:
-    witness = take(Stub(), Plan(n_predict=64))
-    assert rules.judge(witness, "qwen3.5-4b") == []
+    witness = take(StubServer(), Plan(n_predict=64))
+    assert rules.judge_witness(witness, "qwen3.5-4b") == []
     assert [(b["c"], b["m_formed"], b["divergence_at"], b["intra_agree_to"])
             for b in witness["bands"]] == [(c, c, 64, 64) for c in (1, 4, 8, 16)]
     assert witness["reference"] == {"tokens": 64, "stable": True, "self_divergence_at": None}
@@ -111,7 +129,7 @@ def test_server_that_batches_is_admissible(take: Any) -> None:
 
 
 def test_loop_over_states_is_refused_by_its_rate_alone(take: Any) -> None:
-    witness = take(Stub(looped=True))
+    witness = take(StubServer(looped=True))
     assert results(witness) == ["PASS", "PASS"]
     assert of(witness, 4)["m_formed"] == 4
     assert broken_rules(witness) == ["S7"]
@@ -119,7 +137,7 @@ def test_loop_over_states_is_refused_by_its_rate_alone(take: Any) -> None:
 
 
 def test_server_that_never_batches_proves_nothing(take: Any) -> None:
-    witness = take(Stub(slots=1))
+    witness = take(StubServer(slots=1))
     assert results(witness) == ["PASS", "UNMEASURABLE"]
     assert of(witness, 4)["m_formed"] == 1
     assert of(witness, 4)["reason"] == "the identical requests formed batches of 1, not of 4"
@@ -131,14 +149,14 @@ def test_server_that_never_batches_proves_nothing(take: Any) -> None:
     (None, b"# nothing here\n", None), (None, None, None)])
 def test_width_is_never_inferred_from_what_was_sent(take: Any, metric: str | None,
                                                     page: bytes | None, formed: int | None) -> None:
-    witness = take(Stub(metric=metric, page=page))
+    witness = take(StubServer(metric=metric, page=page))
     assert [band["m_formed"] for band in witness["bands"]] == [formed, formed]
     assert results(witness) == ["UNMEASURABLE", "UNMEASURABLE"]
     assert broken_rules(witness)[:2] == ["S3", "S3"]
 
 
 def test_constant_token_fails_though_every_slot_agrees(take: Any) -> None:
-    witness = take(Stub(token=constant))
+    witness = take(StubServer(token=repeat_one_token))
     band = of(witness, 4)
     assert (band["result"], band["intra_agree_to"], band["max_constant_run"]) == ("FAIL", 24, 24)
     assert band["reason"] == "slot 0 of the identical requests repeats one token 24 times"
@@ -146,12 +164,12 @@ def test_constant_token_fails_though_every_slot_agrees(take: Any) -> None:
 
 
 def test_constant_token_fails_even_in_a_short_stream(take: Any) -> None:
-    assert of(take(Stub(token=constant, length=17)), 4)["result"] == "FAIL"
+    assert of(take(StubServer(token=repeat_one_token, length=17)), 4)["result"] == "FAIL"
 
 
-@pytest.mark.parametrize("swap", [first_two, every_two])
+@pytest.mark.parametrize("swap", [swap_first_two, swap_every_pair])
 def test_swapped_slots_fail_though_identical_prompts_hide_them(take: Any, swap: Any) -> None:
-    band = of(take(Stub(token=swap)), 4)
+    band = of(take(StubServer(token=swap)), 4)
     assert (band["result"], band["intra_agree_to"]) == ("FAIL", 24)
     found = re.fullmatch(r"slot (.) of the (forward|reversed) prompts got the tokens of prompt "
                          r"(.), but had prompt (.)", band["reason"])
@@ -160,32 +178,42 @@ def test_swapped_slots_fail_though_identical_prompts_hide_them(take: Any, swap: 
 
 
 def test_swapped_slots_are_not_seen_without_different_prompts(take: Any) -> None:
-    band = of(take(Stub(token=first_two), replace(SHORT, mixed=False)), 4)
+    band = of(take(StubServer(token=swap_first_two), replace(SHORT, mixed=False)), 4)
     assert (band["result"], band["mixed"]) == ("PASS", [])
 
 
 def test_neighbour_that_reaches_a_row_is_refused(take: Any) -> None:
-    witness = take(Stub(token=bleeding))
+    witness = take(StubServer(token=leak_neighbour))
     band = of(witness, 4)
-    assert (band["result"], band["divergence_at"], band["intra_agree_to"]) == ("PASS", PLACE, 24)
+    assert (band["result"], band["divergence_at"], band["intra_agree_to"]) == (
+        "PASS",
+        FAULT_POSITION,
+        24,
+    )
     assert broken_rules(witness) == ["S5", "S7"]  # of what is refused no speed is told
 
 
 def test_prompt_that_gets_other_tokens_in_another_order_fails(take: Any) -> None:
-    band = of(take(Stub(token=late)), 4)
+    band = of(take(StubServer(token=fail_when_last)), 4)
     assert (band["result"], band["reason"]) == (
-        "FAIL", f"prompt 0 gets another token {PLACE} when the prompts' order is reversed")
+        "FAIL", f"prompt 0 gets another token {FAULT_POSITION} when the prompts' order is reversed")
 
 
 def test_slot_that_parts_from_slot_0_fails(take: Any) -> None:
-    band = of(take(Stub(token=one_slot)), 4)
-    assert (band["result"], band["intra_agree_to"], band["divergence_at"]) == ("FAIL", PLACE, PLACE)
-    assert re.fullmatch(rf"slot . parts from slot 0 at token {PLACE}, though .*", band["reason"])
-    assert sorted(slot["agree_to"] for slot in band["slots"]) == [PLACE, 24, 24, 24]
+    band = of(take(StubServer(token=fail_third_seat)), 4)
+    assert (band["result"], band["intra_agree_to"], band["divergence_at"]) == (
+        "FAIL",
+        FAULT_POSITION,
+        FAULT_POSITION,
+    )
+    assert re.fullmatch(
+        rf"slot . parts from slot 0 at token {FAULT_POSITION}, though .*", band["reason"]
+    )
+    assert sorted(slot["agree_to"] for slot in band["slots"]) == [FAULT_POSITION, 24, 24, 24]
 
 
 def test_short_streams_prove_nothing(take: Any) -> None:
-    witness = take(Stub(length=12))
+    witness = take(StubServer(length=12))
     assert results(witness) == ["UNMEASURABLE", "UNMEASURABLE"]
     assert of(witness, 1)["reason"] == "slot 0 of the identical requests has 12 tokens, " \
         "fewer than 20"
@@ -193,7 +221,7 @@ def test_short_streams_prove_nothing(take: Any) -> None:
 
 
 def test_wrong_model_is_refused_by_the_server_s_own_word(take: Any) -> None:
-    witness = take(Stub(name="/models/Llama-3-8B.gguf"))
+    witness = take(StubServer(name="/models/Llama-3-8B.gguf"))
     assert witness["model"]["path"] == "Llama-3-8B.gguf"
     assert broken_rules(witness) == ["S1", "S1"]
 
@@ -202,15 +230,17 @@ def test_wrong_model_is_refused_by_the_server_s_own_word(take: Any) -> None:
     (0.01, True, 0.01, []), (0.2, True, 0.2, ["S5"]), (0.01, False, None, ["S5"])])
 def test_divergence_is_excused_by_a_near_tie_alone(take: Any, margin: float, logprobs: bool,
                                                    told: float | None, refused: list[str]) -> None:
-    witness = take(Stub(token=flipped, logprobs=logprobs, margins={PLACE: margin}))
+    witness = take(
+        StubServer(token=take_rival, logprobs=logprobs, margins={FAULT_POSITION: margin})
+    )
     band = of(witness, 4)
-    assert (band["result"], band["divergence_at"]) == ("PASS", PLACE)
+    assert (band["result"], band["divergence_at"]) == ("PASS", FAULT_POSITION)
     assert band["top2_margin_at_divergence"] == (told if told is None else pytest.approx(told))
     assert [rule for rule in broken_rules(witness) if rule != "S7"] == refused
 
 
 def test_missing_logprobs_leave_agreement_provable(take: Any) -> None:
-    witness = take(Stub(logprobs=False))
+    witness = take(StubServer(logprobs=False))
     assert results(witness) == ["PASS", "PASS"]
     assert of(witness, 4)["divergence_at"] == 24
 
@@ -219,7 +249,7 @@ def test_server_that_dies_half_way_leaves_what_was_proved(take: Any) -> None:
     def dies(batch: list[Seat]) -> bool:
         return len(batch) == 4 and len(batch[0].tokens) == 10
 
-    witness = take(Stub(dies_at=dies), replace(SHORT, widths=(1, 4, 8, 16)))
+    witness = take(StubServer(dies_at=dies), replace(SHORT, widths=(1, 4, 8, 16)))
     assert results(witness) == ["PASS", *["UNMEASURABLE"] * 3]
     assert of(witness, 4)["reason"] == \
         "slot 0 of the identical requests: the stream broke off after 11 tokens"
@@ -229,23 +259,27 @@ def test_server_that_dies_half_way_leaves_what_was_proved(take: Any) -> None:
 
 
 def test_unstable_reference_is_never_a_failure(take: Any) -> None:
-    def second(stub: Stub, seat: Seat, batch: list[Seat]) -> str:
-        wrong = seat.order == 1 and len(seat.tokens) == PLACE
-        return " odd" if wrong else stub.right(seat)
+    def second(stub: StubServer, seat: Seat, batch: list[Seat]) -> str:
+        wrong = seat.order == 1 and len(seat.tokens) == FAULT_POSITION
+        return " odd" if wrong else stub.right_token(seat)
 
-    stub = Stub(token=second)
+    stub = StubServer(token=second)
     witness = take(stub)
-    assert witness["reference"] == {"tokens": 24, "stable": False, "self_divergence_at": PLACE}
+    assert witness["reference"] == {
+        "tokens": 24,
+        "stable": False,
+        "self_divergence_at": FAULT_POSITION,
+    }
     assert results(witness) == ["UNMEASURABLE", "UNMEASURABLE"]
     assert "parts from itself at token" in of(witness, 1)["reason"]
-    assert stub.came == 2
+    assert stub.request_count == 2
 
 
 def test_prompts_that_are_continued_alike_cannot_show_a_mix_up(take: Any) -> None:
-    def deaf(stub: Stub, seat: Seat, batch: list[Seat]) -> str:
+    def deaf(stub: StubServer, seat: Seat, batch: list[Seat]) -> str:
         return f" t{len(seat.tokens)}"
 
-    band = of(take(Stub(token=deaf)), 4)
+    band = of(take(StubServer(token=deaf)), 4)
     assert (band["result"], band["reason"].partition(",")[0]) == (
         "UNMEASURABLE", "prompts 0 and 1 are continued alike")
 
@@ -253,7 +287,7 @@ def test_prompts_that_are_continued_alike_cannot_show_a_mix_up(take: Any) -> Non
 @pytest.mark.parametrize("refused", [{"stream_options"}, {"logprobs"},
                                      {"stream_options", "logprobs"}])
 def test_field_that_a_server_refuses_is_left_out_and_told(take: Any, refused: set[str]) -> None:
-    witness = take(Stub(refuses=frozenset(refused), usage="stream_options" not in refused),
+    witness = take(StubServer(refuses=frozenset(refused), usage="stream_options" not in refused),
                    replace(SHORT, widths=(1,)))
     assert witness["sampler"]["left_out"] == sorted(refused)
     assert results(witness) == ["PASS"]
@@ -261,32 +295,32 @@ def test_field_that_a_server_refuses_is_left_out_and_told(take: Any, refused: se
 
 @pytest.mark.parametrize("metric", ["vllm:num_requests_running", "llamacpp:requests_processing"])
 def test_gauges_of_other_servers_are_known(take: Any, metric: str) -> None:
-    witness = take(Stub(metric=metric, step=4 * STEP), replace(SHORT, widths=(4,)))
+    witness = take(StubServer(metric=metric, step=4 * STEP_SECONDS), replace(SHORT, widths=(4,)))
     assert witness["m_formed_from"] == f"gauge {metric}"
     assert [band["m_formed"] for band in witness["bands"]] == [4]
 
 
 def test_width_is_read_from_a_field_of_the_response(take: Any) -> None:
-    witness = take(Stub(metric=None), named=Named(field="m"))
+    witness = take(StubServer(metric=None), named=SourceOptions(field="m"))
     assert [band["m_formed"] for band in witness["bands"]] == [1, 4]
     assert results(witness) == ["PASS", "PASS"]
 
 
 def test_medians_are_over_replicates(take: Any) -> None:
-    witness = take(Stub(), replace(SHORT, widths=(1,), replicates=3))
+    witness = take(StubServer(), replace(SHORT, widths=(1,), replicates=3))
     (band,) = witness["bands"]
     assert (len(band["wall_s"]), band["index"]["replicates"]) == (3, 3)
 
 
 def test_request_asks_for_a_greedy_stream_of_fixed_length(take: Any) -> None:
-    stub = Stub()
+    stub = StubServer()
     take(stub, replace(SHORT, widths=(1,)))
-    assert stub.asked[0] == {
-        "model": NAME, "prompt": Plan().prompt, "max_tokens": 24, "temperature": 0, "seed": 0,
+    assert stub.requests[0] == {
+        "model": MODEL_NAME, "prompt": Plan().prompt, "max_tokens": 24, "temperature": 0, "seed": 0,
         "stream": True, "ignore_eos": True, "logprobs": 5,
         "stream_options": {"include_usage": True}}
 
 
 def test_key_is_sent_and_never_written(take: Any, tmp_path: Path) -> None:
-    witness = take(Stub(), replace(SHORT, widths=(1,)), api_key="s3cret")
+    witness = take(StubServer(), replace(SHORT, widths=(1,)), api_key="s3cret")
     assert "s3cret" not in json.dumps(witness)
