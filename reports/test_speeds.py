@@ -52,7 +52,7 @@ def test_page_without_kept_times_says_nothing_of_speed() -> None:
     [
         {"outcomes": fake_evidence.MIXED_OUTCOMES},
         {"kills": fake_evidence.kills(survivors=("p1/copied",))},
-        {"own": fake_evidence.user_model_run("failed")},
+        {"user_model": fake_evidence.user_model_run("failed")},
     ],
 )
 def test_red_page_shows_no_speed(red: dict[str, Any]) -> None:

@@ -107,7 +107,7 @@ def test_times_are_measured_after_every_phase_was_proved(
             return steps() if name == "step" else products()
         return run
 
-    monkeypatch.setattr(rowtwin, "benchmarks", lambda: {name: ("p3", measure(name))
+    monkeypatch.setattr(rowtwin, "receipt_benchmarks", lambda: {name: ("p3", measure(name))
                                                         for name in ("gemv", "step")})
     monkeypatch.setattr(device_receipts, "receipts", lambda *given: ([Path("p3.json")], refused))
     monkeypatch.setattr(cli, "banks_here", lambda *given: [])

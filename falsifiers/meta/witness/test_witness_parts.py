@@ -85,7 +85,7 @@ def test_one_near_tie_does_not_excuse_another_divergence(streams: list[str],
     ([stream("aaaa"), stream("aaaa", start=3.0)], False),
     ([stream("aaaa"), stream("aaaa", start=2.9)], True),
     ([stream("aaaa", lag=100.0)] * 2, False), ([stream("aaaa", step=0.0)] * 2, False),
-    ([stream("aaaa", declared=False)] * 2, False), ([stream("aaaa"), stream("")], False)])
+    ([stream("aaaa", is_event_stream=False)] * 2, False), ([stream("aaaa"), stream("")], False)])
 def test_overlap_is_proved_by_live_streams_alone(streams: Sequence[Stream], proved: bool) -> None:
     assert streams_overlap(streams) is proved
 
