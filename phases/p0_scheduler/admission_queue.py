@@ -6,25 +6,27 @@ import threading
 
 from engine.errors import InputError
 from phases.p0_scheduler.protocol import ClosedError, Ending, FromOutside, QueueFullError, Request
-from phases.p0_scheduler.request_state import Job, Settings
+from phases.p0_scheduler.request_state import RequestState, Settings
 
 
-class Desk:
+class AdmissionQueue:
     """Accepts requests up to a bound and marks those that end; it never calls the engine."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._lock = threading.Lock()  # guards the jobs, their endings and _closed
-        self._jobs: dict[str, Job] = {}  # in order of submission, which is the order of admission
+        self._requests: dict[
+            str, RequestState
+        ] = {}  # in order of submission, which is the order of admission
         self._closed = ""
 
     @property
     def idle(self) -> bool:
         """Whether no accepted request is left to serve."""
-        return not self._jobs
+        return not self._requests
 
     @property
-    def closed(self) -> str:
+    def close_reason(self) -> str:
         """Why no more requests are taken; empty while they are."""
         return self._closed
 
@@ -34,8 +36,8 @@ class Desk:
         Raises `QueueFullError`, `ClosedError`, or `InputError` for one that cannot be served.
         """
         with self._lock:
-            self._check(request)
-            self._jobs[request.id] = Job(request)
+            self._check_request(request)
+            self._requests[request.id] = RequestState(request)
 
     def cancel(self, id: str, reason: FromOutside = "cancel") -> bool:
         """End a request from outside, wherever it is; False when it had ended already.
@@ -43,20 +45,20 @@ class Desk:
         No later step names it; what the running step samples for it is dropped.
         """
         with self._lock:
-            job = self._jobs.get(id)
-        return job is not None and self._mark(job, reason)
+            job = self._requests.get(id)
+        return job is not None and self._mark_ended(job, reason)
 
     def abort(self, reason: FromOutside = "cancel") -> None:
         """End every accepted request from outside."""
-        for job in self._known():
-            self._mark(job, reason)
+        for job in self._all_requests():
+            self._mark_ended(job, reason)
 
     def close(self, why: str = "the server is shutting down") -> None:
         """Take no more requests; those accepted are served. The first reason given stays."""
         with self._lock:
             self._closed = self._closed or why
 
-    def _check(self, request: Request) -> None:
+    def _check_request(self, request: Request) -> None:
         most, context = self.settings.slots + self.settings.queue, self.settings.context
         need = len(request.tokens) + request.limit - 1  # the last token is never fed back
         if self._closed:
@@ -64,21 +66,21 @@ class Desk:
         if context is not None and need > context:
             raise InputError(f"request {request.id!r} may need {need} tokens of context, "
                              f"but a slot holds {context}")
-        if request.id in self._jobs:
+        if request.id in self._requests:
             raise InputError(f"request {request.id!r} is served or waits already")
-        if len(self._jobs) >= most:
+        if len(self._requests) >= most:
             raise QueueFullError(f"request {request.id!r} is refused: {most} requests are served "
                                  f"or wait already, which is the limit")
 
-    def _known(self) -> list[Job]:
+    def _all_requests(self) -> list[RequestState]:
         """Return every accepted request that was not reported as ended, the longest here first."""
         with self._lock:
-            return list(self._jobs.values())
+            return list(self._requests.values())
 
-    def _waiting(self) -> list[Job]:
-        return [job for job in self._known() if job.seat is None and job.ending is None]
+    def _waiting_requests(self) -> list[RequestState]:
+        return [job for job in self._all_requests() if job.seat is None and job.ending is None]
 
-    def _mark(self, job: Job, reason: Ending, detail: str = "") -> bool:
+    def _mark_ended(self, job: RequestState, reason: Ending, detail: str = "") -> bool:
         """Set a job's ending unless it has one; the next sweep acts on it."""
         with self._lock:
             if job.ending is not None:
@@ -86,6 +88,6 @@ class Desk:
             job.ending, job.detail = reason, detail
             return True
 
-    def _forget(self, job: Job) -> None:
+    def _remove(self, job: RequestState) -> None:
         with self._lock:
-            del self._jobs[job.request.id]
+            del self._requests[job.request.id]

@@ -16,15 +16,15 @@ from phases.p0_scheduler.request_state import Counts
 from phases.p0_scheduler.scheduler import Scheduler
 
 log = logging.getLogger("rowtwin.scheduler")
-Deliver = Callable[[Event], None]
+EventSink = Callable[[Event], None]
 
 
-class Stream:
+class RequestStream:
     """The events of one request in order, `Ended` last; read by one thread."""
 
-    def __init__(self, id: str, driver: Driver) -> None:
+    def __init__(self, id: str, driver: EngineLoop) -> None:
         self.id = id
-        self._driver = driver
+        self._engine_loop = driver
         self._queue: SimpleQueue[Event] = SimpleQueue()
 
     def put(self, event: Event) -> None:
@@ -37,7 +37,7 @@ class Stream:
 
     def cancel(self, reason: FromOutside = "cancel") -> bool:
         """End the request from outside; False when it had ended already."""
-        return self._driver.cancel(self.id, reason)
+        return self._engine_loop.cancel(self.id, reason)
 
     def __iter__(self) -> Iterator[Event]:
         while True:
@@ -47,7 +47,7 @@ class Stream:
                 return
 
 
-class Driver:
+class EngineLoop:
     """Steps a scheduler on a thread of its own for as long as there is work."""
 
     def __init__(self, scheduler: Scheduler,
@@ -55,24 +55,24 @@ class Driver:
         """Start the thread; `observe` gets the counts after every step, on that thread."""
         self.scheduler = scheduler
         self.error: BaseException | None = None
-        self._observe = observe
-        self._door = threading.Lock()  # guards _sinks; held for no longer than a submit
-        self._sinks: dict[str, Deliver] = {}
+        self._on_step = observe
+        self._sinks_lock = threading.Lock()  # guards _sinks; held for no longer than a submit
+        self._sinks: dict[str, EventSink] = {}
         self._wake = threading.Event()
         self._closing = False
-        self._thread = threading.Thread(target=self._work, name="rowtwin-engine", daemon=True)
+        self._thread = threading.Thread(target=self._run_loop, name="rowtwin-engine", daemon=True)
         self._thread.start()
 
-    def send(self, request: Request, deliver: Deliver) -> None:
+    def send(self, request: Request, deliver: EventSink) -> None:
         """Accept a request or raise as `Scheduler.submit`; `deliver` runs on the engine thread."""
-        with self._door:  # its first event must find the sink
+        with self._sinks_lock:  # its first event must find the sink
             self.scheduler.submit(request)
             self._sinks[request.id] = deliver
         self._wake.set()
 
-    def submit(self, request: Request) -> Stream:
+    def submit(self, request: Request) -> RequestStream:
         """Accept a request and return its stream, or raise as `Scheduler.submit`."""
-        stream = Stream(request.id, self)
+        stream = RequestStream(request.id, self)
         self.send(request, stream.put)
         return stream
 
@@ -96,47 +96,47 @@ class Driver:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _work(self) -> None:
+    def _run_loop(self) -> None:
         try:
             while not (self._closing and self.scheduler.idle):
-                self._turn()
+                self._step_once()
             self._dispatch(self.scheduler.drain())
         except BaseException as error:  # nobody may wait for ever on a thread that is gone
             log.exception("the engine thread died")
-            self._die(error)
+            self._fail_all(error)
 
-    def _turn(self) -> None:
+    def _step_once(self) -> None:
         if self.scheduler.idle:
             self._wake.wait()
             self._wake.clear()
         events = self.scheduler.step()
-        if self._observe is not None:  # first, so that who hears of an end finds it counted
-            self._observe(self.scheduler.counts)
+        if self._on_step is not None:  # first, so that who hears of an end finds it counted
+            self._on_step(self.scheduler.counts)
         self._dispatch(events)
 
     def _dispatch(self, events: Iterable[Event]) -> None:
         for event in events:
-            with self._door:
+            with self._sinks_lock:
                 deliver = (self._sinks.pop if isinstance(event, Ended) else self._sinks.get)(
                     event.id, None)
             if deliver is not None:
-                self._hand(deliver, event)
+                self._deliver_event(deliver, event)
 
-    def _hand(self, deliver: Deliver, event: Event) -> None:
+    def _deliver_event(self, deliver: EventSink, event: Event) -> None:
         """Deliver an event; a caller whose sink fails is gone, and nobody else notices."""
         try:
             deliver(event)
         except Exception:
             log.exception("request %r: its sink failed", event.id)
-            with self._door:
+            with self._sinks_lock:
                 self._sinks.pop(event.id, None)
             self.cancel(event.id, "disconnect")
 
-    def _die(self, error: BaseException) -> None:
+    def _fail_all(self, error: BaseException) -> None:
         self.error = error
         why = f"the engine thread died ({type(error).__name__}: {error})"
         self.scheduler.close(why)
-        with self._door:
+        with self._sinks_lock:
             sinks, self._sinks = self._sinks, {}
         for id, deliver in sinks.items():
-            self._hand(deliver, Ended(id, "error", detail=why))
+            self._deliver_event(deliver, Ended(id, "error", detail=why))

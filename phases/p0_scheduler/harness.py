@@ -13,28 +13,28 @@ from engine.errors import InputError
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
-from phases.p0_scheduler.mock_engine import VOCAB, Call, MockEngine
+from phases.p0_scheduler.mock_engine import VOCAB, EngineCall, MockEngine
 from phases.p0_scheduler.protocol import Emitted, Ended, Event, Request, RowError
 from phases.p0_scheduler.reference import Served
 from phases.p0_scheduler.request_state import Settings
 
-SEATING = ("start_batch", "add_slot")
-PATIENCE = 20_000
+SEATING_CALLS = ("start_batch", "add_slot")
+MAX_STEPS = 20_000
 """Steps after which a run counts as stuck; the largest attack needs a quarter."""
 
 
-def prompt(id: str, length: int) -> tuple[int, ...]:
+def make_prompt(id: str, length: int) -> tuple[int, ...]:
     """Return a prompt that no other id shares."""
     draw = random.Random(f"{id}/{length}")
     return tuple(draw.randrange(8, 50_000) for _ in range(length))
 
 
-def request(id: str, length: int, limit: int, sampler: int = 0) -> Request:
+def make_request(id: str, length: int, limit: int, sampler: int = 0) -> Request:
     """Return a request with a prompt of its own and no stop ids."""
-    return Request(id, prompt(id, length), limit, frozenset(), sampler)
+    return Request(id, make_prompt(id, length), limit, frozenset(), sampler)
 
 
-class Run:
+class Harness:
     """One scheduler over one mock engine, with all its events in order of steps."""
 
     def __init__(self, subject: Subject, judge: Judge, *, slots: int, queue: int = 64,
@@ -44,14 +44,14 @@ class Run:
         self.settings = Settings(slots=slots, queue=queue, chunk=chunk, context=context, eos=eos)
         self.engine = MockEngine(slots, seed=seed)
         self.scheduler = self.stack.scheduler(self.engine, self.settings)
-        self._step, self._steps = self.scheduler.step, 0
-        self.scheduler.step = self._counted  # so that no loop over steps is endless
+        self._scheduler_step, self._step_count = self.scheduler.step, 0
+        self.scheduler.step = self._step_bounded  # so that no loop over steps is endless
         self.requests: dict[str, Request] = {}
         self.streams: dict[str, list[Emitted]] = {}
         self.ended: dict[str, Ended] = {}
         self.ended_at: dict[str, int] = {}
         self.submitted_at: dict[str, int] = {}
-        self.silenced: dict[str, int] = {}
+        self.cancelled_at: dict[str, int] = {}
         """Requests that were cancelled, and the step from which only their end may be heard."""
 
     @property
@@ -71,27 +71,27 @@ class Run:
         """Cancel; from now on the request must be silent if that was taken."""
         taken = bool(self.scheduler.cancel(id, reason))
         if taken:  # the tokens of a step are handed out before its slots are released
-            self.silenced[id] = self.clock + (self.engine.inside == "recycle_slot")
+            self.cancelled_at[id] = self.clock + (self.engine.current_call == "recycle_slot")
         return taken
 
     def step(self, times: int = 1) -> None:
         """Step and hold every event to its place in its stream."""
         for _ in range(times):
-            self.hear(self.scheduler.step())
+            self.check_events(self.scheduler.step())
             self.engine.clock += 1
 
-    def refused(self, bad: Request | tuple[str, int, int], error: type[InputError],
+    def expect_refusal(self, bad: Request | tuple[str, int, int], error: type[InputError],
                 told: str) -> None:
         """Hold a request, or the (id, length, limit) of one, to be refused in words with `told`."""
         try:
-            self.scheduler.submit(bad if isinstance(bad, Request) else request(*bad))
+            self.scheduler.submit(bad if isinstance(bad, Request) else make_request(*bad))
         except InputError as refusal:
-            self.same("refusal", type(refusal), error)
+            self.check_equal("refusal", type(refusal), error)
             self.law(told in str(refusal), f"a refusal says {str(refusal)!r}, without {told!r}")
         else:
             self.law(False, f"request {bad} was accepted")
 
-    def until_idle(self) -> None:
+    def run_until_idle(self) -> None:
         """Step until every accepted request has ended."""
         while not self.scheduler.idle:
             self.step()
@@ -104,90 +104,96 @@ class Run:
         """Hold a law through the judge."""
         self.judge.law(holds, sentence, rung="law", **where)
 
-    def same(self, name: str, got: object, want: object, **where: int | str) -> None:
+    def check_equal(self, name: str, got: object, want: object, **where: int | str) -> None:
         """Hold a value to its peer, in the suite's words."""
         place = ", ".join(f"{key} {value}" for key, value in where.items())
         at = f"{name}[{place}]" if place else name
         self.law(got == want, f"{at}={got}, but should be {want}", **where)
 
-    def hear(self, events: Sequence[Event]) -> None:
+    def check_events(self, events: Sequence[Event]) -> None:
         """Hold events to their places in their streams, and keep them."""
         for event in events:
-            self._hear(event)
+            self._check_event(event)
 
-    def _counted(self) -> list[Event]:
-        self._steps += 1
-        if self._steps > PATIENCE:
+    def _step_bounded(self) -> list[Event]:
+        self._step_count += 1
+        if self._step_count > MAX_STEPS:
             self.law(False, f"the scheduler is stuck: {self.waiting()} have not ended after "
-                            f"{PATIENCE} steps")
-        events: list[Event] = self._step()
+                            f"{MAX_STEPS} steps")
+        events: list[Event] = self._scheduler_step()
         return events
 
-    def _hear(self, event: Event) -> None:
+    def _check_event(self, event: Event) -> None:
         id = event.id
         self.law(id in self.requests, f"an event of unknown request {id!r}")
         self.law(id not in self.ended, f"request {id!r} got {event} after its end", request=id)
         if isinstance(event, Ended):
             self.ended[id], self.ended_at[id] = event, self.clock
             return
-        self.law(id not in self.silenced or self.clock < self.silenced[id],
+        self.law(id not in self.cancelled_at or self.clock < self.cancelled_at[id],
                  f"request {id!r} got a token after its cancel", request=id)
-        self.same("token index", event.index, len(self.streams[id]), request=id)
+        self.check_equal("token index", event.index, len(self.streams[id]), request=id)
         self.streams[id].append(event.emitted)
 
     # The laws.
 
-    def account(self) -> None:
+    def check_accounting(self) -> None:
         """Hold an idle run to its books: every slot free, each admission released once."""
         wrong = self.engine.violations
         self.law(not wrong, f"the engine was misused: {', '.join(wrong[:1])}")
-        self.same("requests without an end", self.waiting(), [])
-        self.same("free slots", sorted(self.engine.free), list(range(self.settings.slots)))
+        self.check_equal("requests without an end", self.waiting(), [])
+        self.check_equal(
+            "free slots", sorted(self.engine.free_slots), list(range(self.settings.slots))
+        )
         for tenant in self.engine.tenants:
-            self.same("releases", tenant.released, 1, request=tenant.request.id, slot=tenant.slot)
+            self.check_equal(
+                "releases", tenant.released, 1, request=tenant.request.id, slot=tenant.slot
+            )
         counts = self.scheduler.counts
-        self.same("counted as live or waiting", (counts.live, counts.waiting), (0, 0))
-        self.same("counted admissions", counts.admitted, len(self.engine.tenants))
-        self.same("counted releases", counts.released, len(self.engine.tenants))
-        self.same("counted endings", sum(counts.ended.values()), len(self.requests))
-        self.same("counted rows", counts.formed,
+        self.check_equal("counted as live or waiting", (counts.live, counts.waiting), (0, 0))
+        self.check_equal("counted admissions", counts.admitted, len(self.engine.tenants))
+        self.check_equal("counted releases", counts.released, len(self.engine.tenants))
+        self.check_equal("counted endings", sum(counts.ended.values()), len(self.requests))
+        self.check_equal("counted rows", counts.formed,
                   max((len(call.rows) for call in self.engine.steps()), default=0))
 
-    def hold(self, but: Sequence[str] = ()) -> dict[str, Served]:
+    def check_all(self, but: Sequence[str] = ()) -> dict[str, Served]:
         """Hold an idle run to its books and its streams; `but` may have ended early."""
-        self.account()
-        return self.streams_equal_solo(but)
+        self.check_accounting()
+        return self.check_streams_equal_solo(but)
 
-    def solo(self) -> dict[str, Served]:
+    def serve_solo(self) -> dict[str, Served]:
         """Serve every accepted request alone, one after another."""
         served = self.stack.serial(MockEngine(1), list(self.requests.values()), self.eos)
         return {one.request.id: one for one in served}
 
-    def streams_equal_solo(self, but: Sequence[str] = ()) -> dict[str, Served]:
+    def check_streams_equal_solo(self, but: Sequence[str] = ()) -> dict[str, Served]:
         """Hold every stream and ending to the request's own alone; `but` may end early."""
-        solo = self.solo()
+        solo = self.serve_solo()
         for id, served in solo.items():
-            got, want = bare(self.streams[id]), bare(served.emitted)
+            got, want = without_slots(self.streams[id]), without_slots(served.emitted)
             if id in but:
                 want = want[:len(got)]
             else:
-                self.same("tokens emitted", len(got), len(want), request=id)
-                self.same("reason", self.ended[id].reason, served.reason, request=id)
+                self.check_equal("tokens emitted", len(got), len(want), request=id)
+                self.check_equal("reason", self.ended[id].reason, served.reason, request=id)
             for index, (a, b) in enumerate(zip(got, want, strict=True)):
-                self.same("token, log-probs", a, b, request=id, index=index)
+                self.check_equal("token, log-probs", a, b, request=id, index=index)
         return solo
 
     def seated_at(self, id: str) -> int:
         """Return the step in which a request was first given a slot."""
-        return next(call.clock for call in self.engine.naming(id) if call.name in SEATING)
+        return next(
+            call.clock for call in self.engine.calls_naming(id) if call.name in SEATING_CALLS
+        )
 
 
-def bare(emitted: Sequence[Emitted]) -> list[tuple[object, ...]]:
+def without_slots(emitted: Sequence[Emitted]) -> list[tuple[object, ...]]:
     """Return tokens with their log-probs, without the slot, which may differ."""
     return [(one.token, one.logprob, one.top) for one in emitted]
 
 
-def stopping(one: Request, at: int) -> Request:
+def with_stop_at(one: Request, at: int) -> Request:
     """Return the request with two stop ids: one it never emits, and its token at index `at`."""
     run = MockEngine(1).run_single(one)
     tokens = [next(run).token for _ in range(at + 1)]
@@ -197,31 +203,31 @@ def stopping(one: Request, at: int) -> Request:
 
 
 @dataclass
-class Poisoned:
+class FailAfterTokens:
     """Trouble for a mock: steps fail that would take a request beyond its number of tokens."""
 
     engine: MockEngine
-    beyond: dict[str, int]
+    token_limits: dict[str, int]
     """By request; a negative number makes its seating fail instead."""
-    named: bool = False
+    names_row: bool = False
     """Whether the engine says whose row it was."""
 
-    def __call__(self, call: Call) -> Exception | None:
+    def __call__(self, call: EngineCall) -> Exception | None:
         """Return what the call must raise, if anything."""
         for id, row in itertools.zip_longest(call.ids, call.rows):
-            most = self.beyond.get(id)
+            most = self.token_limits.get(id)
             if most is None:
                 continue
-            if call.name in SEATING and most < 0:
+            if call.name in SEATING_CALLS and most < 0:
                 return RuntimeError(f"{id} has a bad sampler")
-            if call.name == "decode_step" and self.engine.owner[row.slot].fed + row.count > most:
+            if call.name == "decode_step" and self.engine.owners[row.slot].fed + row.count > most:
                 message = f"{id} has no finite logits"
-                return RowError(row.slot, message) if self.named else RuntimeError(message)
+                return RowError(row.slot, message) if self.names_row else RuntimeError(message)
         return None
 
 
 @contextmanager
-def batch_log() -> Iterator[list[str]]:
+def capture_batch_log() -> Iterator[list[str]]:
     """Collect what the logger `rowtwin.scheduler` says at level INFO and above."""
     lines: list[str] = []
     logger = logging.getLogger("rowtwin.scheduler")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from phases.p0_scheduler import reference
-from phases.p0_scheduler.engine_loop import Driver
+from phases.p0_scheduler.engine_loop import EngineLoop
 from phases.p0_scheduler.protocol import (
     BatchEngine,
     ClosedError,
@@ -26,13 +26,32 @@ from phases.p0_scheduler.protocol import (
     Token,
 )
 from phases.p0_scheduler.reference import Served
-from phases.p0_scheduler.request_state import Counts, Job, Settings
+from phases.p0_scheduler.request_state import Counts, RequestState, Settings
 from phases.p0_scheduler.scheduler import Scheduler
 
 __all__ = [
-    "BatchEngine", "ClosedError", "Counts", "Driver", "Emitted", "Ended", "Ending", "Event",
-    "FromOutside", "Job", "QueueFullError", "Request", "Row", "RowError", "Scheduler", "Seat",
-    "Served", "Settings", "Stack", "Token", "stack"]
+    "BatchEngine",
+    "ClosedError",
+    "Counts",
+    "Emitted",
+    "Ended",
+    "Ending",
+    "EngineLoop",
+    "Event",
+    "FromOutside",
+    "QueueFullError",
+    "Request",
+    "RequestState",
+    "Row",
+    "RowError",
+    "Scheduler",
+    "Seat",
+    "Served",
+    "Settings",
+    "Stack",
+    "Token",
+    "stack",
+]
 
 
 @dataclass(frozen=True)
@@ -41,7 +60,7 @@ class Stack:
 
     scheduler: type[Scheduler]
     """Called with an engine and `Settings`."""
-    driver: type[Driver]
+    driver: type[EngineLoop]
     """Called with a scheduler; starts its thread."""
     serial: Callable[..., list[Served]]
     """Serves requests one after another: `serial(engine, requests, eos)`."""
@@ -49,4 +68,4 @@ class Stack:
 
 def stack() -> Stack:
     """Return the stack of this phase."""
-    return Stack(scheduler=Scheduler, driver=Driver, serial=reference.serve)
+    return Stack(scheduler=Scheduler, driver=EngineLoop, serial=reference.serve)

@@ -10,20 +10,22 @@ from falsifiers.judging.subject import Mutant, Subject
 from phases.p0_scheduler import wrong_recovery as recovery
 from phases.p0_scheduler import wrong_running as running
 from phases.p0_scheduler import wrong_seating as seating
-from phases.p0_scheduler.engine_loop import Driver
+from phases.p0_scheduler.engine_loop import EngineLoop
 from phases.p0_scheduler.scheduler import Scheduler
 
 
-def _with(part: type[Scheduler] | type[Driver]) -> Callable[[Subject], Subject]:
+def _build_with(part: type[Scheduler] | type[EngineLoop]) -> Callable[[Subject], Subject]:
     """Return a builder that puts a wrong part into the subject's stack."""
-    field = "driver" if issubclass(part, Driver) else "scheduler"
+    field = "driver" if issubclass(part, EngineLoop) else "scheduler"
     return lambda subject: replace(subject, stack=replace(subject.stack, **{field: part}))
 
 
-def _wrong(part: type[Scheduler] | type[Driver], *killers: str, source: str = "") -> Mutant:
+def _make_mutant(
+    part: type[Scheduler] | type[EngineLoop], *killers: str, source: str = ""
+) -> Mutant:
     """Return the mutant of a wrong part, which is named and explained by its class."""
     name = re.sub(r"(?<=.)([A-Z])", r"_\1", part.__name__).lower()
-    return Mutant(name, (part.__doc__ or "").strip(), killers, _with(part), source)
+    return Mutant(name, (part.__doc__ or "").strip(), killers, _build_with(part), source)
 
 
 BATCH = "batch_forms_at_every_width"
@@ -49,68 +51,70 @@ REUSED = "reused_tokens_are_skipped"
 THREADS = "threads_get_their_own_streams"
 
 MUTANTS: tuple[Mutant, ...] = (
-    _wrong(seating.ReleasesOnlyThisStepsRows, ABORTS, CANCEL, HISTORIES, DRAIN, source="B002"),
-    _wrong(seating.CancelsOnlyWhoDecodes, CANCEL, ABORTS, ENDINGS, source="B004"),
-    _wrong(seating.SlotByNumber, SLOTS, ENDINGS, source="B006"),
-    _wrong(seating.FreesAStoppedRowTwice, ENDINGS, source="B008"),
-    _wrong(seating.ReleasesBeforeReading, READ, ENDINGS, source="B012"),
-    _wrong(running.PrefillFirst, DECODE, TIMES, source="B014"),
-    _wrong(seating.PrefillsBeforeAdmitting, PREFILL, TIMES, ORDER, source="B015"),
-    _wrong(running.DeadlineByBatchStep, BUDGETS, TIMES, source="B016"),
-    _wrong(running.OneForwardTooMany, BUDGETS, TIMES, source="B019"),
-    _wrong(running.AppendsUntilTheLastEnds, STOPS, SLOTS, source="B021"),
-    _wrong(running.FirstStopIdOnly, STOPS, SLOTS, source="B022"),
-    _wrong(running.NoStopOnThePrefillToken, STOPS, ENDINGS, source="B022"),
-    _wrong(seating.NoParallelForThisModel, BATCH, TIMES, source="B024"),
-    _wrong(seating.PaddingTakesASlot, BATCH, TIMES, source="B025"),
-    _wrong(running.StepsRowByRow, BATCH, source="B027"),
-    _wrong(recovery.DeliversToTheLastCaller, THREADS, source="B042"),
-    _wrong(seating.CancelsOnlyWhoIsSeated, CANCEL, READ, HISTORIES),
-    _wrong(seating.CancelTellsNobody, CANCEL),
-    _wrong(seating.CancelIsTakenTwice, CANCEL, HISTORIES),
-    _wrong(seating.StopKeepsItsSlot, SLOTS, ENDINGS, STOPS),
-    _wrong(seating.DisconnectFreesTwice, ENDINGS, ABORTS),
-    _wrong(seating.NewestFirst, ORDER, TIMES),
-    _wrong(seating.ShortestFirst, ORDER, TIMES),
-    _wrong(seating.WaitsForTheBatchToEnd, ORDER, TIMES, PREFILL),
-    _wrong(seating.OneSeatAStep, BATCH, ORDER),
-    _wrong(seating.SeatsWhoWasCancelled, READ),
-    _wrong(seating.QueueWithoutBound, QUEUE),
-    _wrong(seating.BoundForgetsFreeSlots, QUEUE),
-    _wrong(seating.RefusedRequestStays, QUEUE),
-    _wrong(seating.ContextIsNotChecked, BAD),
-    _wrong(seating.LastTokenNeedsRoom, BAD),
-    _wrong(seating.SameIdReplaces, BAD),
-    _wrong(seating.ComputesReusedTokensAgain, REUSED),
-    _wrong(seating.TellsNoReuse, REUSED),
-    _wrong(running.OnePromptAtATime, PREFILL, TIMES),
-    _wrong(running.ChunkIsHalved, TIMES, PREFILL),
-    _wrong(running.StopsForAll, STOPS),
-    _wrong(running.SwallowsTheStopToken, STOPS, SLOTS),
-    _wrong(running.EosIsAlwaysAStop, STOPS),
-    _wrong(running.LengthBeatsStop, STOPS),
-    _wrong(running.ZipsAnswersWithRows, SLOTS, TIMES, ENDINGS),
-    _wrong(running.TokenAfterCancel, READ, ENDINGS),
-    _wrong(running.LogsOnlyAboveOne, BATCH),
-    _wrong(running.LogsRequestsNotRows, BATCH),
-    _wrong(running.SaysAWidthOnce, BATCH),
-    _wrong(running.LogsEveryStep, BATCH),
-    _wrong(recovery.ErrorEndsTheWholeStep, ERRORS, ACCIDENTS, ENDINGS),
-    _wrong(recovery.ErrorEndsTheOldest, ERRORS, ACCIDENTS, ENDINGS),
-    _wrong(recovery.NamedRowIsIgnored, ERRORS),
-    _wrong(recovery.NoReset, ERRORS, ACCIDENTS, HISTORIES),
-    _wrong(recovery.GoesOnAfterTheError, ERRORS, ACCIDENTS, HISTORIES),
-    _wrong(recovery.ReplayIsHandedOut, ERRORS, ACCIDENTS),
-    _wrong(recovery.ReplayIsForgotten, ERRORS, ACCIDENTS),
-    _wrong(recovery.FailedStartEndsAll, ERRORS, ACCIDENTS),
-    _wrong(recovery.FailedJoinResets, ERRORS),
-    _wrong(recovery.FailedReleaseIsIgnored, ACCIDENTS),
-    _wrong(recovery.ResetErrorEscapes, DEAD),
-    _wrong(recovery.ResetErrorIsIgnored, DEAD),
-    _wrong(recovery.DrainDropsTheQueue, DRAIN),
-    _wrong(recovery.DrainTakesMore, DRAIN, DEAD),
-    _wrong(recovery.CleansUpTwice, DRAIN),
-    _wrong(recovery.AbortSparesTheQueue, DRAIN),
-    _wrong(recovery.ReleasesOnTheCallersThread, THREADS),
-    _wrong(recovery.ForgetsWhoCameWhileBusy, THREADS),
+    _make_mutant(
+        seating.ReleasesOnlyThisStepsRows, ABORTS, CANCEL, HISTORIES, DRAIN, source="B002"
+    ),
+    _make_mutant(seating.CancelsOnlyWhoDecodes, CANCEL, ABORTS, ENDINGS, source="B004"),
+    _make_mutant(seating.SlotByNumber, SLOTS, ENDINGS, source="B006"),
+    _make_mutant(seating.FreesAStoppedRowTwice, ENDINGS, source="B008"),
+    _make_mutant(seating.ReleasesBeforeReading, READ, ENDINGS, source="B012"),
+    _make_mutant(running.PrefillFirst, DECODE, TIMES, source="B014"),
+    _make_mutant(seating.PrefillsBeforeAdmitting, PREFILL, TIMES, ORDER, source="B015"),
+    _make_mutant(running.DeadlineByBatchStep, BUDGETS, TIMES, source="B016"),
+    _make_mutant(running.OneForwardTooMany, BUDGETS, TIMES, source="B019"),
+    _make_mutant(running.AppendsUntilTheLastEnds, STOPS, SLOTS, source="B021"),
+    _make_mutant(running.FirstStopIdOnly, STOPS, SLOTS, source="B022"),
+    _make_mutant(running.NoStopOnThePrefillToken, STOPS, ENDINGS, source="B022"),
+    _make_mutant(seating.NoParallelForThisModel, BATCH, TIMES, source="B024"),
+    _make_mutant(seating.PaddingTakesASlot, BATCH, TIMES, source="B025"),
+    _make_mutant(running.StepsRowByRow, BATCH, source="B027"),
+    _make_mutant(recovery.DeliversToTheLastCaller, THREADS, source="B042"),
+    _make_mutant(seating.CancelsOnlyWhoIsSeated, CANCEL, READ, HISTORIES),
+    _make_mutant(seating.CancelTellsNobody, CANCEL),
+    _make_mutant(seating.CancelIsTakenTwice, CANCEL, HISTORIES),
+    _make_mutant(seating.StopKeepsItsSlot, SLOTS, ENDINGS, STOPS),
+    _make_mutant(seating.DisconnectFreesTwice, ENDINGS, ABORTS),
+    _make_mutant(seating.NewestFirst, ORDER, TIMES),
+    _make_mutant(seating.ShortestFirst, ORDER, TIMES),
+    _make_mutant(seating.WaitsForTheBatchToEnd, ORDER, TIMES, PREFILL),
+    _make_mutant(seating.OneSeatAStep, BATCH, ORDER),
+    _make_mutant(seating.SeatsWhoWasCancelled, READ),
+    _make_mutant(seating.QueueWithoutBound, QUEUE),
+    _make_mutant(seating.BoundForgetsFreeSlots, QUEUE),
+    _make_mutant(seating.RefusedRequestStays, QUEUE),
+    _make_mutant(seating.ContextIsNotChecked, BAD),
+    _make_mutant(seating.LastTokenNeedsRoom, BAD),
+    _make_mutant(seating.SameIdReplaces, BAD),
+    _make_mutant(seating.ComputesReusedTokensAgain, REUSED),
+    _make_mutant(seating.TellsNoReuse, REUSED),
+    _make_mutant(running.OnePromptAtATime, PREFILL, TIMES),
+    _make_mutant(running.ChunkIsHalved, TIMES, PREFILL),
+    _make_mutant(running.StopsForAll, STOPS),
+    _make_mutant(running.SwallowsTheStopToken, STOPS, SLOTS),
+    _make_mutant(running.EosIsAlwaysAStop, STOPS),
+    _make_mutant(running.LengthBeatsStop, STOPS),
+    _make_mutant(running.ZipsAnswersWithRows, SLOTS, TIMES, ENDINGS),
+    _make_mutant(running.TokenAfterCancel, READ, ENDINGS),
+    _make_mutant(running.LogsOnlyAboveOne, BATCH),
+    _make_mutant(running.LogsRequestsNotRows, BATCH),
+    _make_mutant(running.SaysAWidthOnce, BATCH),
+    _make_mutant(running.LogsEveryStep, BATCH),
+    _make_mutant(recovery.ErrorEndsTheWholeStep, ERRORS, ACCIDENTS, ENDINGS),
+    _make_mutant(recovery.ErrorEndsTheOldest, ERRORS, ACCIDENTS, ENDINGS),
+    _make_mutant(recovery.NamedRowIsIgnored, ERRORS),
+    _make_mutant(recovery.NoReset, ERRORS, ACCIDENTS, HISTORIES),
+    _make_mutant(recovery.GoesOnAfterTheError, ERRORS, ACCIDENTS, HISTORIES),
+    _make_mutant(recovery.ReplayIsHandedOut, ERRORS, ACCIDENTS),
+    _make_mutant(recovery.ReplayIsForgotten, ERRORS, ACCIDENTS),
+    _make_mutant(recovery.FailedStartEndsAll, ERRORS, ACCIDENTS),
+    _make_mutant(recovery.FailedJoinResets, ERRORS),
+    _make_mutant(recovery.FailedReleaseIsIgnored, ACCIDENTS),
+    _make_mutant(recovery.ResetErrorEscapes, DEAD),
+    _make_mutant(recovery.ResetErrorIsIgnored, DEAD),
+    _make_mutant(recovery.DrainDropsTheQueue, DRAIN),
+    _make_mutant(recovery.DrainTakesMore, DRAIN, DEAD),
+    _make_mutant(recovery.CleansUpTwice, DRAIN),
+    _make_mutant(recovery.AbortSparesTheQueue, DRAIN),
+    _make_mutant(recovery.ReleasesOnTheCallersThread, THREADS),
+    _make_mutant(recovery.ForgetsWhoCameWhileBusy, THREADS),
 )

@@ -32,12 +32,12 @@ class Settings:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class RequestState:
     """One request between `submit` and `Ended`."""
 
     request: Request
     seat: Seat | None = None
-    done: int = 0
+    prefilled: int = 0
     """Prompt tokens in the slot's state."""
     sampled: int = 0
     """Tokens sampled since it was seated; below len(tokens) while a lost slot is replayed."""
@@ -48,28 +48,28 @@ class Job:
     detail: str = ""
     reused: int = 0
     """Prompt tokens its newest seat held already."""
-    struck_at: int = -1
+    failed_at: int = -1
     """Its progress when a step with several rows failed, until it is known not to be at fault."""
 
     @property
     def progress(self) -> int:
         """How many tokens it has got through since it was seated."""
-        return self.done + self.sampled
+        return self.prefilled + self.sampled
 
     @property
-    def suspect(self) -> bool:
+    def is_suspect(self) -> bool:
         """Whether it must pass the point of the failure alone before it shares a step again."""
-        return self.progress <= self.struck_at
+        return self.progress <= self.failed_at
 
     @property
-    def left(self) -> int:
+    def prompt_left(self) -> int:
         """Prompt tokens still to compute."""
-        return len(self.request.tokens) - self.done
+        return len(self.request.tokens) - self.prefilled
 
-    def take(self, seat: Seat) -> None:
+    def assign_seat(self, seat: Seat) -> None:
         """Begin in a slot, behind what its state holds; what was handed out stays so."""
         self.seat, self.sampled = seat, 0
-        self.done = self.reused = seat.reused
+        self.prefilled = self.reused = seat.reused
 
 
 @dataclass(frozen=True, slots=True)

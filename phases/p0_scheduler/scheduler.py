@@ -17,7 +17,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from phases.p0_scheduler.admission_queue import Desk
+from phases.p0_scheduler.admission_queue import AdmissionQueue
 from phases.p0_scheduler.protocol import (
     BatchEngine,
     Emitted,
@@ -29,7 +29,7 @@ from phases.p0_scheduler.protocol import (
     Seat,
     Token,
 )
-from phases.p0_scheduler.request_state import Counts, Job, Settings
+from phases.p0_scheduler.request_state import Counts, RequestState, Settings
 
 log = logging.getLogger("rowtwin.scheduler")
 log.addHandler(logging.NullHandler())  # who wants the lines adds a handler; nobody gets them twice
@@ -39,7 +39,7 @@ class EngineError(Exception):
     """The engine answered what its protocol rules out."""
 
 
-class Scheduler(Desk):
+class Scheduler(AdmissionQueue):
     """Decides who runs and when each request ends; the engine computes and samples.
 
     `step`, `drain` and `counts` belong to one thread, what `Desk` has to all.
@@ -48,28 +48,32 @@ class Scheduler(Desk):
     def __init__(self, engine: BatchEngine, settings: Settings) -> None:
         super().__init__(settings)
         self.engine = engine
-        self._live: dict[int, Job] = {}  # by slot
+        self._live: dict[int, RequestState] = {}  # by slot
         self._events: list[Event] = []
-        self._cleaned = False
-        self._logged = 0
-        self._tally: Counter[str] = Counter()
-        self._ended: Counter[str] = Counter()
+        self._cleaned_up = False
+        self._logged_width = 0
+        self._counters: Counter[str] = Counter()
+        self._ended_counts: Counter[str] = Counter()
 
     @property
     def counts(self) -> Counts:
         """What was counted so far."""
         names = ("batch", "formed", "steps", "admitted", "released", "prefilled", "reused")
-        return Counts(waiting=len(self._waiting()), live=len(self._live), ended=dict(self._ended),
-                      **{name: self._tally[name] for name in names})
+        return Counts(
+            waiting=len(self._waiting_requests()),
+            live=len(self._live),
+            ended=dict(self._ended_counts),
+            **{name: self._counters[name] for name in names},
+        )
 
     def step(self) -> list[Event]:
         """Do one step and return what happened since the last one, in order."""
-        self._sweep()
+        self._release_ended()
         self._admit()
-        plan = self._plan()
-        worked = bool(plan) and self._run(plan)
-        self._sweep()
-        self._note(len(plan) if worked else 0)
+        plan = self._plan_step()
+        worked = bool(plan) and self._run_step(plan)
+        self._release_ended()
+        self._record_step(len(plan) if worked else 0)
         events, self._events = self._events, []
         return events
 
@@ -79,158 +83,162 @@ class Scheduler(Desk):
         events: list[Event] = []
         while not self.idle:
             events += self.step()
-        if not self._cleaned:
-            self._cleaned = True
+        if not self._cleaned_up:
+            self._cleaned_up = True
             self.engine.cleanup()
         return events
 
     # Seating.
 
-    def _next(self) -> list[Job]:
+    def _next_requests(self) -> list[RequestState]:
         """Return whom to seat now: the longest waiting, as many as there are free slots."""
-        return self._waiting()[:self.settings.slots - len(self._live)]
+        return self._waiting_requests()[:self.settings.slots - len(self._live)]
 
     def _admit(self) -> None:
-        jobs = self._next()
+        jobs = self._next_requests()
         if jobs and not self._live:
-            self._start(jobs)
+            self._start_batch(jobs)
         else:
-            self._join(jobs)
+            self._add_to_batch(jobs)
 
-    def _start(self, jobs: Sequence[Job]) -> None:
+    def _start_batch(self, jobs: Sequence[RequestState]) -> None:
         try:
             seats = self.engine.start_batch([job.request for job in jobs])
         except Exception:  # it took no slot; one at a time shows whose request it was
-            self._join(jobs)
+            self._add_to_batch(jobs)
             return
         try:
             if len(seats) != len(jobs):
                 raise EngineError(f"the engine gave {len(seats)} seats to {len(jobs)} requests")
             for job, seat in zip(jobs, seats, strict=True):
-                self._seat(job, seat)
+                self._assign_slot(job, seat)
         except EngineError as error:
             self._recover(error, culprits=jobs)
 
-    def _join(self, jobs: Sequence[Job]) -> None:
+    def _add_to_batch(self, jobs: Sequence[RequestState]) -> None:
         for job in jobs:
             if job.ending is not None:  # cancelled while another one was seated
                 continue
             try:
-                self._seat(job, self.engine.add_slot(job.request))
+                self._assign_slot(job, self.engine.add_slot(job.request))
             except EngineError as error:
                 self._recover(error, culprits=[job])
             except Exception as error:  # it took no slot, so nobody else is touched
-                self._mark(job, "error", _told(error))
+                self._mark_ended(job, "error", _format_error(error))
 
-    def _seat(self, job: Job, seat: Seat) -> None:
+    def _assign_slot(self, job: RequestState, seat: Seat) -> None:
         prompt = len(job.request.tokens)
         if seat.slot in self._live:
             raise EngineError(f"the engine gave slot {seat.slot} to two requests")
         if not 0 <= seat.reused < prompt:
             raise EngineError(f"the engine reused {seat.reused} tokens of a prompt of {prompt}")
-        job.take(seat)
+        job.assign_seat(seat)
         self._live[seat.slot] = job
-        self._tally["admitted"] += 1
-        self._tally["reused"] += seat.reused
+        self._counters["admitted"] += 1
+        self._counters["reused"] += seat.reused
 
     # Running.
 
-    def _plan(self) -> list[Row]:
+    def _plan_step(self) -> list[Row]:
         """Return a row for every live slot, or the one row of a suspect that must go alone."""
         jobs = [(slot, job) for slot, job in self._live.items() if job.ending is None]
-        alone = [(slot, job) for slot, job in jobs if job.suspect][:1]
-        return [Row(slot, self._count(job)) for slot, job in alone or jobs]
+        alone = [(slot, job) for slot, job in jobs if job.is_suspect][:1]
+        return [Row(slot, self._token_count(job)) for slot, job in alone or jobs]
 
-    def _count(self, job: Job) -> int:
-        return min(job.left, self.settings.chunk) if job.left else 1
+    def _token_count(self, job: RequestState) -> int:
+        return min(job.prompt_left, self.settings.chunk) if job.prompt_left else 1
 
-    def _run(self, plan: Sequence[Row]) -> bool:
+    def _run_step(self, plan: Sequence[Row]) -> bool:
         """Do one engine step; return whether it worked."""
         try:
-            emitted = self._read(plan, self.engine.decode_step(plan))
+            emitted = self._read_answer(plan, self.engine.decode_step(plan))
         except Exception as error:
-            self._blame(plan, error)
+            self._handle_step_error(plan, error)
             return False
         for row in plan:
             self._advance(self._live[row.slot], row, emitted.get(row.slot))
         return True
 
-    def _read(self, plan: Sequence[Row], answer: Iterable[Emitted]) -> dict[int, Emitted]:
+    def _read_answer(self, plan: Sequence[Row], answer: Iterable[Emitted]) -> dict[int, Emitted]:
         """Read a step's answer to its end, by slot; only then may a slot it names be released."""
         emitted = list(answer)
-        due = sorted(row.slot for row in plan if self._live[row.slot].left <= row.count)
+        due = sorted(row.slot for row in plan if self._live[row.slot].prompt_left <= row.count)
         if sorted(one.slot for one in emitted) != due:
             raise EngineError(f"the engine answered for slots {[one.slot for one in emitted]}, "
                               f"but should for {due}")
         return {one.slot: one for one in emitted}
 
-    def _advance(self, job: Job, row: Row, emitted: Emitted | None) -> None:
-        if job.left:
-            job.done += row.count
-            self._tally["prefilled"] += row.count
+    def _advance(self, job: RequestState, row: Row, emitted: Emitted | None) -> None:
+        if job.prompt_left:
+            job.prefilled += row.count
+            self._counters["prefilled"] += row.count
         if emitted is not None and job.ending is None:
-            self._deliver(job, emitted)
+            self._deliver_token(job, emitted)
 
-    def _deliver(self, job: Job, emitted: Emitted) -> None:
+    def _deliver_token(self, job: RequestState, emitted: Emitted) -> None:
         job.sampled += 1
         if job.sampled <= len(job.tokens):
-            self._compare(job, emitted.token, job.tokens[job.sampled - 1])
+            self._check_replay(job, emitted.token, job.tokens[job.sampled - 1])
             return
         self._events.append(Token(job.request.id, len(job.tokens), emitted))
         job.tokens.append(emitted.token)
-        reason = self._reason(job, emitted.token)
+        reason = self._end_reason(job, emitted.token)
         if reason is not None:
-            self._mark(job, reason)
+            self._mark_ended(job, reason)
 
-    def _compare(self, job: Job, token: int, before: int) -> None:
+    def _check_replay(self, job: RequestState, token: int, before: int) -> None:
         """Hold a replayed token to the one that was handed out before the engine failed."""
         if token != before:
-            self._mark(job, "error", f"token {job.sampled - 1} is {token} in the replay after an "
-                                     f"engine error, but {before} was handed out")
+            self._mark_ended(
+                job,
+                "error",
+                f"token {job.sampled - 1} is {token} in the replay after an "
+                f"engine error, but {before} was handed out",
+            )
 
-    def _reason(self, job: Job, token: int) -> Ending | None:
+    def _end_reason(self, job: RequestState, token: int) -> Ending | None:
         """Return how the newest token ends its request, if it does; stopping beats length."""
         if token in job.request.stop_ids:
             return "eos" if token in self.settings.eos else "stop"
         return "length" if len(job.tokens) >= job.request.limit else None
 
-    def _note(self, rows: int) -> None:
+    def _record_step(self, rows: int) -> None:
         if rows:
-            self._tally["steps"] += 1
-            self._tally["batch"] = rows
-            self._tally["formed"] = max(self._tally["formed"], rows)
-            if rows != self._logged:
+            self._counters["steps"] += 1
+            self._counters["batch"] = rows
+            self._counters["formed"] = max(self._counters["formed"], rows)
+            if rows != self._logged_width:
                 log.info("Batch m=%d", rows)
-        self._logged = rows if self._live else 0  # after a pause the same width is news again
+        self._logged_width = rows if self._live else 0  # after a pause the same width is news again
 
     # Ending.
 
-    def _sweep(self) -> None:
+    def _release_ended(self) -> None:
         """Release and report every request that was marked, the longest here first."""
-        for job in self._known():
+        for job in self._all_requests():
             if job.ending is not None:
-                self._release(job)
-                self._report(job, job.ending)
+                self._release_slot(job)
+                self._report_end(job, job.ending)
 
-    def _release(self, job: Job) -> None:
+    def _release_slot(self, job: RequestState) -> None:
         if job.seat is None:
             return
         slot = job.seat.slot
         del self._live[slot]
-        self._tally["released"] += 1
+        self._counters["released"] += 1
         try:
             self.engine.recycle_slot(slot)
         except Exception as error:
             self._recover(error)
 
-    def _report(self, job: Job, reason: Ending) -> None:
-        self._forget(job)
-        self._ended[reason] += 1
+    def _report_end(self, job: RequestState, reason: Ending) -> None:
+        self._remove(job)
+        self._ended_counts[reason] += 1
         self._events.append(Ended(job.request.id, reason, job.reused, job.detail))
 
     # After an engine error.
 
-    def _blame(self, plan: Sequence[Row], error: Exception) -> None:
+    def _handle_step_error(self, plan: Sequence[Row], error: Exception) -> None:
         """Recover from a failed step: the row it names, or a single row, is at fault."""
         jobs = {row.slot: self._live[row.slot] for row in plan}
         if isinstance(error, RowError) and error.slot in jobs:
@@ -240,16 +248,18 @@ class Scheduler(Desk):
         else:
             self._recover(error, suspects=list(jobs.values()))
 
-    def _recover(self, error: Exception, culprits: Sequence[Job] = (),
-                 suspects: Sequence[Job] = ()) -> None:
+    def _recover(self, error: Exception, culprits: Sequence[RequestState] = (),
+                 suspects: Sequence[RequestState] = ()) -> None:
         """End the culprits, take every slot back and let the others start over."""
-        log.warning("engine error with %d requests seated: %s", len(self._live), _told(error))
+        log.warning(
+            "engine error with %d requests seated: %s", len(self._live), _format_error(error)
+        )
         for job in culprits:
-            self._mark(job, "error", _told(error))
+            self._mark_ended(job, "error", _format_error(error))
         for job in self._live.values():
-            job.struck_at = job.progress if job in suspects else -1
+            job.failed_at = job.progress if job in suspects else -1
             job.seat = None
-        self._tally["released"] += len(self._live)
+        self._counters["released"] += len(self._live)
         self._live.clear()
         try:
             self.engine.reset()
@@ -257,11 +267,11 @@ class Scheduler(Desk):
             self._give_up(second)
 
     def _give_up(self, error: Exception) -> None:
-        why = f"the engine failed and could not be reset ({_told(error)})"
+        why = f"the engine failed and could not be reset ({_format_error(error)})"
         self.close(why)
-        for job in self._known():
-            self._mark(job, "error", why)
+        for job in self._all_requests():
+            self._mark_ended(job, "error", why)
 
 
-def _told(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

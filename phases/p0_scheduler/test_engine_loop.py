@@ -8,23 +8,23 @@ from queue import Empty
 import pytest
 
 from engine.errors import InputError
-from phases.p0_scheduler.engine_loop import Driver, Stream
-from phases.p0_scheduler.harness import request
-from phases.p0_scheduler.mock_engine import Call, MockEngine
+from phases.p0_scheduler.engine_loop import EngineLoop, RequestStream
+from phases.p0_scheduler.harness import make_request
+from phases.p0_scheduler.mock_engine import EngineCall, MockEngine
 from phases.p0_scheduler.protocol import ClosedError, Ended, Event, QueueFullError, Token
 from phases.p0_scheduler.request_state import Counts, Settings
 from phases.p0_scheduler.scheduler import Scheduler
 
-LONG = 10**9
+UNREACHED_LIMIT = 10**9
 """A limit that no test reaches."""
 
 
-def driver_of(engine: MockEngine, queue: int = 8) -> Driver:
+def make_engine_loop(engine: MockEngine, queue: int = 8) -> EngineLoop:
     """Return a running driver over an engine."""
-    return Driver(Scheduler(engine, Settings(slots=engine.slots, queue=queue, chunk=4)))
+    return EngineLoop(Scheduler(engine, Settings(slots=engine.slots, queue=queue, chunk=4)))
 
 
-def read(stream: Stream) -> list[Event]:
+def read_to_end(stream: RequestStream) -> list[Event]:
     """Read a stream to its end, and not for ever."""
     events = [stream.get(10)]
     while not isinstance(events[-1], Ended):
@@ -33,16 +33,18 @@ def read(stream: Stream) -> list[Event]:
 
 
 def test_iterating_a_stream_ends_with_its_end() -> None:
-    with driver_of(MockEngine(1)) as driver:
-        stream = driver.submit(request("a", 3, 4))
+    with make_engine_loop(MockEngine(1)) as driver:
+        stream = driver.submit(make_request("a", 3, 4))
         assert [type(event) for event in stream] == [Token] * 4 + [Ended]
 
 
 def test_stream_ends_with_its_end() -> None:
     engine = MockEngine(2)
-    with driver_of(engine) as driver:
-        events = read(driver.submit(request("a", 3, 4)))
-        again = read(driver.submit(request("a", 3, 4)))  # after a pause, and with the same id
+    with make_engine_loop(engine) as driver:
+        events = read_to_end(driver.submit(make_request("a", 3, 4)))
+        again = read_to_end(
+            driver.submit(make_request("a", 3, 4))
+        )  # after a pause, and with the same id
     assert [event.id for event in events] == ["a"] * 5
     assert events[-1] == Ended("a", "length")
     assert events == again
@@ -51,14 +53,14 @@ def test_stream_ends_with_its_end() -> None:
 
 
 def test_refusals_reach_the_caller_and_leave_the_first_stream_alone() -> None:
-    with driver_of(MockEngine(1), queue=0) as driver:
-        first = driver.submit(request("a", 3, LONG))
+    with make_engine_loop(MockEngine(1), queue=0) as driver:
+        first = driver.submit(make_request("a", 3, UNREACHED_LIMIT))
         with pytest.raises(InputError, match="served or waits"):
-            driver.submit(request("a", 3, 4))
+            driver.submit(make_request("a", 3, 4))
         with pytest.raises(QueueFullError):
-            driver.submit(request("b", 3, 4))
+            driver.submit(make_request("b", 3, 4))
         assert first.cancel("disconnect")
-        end = read(first)[-1]
+        end = read_to_end(first)[-1]
         assert isinstance(end, Ended)
         assert end.reason == "disconnect"
         assert not first.cancel()
@@ -72,98 +74,98 @@ def test_a_caller_whose_sink_fails_is_gone_and_nobody_else_notices() -> None:
         raise ConnectionError("gone")
 
     engine = MockEngine(2)
-    with driver_of(engine) as driver:
-        driver.send(request("gone", 3, LONG), sink)
-        events = read(driver.submit(request("b", 3, 4)))
+    with make_engine_loop(engine) as driver:
+        driver.send(make_request("gone", 3, UNREACHED_LIMIT), sink)
+        events = read_to_end(driver.submit(make_request("b", 3, 4)))
     assert events[-1] == Ended("b", "length")
     assert len(seen) == 1
     assert driver.scheduler.counts.ended == {"disconnect": 1, "length": 1}
-    assert sorted(engine.free) == [0, 1]
+    assert sorted(engine.free_slots) == [0, 1]
 
 
 def test_a_dying_thread_tells_everyone_and_takes_no_more() -> None:
     class Broken(Scheduler):
-        def _plan(self) -> list[object]:  # type: ignore[override]
+        def _plan_step(self) -> list[object]:  # type: ignore[override]
             raise MemoryError("no room")
 
-    driver = Driver(Broken(MockEngine(1), Settings(slots=1, queue=8, chunk=4)))
-    end = driver.submit(request("a", 3, 4)).get(10)
+    driver = EngineLoop(Broken(MockEngine(1), Settings(slots=1, queue=8, chunk=4)))
+    end = driver.submit(make_request("a", 3, 4)).get(10)
     assert isinstance(end, Ended)
     assert end.reason == "error"
     assert "MemoryError: no room" in end.detail
     with pytest.raises(ClosedError, match="no room"):
-        driver.submit(request("b", 3, 4))
+        driver.submit(make_request("b", 3, 4))
     driver.close()
     assert isinstance(driver.error, MemoryError)
 
 
 def test_close_serves_what_was_accepted() -> None:
-    driver = driver_of(MockEngine(1))
-    streams = [driver.submit(request(f"r{number}", 3, 4)) for number in range(4)]
+    driver = make_engine_loop(MockEngine(1))
+    streams = [driver.submit(make_request(f"r{number}", 3, 4)) for number in range(4)]
     driver.close()
     driver.close()
     for stream in streams:
-        assert read(stream)[-1] == Ended(stream.id, "length")
+        assert read_to_end(stream)[-1] == Ended(stream.id, "length")
     with pytest.raises(ClosedError):
-        driver.submit(request("late", 3, 4))
+        driver.submit(make_request("late", 3, 4))
 
 
 def test_a_closing_driver_takes_no_more_while_it_serves() -> None:
     engine, inside, go_on = MockEngine(1), threading.Event(), threading.Event()
 
-    def during(call: Call) -> None:
+    def during(call: EngineCall) -> None:
         inside.set()
         go_on.wait(10)
 
-    engine.during = during
-    driver = driver_of(engine)
-    stream = driver.submit(request("a", 3, 2))
+    engine.on_call = during
+    driver = make_engine_loop(engine)
+    stream = driver.submit(make_request("a", 3, 2))
     assert inside.wait(10)
     closer = threading.Thread(target=driver.close)
     closer.start()
     closer.join(0.05)
     with pytest.raises(ClosedError):
-        driver.submit(request("late", 3, 2))
+        driver.submit(make_request("late", 3, 2))
     go_on.set()
-    assert read(stream)[-1] == Ended("a", "length")
+    assert read_to_end(stream)[-1] == Ended("a", "length")
     closer.join(10)
     assert engine.log[-1].name == "cleanup"
 
 
 def test_close_with_a_grace_cancels_what_is_left() -> None:
     engine = MockEngine(1)
-    driver = driver_of(engine)
-    streams = [driver.submit(request(f"r{number}", 3, LONG)) for number in range(2)]
+    driver = make_engine_loop(engine)
+    streams = [driver.submit(make_request(f"r{number}", 3, UNREACHED_LIMIT)) for number in range(2)]
     driver.close(grace=0.01)
     for stream in streams:
-        assert read(stream)[-1] == Ended(stream.id, "cancel")
+        assert read_to_end(stream)[-1] == Ended(stream.id, "cancel")
     assert engine.log[-1].name == "cleanup"
 
 
 def test_cancel_takes_effect_within_the_running_step() -> None:
     engine, inside, go_on = MockEngine(1), threading.Event(), threading.Event()
 
-    def during(call: Call) -> None:
+    def during(call: EngineCall) -> None:
         if call.name == "decode_step":
             inside.set()
             go_on.wait(10)
 
-    engine.during = during
-    with driver_of(engine) as driver:
-        stream = driver.submit(request("a", 3, 4))
+    engine.on_call = during
+    with make_engine_loop(engine) as driver:
+        stream = driver.submit(make_request("a", 3, 4))
         assert inside.wait(10)
         assert stream.cancel()
         with pytest.raises(Empty):
             stream.get(0.01)
         go_on.set()
-        assert read(stream) == [Ended("a", "cancel")]
+        assert read_to_end(stream) == [Ended("a", "cancel")]
     assert len(engine.steps()) == 1
 
 
 def test_observer_sees_the_counts_of_every_step() -> None:
     seen: list[Counts] = []
     scheduler = Scheduler(MockEngine(2), Settings(slots=2, queue=8, chunk=4))
-    with Driver(scheduler, seen.append) as driver:
-        read(driver.submit(request("a", 3, 4)))
+    with EngineLoop(scheduler, seen.append) as driver:
+        read_to_end(driver.submit(make_request("a", 3, 4)))
     assert [counts.steps for counts in seen][:4] == [1, 2, 3, 4]
     assert seen[-1].ended == {"length": 1}

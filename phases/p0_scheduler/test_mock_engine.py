@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from phases.p0_scheduler.harness import request
+from phases.p0_scheduler.harness import make_request
 from phases.p0_scheduler.mock_engine import POISON, MockEngine
 from phases.p0_scheduler.protocol import Emitted, Row
 
-A, B = request("a", 5, 9), request("b", 3, 9)
+A, B = make_request("a", 5, 9), make_request("b", 3, 9)
 
 
-def seated(count: int = 2) -> tuple[MockEngine, int, int]:
+def make_seated_engine(count: int = 2) -> tuple[MockEngine, int, int]:
     """Return an engine with slots for `count`, and the slots of a and b."""
     engine = MockEngine(count)
     first, second = engine.start_batch([A, B])
     return engine, first.slot, second.slot
 
 
-def step(engine: MockEngine, *rows: tuple[int, int]) -> list[Emitted]:
+def run_step(engine: MockEngine, *rows: tuple[int, int]) -> list[Emitted]:
     """Do a step and read it."""
     return list(engine.decode_step([Row(*row) for row in rows]))
 
@@ -46,11 +46,11 @@ MISUSES = {
 }
 
 
-def play(moves: str) -> MockEngine:
+def play_moves(moves: str) -> MockEngine:
     """Make calls in words; a step's rows are a slot's first owner and a count."""
-    engine, *slots = seated()
+    engine, *slots = make_seated_engine()
     slot = dict(zip("ab", slots, strict=True))
-    who = {"a": A, "b": B, "c": request("c", 1, 1)}
+    who = {"a": A, "b": B, "c": make_request("c", 1, 1)}
     for move in moves.split(", "):
         name, *words = move.split()
         rows = [Row(slot[word[0]], int(word[1:])) for word in words if word[1:]]
@@ -73,16 +73,16 @@ def play(moves: str) -> MockEngine:
 
 @pytest.mark.parametrize("sentence", MISUSES)
 def test_misuse_is_noticed(sentence: str) -> None:
-    assert sentence in play(MISUSES[sentence]).violations[0]
+    assert sentence in play_moves(MISUSES[sentence]).violations[0]
 
 
 def test_right_use_is_not_blamed() -> None:
-    engine, a, b = seated()
-    assert step(engine, (a, 5), (b, 2))[0].slot == a
-    assert {one.slot for one in step(engine, (b, 1), (a, 1))} == {a, b}
+    engine, a, b = make_seated_engine()
+    assert run_step(engine, (a, 5), (b, 2))[0].slot == a
+    assert {one.slot for one in run_step(engine, (b, 1), (a, 1))} == {a, b}
     engine.recycle_slot(a)
     again = engine.add_slot(A)
-    step(engine, (again.slot, 4), (b, 1))
+    run_step(engine, (again.slot, 4), (b, 1))
     engine.reset()
     engine.cleanup()
     assert engine.violations == []
@@ -90,50 +90,50 @@ def test_right_use_is_not_blamed() -> None:
 
 
 def test_stream_is_the_requests_own_in_any_company() -> None:
-    engine, a, b = seated()
-    got = [one.token for one in step(engine, (b, 3), (a, 2)) if one.slot == b]
-    step(engine, (a, 3))
+    engine, a, b = make_seated_engine()
+    got = [one.token for one in run_step(engine, (b, 3), (a, 2)) if one.slot == b]
+    run_step(engine, (a, 3))
     for _ in range(6):
-        got += [one.token for one in step(engine, (a, 1), (b, 1)) if one.slot == b]
+        got += [one.token for one in run_step(engine, (a, 1), (b, 1)) if one.slot == b]
     assert got == [one.token for one in islice(MockEngine(1).run_single(B), 7)]
 
 
-@pytest.mark.parametrize("other", [request("b", 4, 9), request("c", 3, 9),
-                                   request("b", 3, 9, sampler=1)])
+@pytest.mark.parametrize("other", [make_request("b", 4, 9), make_request("c", 3, 9),
+                                   make_request("b", 3, 9, sampler=1)])
 def test_stream_depends_on_every_input(other: Any) -> None:
     tokens, others = (list(islice(MockEngine(1).run_single(one), 3)) for one in (B, other))
     assert all(x.token != y.token for x, y in zip(tokens, others, strict=True))
 
 
 def test_late_write_lands_in_whoever_owns_the_slot() -> None:
-    engine, a, _ = seated()
+    engine, a, _ = make_seated_engine()
     late = engine.decode_step([Row(a, 5)])
     engine.recycle_slot(a)
-    engine.add_slot(request("c", 2, 9))
+    engine.add_slot(make_request("c", 2, 9))
     before = engine.state[a]
     list(late)
     assert engine.state[a] != before
 
 
 def test_call_inside_a_call_and_from_another_thread_is_noticed() -> None:
-    engine, a, b = seated()
-    engine.during = lambda call: None if call.name == "recycle_slot" else engine.recycle_slot(b)
-    step(engine, (a, 1))
+    engine, a, b = make_seated_engine()
+    engine.on_call = lambda call: None if call.name == "recycle_slot" else engine.recycle_slot(b)
+    run_step(engine, (a, 1))
     assert "was called inside decode_step" in engine.violations[0]
-    engine, a, _ = seated()
+    engine, a, _ = make_seated_engine()
     engine._thread = -1
-    step(engine, (a, 1))
+    run_step(engine, (a, 1))
     assert "from a second thread" in engine.violations[0]
 
 
 def test_after_a_failed_step_only_reset_is_right() -> None:
-    engine, a, _ = seated()
-    engine.trouble = lambda call: RuntimeError("no") if call.name == "decode_step" else None
+    engine, a, _ = make_seated_engine()
+    engine.fail_call = lambda call: RuntimeError("no") if call.name == "decode_step" else None
     with pytest.raises(RuntimeError, match="no"):
-        step(engine, (a, 1))
+        run_step(engine, (a, 1))
     assert engine.state == [POISON, POISON]
     assert engine.log[-1].failed
     engine.recycle_slot(a)
     assert "before reset" in engine.violations[0]
     engine.reset()
-    assert sorted(engine.free) == [0, 1]
+    assert sorted(engine.free_slots) == [0, 1]

@@ -10,58 +10,60 @@ from typing import Any
 import pytest
 
 from engine.errors import InputError
-from phases.p0_scheduler.harness import Poisoned, request
-from phases.p0_scheduler.mock_engine import Call, MockEngine
+from phases.p0_scheduler.harness import FailAfterTokens, make_request
+from phases.p0_scheduler.mock_engine import EngineCall, MockEngine
 from phases.p0_scheduler.protocol import Emitted, Ended, Event, Request, Row, RowError, Seat, Token
 from phases.p0_scheduler.reference import serve
 from phases.p0_scheduler.request_state import Settings
 from phases.p0_scheduler.scheduler import Scheduler
 
 
-def ends(events: Sequence[Event]) -> dict[str, Ended]:
+def ends_by_request(events: Sequence[Event]) -> dict[str, Ended]:
     """Return the ends among events, by request."""
     return {event.id: event for event in events if isinstance(event, Ended)}
 
 
-def tokens(events: Sequence[Event], id: str) -> list[int]:
+def tokens_of(events: Sequence[Event], id: str) -> list[int]:
     """Return a request's tokens among events."""
     return [event.emitted.token for event in events
             if isinstance(event, Token) and event.id == id]
 
 
-def accident(name: str) -> Callable[[Call], Exception | None]:
+def fail_next_call(name: str) -> Callable[[EngineCall], Exception | None]:
     """Return trouble that makes the next call of a name fail, once."""
     left = [RuntimeError("no")]
     return lambda call: left.pop() if left and call.name == name else None
 
 
-def scheduler_of(engine: Any, slots: int = 3) -> Scheduler:
+def make_scheduler(engine: Any, slots: int = 3) -> Scheduler:
     """Return a scheduler with three requests in it, chunk 4."""
     scheduler = Scheduler(engine, Settings(slots=slots, queue=8, chunk=4))
     for number in range(3):
-        scheduler.submit(request(f"r{number}", 3 + number, 4))
+        scheduler.submit(make_request(f"r{number}", 3 + number, 4))
     return scheduler
 
 
-class Lying(MockEngine):
+class LyingEngine(MockEngine):
     """A mock whose third answer, seats at a start, or prompts after a reset are changed."""
 
-    answer: Callable[[list[Emitted]], list[Emitted]] = list
-    seats: Callable[[list[Seat]], list[Seat]] = list
-    prompt: Callable[[Request], Request] | None = None
+    change_answer: Callable[[list[Emitted]], list[Emitted]] = list
+    change_seats: Callable[[list[Seat]], list[Seat]] = list
+    change_prompt: Callable[[Request], Request] | None = None
 
     def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
         """Answer, and lie in the third step."""
         told = super().decode_step(plan)
-        return self.answer(list(told)) if len(self.steps()) == 3 else told
+        return self.change_answer(list(told)) if len(self.steps()) == 3 else told
 
     def start_batch(self, requests: Sequence[Request]) -> list[Seat]:
         """Give seats, and lie about them."""
-        return self.seats(super().start_batch(requests))
+        return self.change_seats(super().start_batch(requests))
 
-    def _seat(self, request: Request) -> Seat:
-        lies = self.prompt is not None and any(call.name == "reset" for call in self.log)
-        return super()._seat(self.prompt(request) if lies and self.prompt else request)
+    def _assign_slot(self, request: Request) -> Seat:
+        lies = self.change_prompt is not None and any(call.name == "reset" for call in self.log)
+        return super()._assign_slot(
+            self.change_prompt(request) if lies and self.change_prompt else request
+        )
 
 
 @pytest.mark.parametrize("change", [
@@ -71,14 +73,14 @@ class Lying(MockEngine):
     lambda answer: [Emitted(99, 1, 0.0), *answer[1:]],
 ])
 def test_answer_for_other_rows_is_an_engine_error_and_is_replayed(change: Any) -> None:
-    engine = Lying(3)
-    engine.answer = change
-    events = scheduler_of(engine).drain()
-    honest = scheduler_of(MockEngine(3)).drain()
+    engine = LyingEngine(3)
+    engine.change_answer = change
+    events = make_scheduler(engine).drain()
+    honest = make_scheduler(MockEngine(3)).drain()
     assert [call.name for call in engine.log].count("reset") == 1
     for id in ("r0", "r1", "r2"):
-        assert tokens(events, id) == tokens(honest, id)
-        assert ends(events)[id].reason == "length"
+        assert tokens_of(events, id) == tokens_of(honest, id)
+        assert ends_by_request(events)[id].reason == "length"
 
 
 @pytest.mark.parametrize(("seats", "told"), [
@@ -88,45 +90,47 @@ def test_answer_for_other_rows_is_an_engine_error_and_is_replayed(change: Any) -
     (lambda seats: [Seat(seats[0].slot, -1), *seats[1:]], "reused -1 tokens"),
 ])
 def test_seats_that_cannot_be_end_those_who_were_seated(seats: Any, told: str) -> None:
-    engine = Lying(3)
-    engine.seats = seats
-    scheduler = scheduler_of(engine)
-    ended = ends(scheduler.step())
+    engine = LyingEngine(3)
+    engine.change_seats = seats
+    scheduler = make_scheduler(engine)
+    ended = ends_by_request(scheduler.step())
     assert {end.reason for end in ended.values()} == {"error"}
     assert all(told in end.detail for end in ended.values())
     assert scheduler.counts.admitted == scheduler.counts.released
-    assert sorted(engine.free) == [0, 1, 2]
+    assert sorted(engine.free_slots) == [0, 1, 2]
 
 
 def test_bad_seat_of_one_who_joins_ends_that_one_alone() -> None:
     engine = MockEngine(4)
-    scheduler = scheduler_of(engine, slots=4)
+    scheduler = make_scheduler(engine, slots=4)
     events = scheduler.step()
-    engine.reuse = lambda one: len(one.tokens) if one.id == "late" else 0
-    scheduler.submit(request("late", 2, 2))
+    engine.reuse_length = lambda one: len(one.tokens) if one.id == "late" else 0
+    scheduler.submit(make_request("late", 2, 2))
     events += scheduler.drain()
-    assert "reused 2 tokens" in ends(events)["late"].detail
-    assert [end.reason for end in ends(events).values()].count("length") == 3
+    assert "reused 2 tokens" in ends_by_request(events)["late"].detail
+    assert [end.reason for end in ends_by_request(events).values()].count("length") == 3
     assert not engine.violations
 
 
 def test_replay_that_parts_from_what_was_handed_out_ends_with_an_error() -> None:
-    engine = Lying(3)
-    engine.prompt = lambda one: replace(one, tokens=one.tokens[::-1]) if one.id == "r1" else one
-    engine.answer = lambda answer: answer[1:]
-    scheduler = scheduler_of(engine)
+    engine = LyingEngine(3)
+    engine.change_prompt = lambda one: (
+        replace(one, tokens=one.tokens[::-1]) if one.id == "r1" else one
+    )
+    engine.change_answer = lambda answer: answer[1:]
+    scheduler = make_scheduler(engine)
     events = scheduler.drain()
-    assert "token 0 is" in ends(events)["r1"].detail
-    assert len(tokens(events, "r1")) in (1, 2)
-    assert ends(events)["r0"].reason == ends(events)["r2"].reason == "length"
+    assert "token 0 is" in ends_by_request(events)["r1"].detail
+    assert len(tokens_of(events, "r1")) in (1, 2)
+    assert ends_by_request(events)["r0"].reason == ends_by_request(events)["r2"].reason == "length"
 
 
 def test_suspects_go_alone_past_the_failure_and_then_together_again() -> None:
     engine = MockEngine(3)
-    scheduler = scheduler_of(engine)
+    scheduler = make_scheduler(engine)
     scheduler.step()
     scheduler.step()
-    engine.trouble = accident("decode_step")
+    engine.fail_call = fail_next_call("decode_step")
     scheduler.step()
     before = len(engine.steps())
     scheduler.drain()
@@ -138,9 +142,9 @@ def test_suspects_go_alone_past_the_failure_and_then_together_again() -> None:
 def test_once_the_culprit_is_known_the_others_are_replayed_together(named: bool,
                                                                     widths: list[int]) -> None:
     engine = MockEngine(3)
-    scheduler = scheduler_of(engine)
+    scheduler = make_scheduler(engine)
     scheduler.step()
-    engine.trouble = Poisoned(engine, {"r1": 4}, named=named)
+    engine.fail_call = FailAfterTokens(engine, {"r1": 4}, names_row=named)
     before = len(engine.steps())
     scheduler.drain()
     assert [len(call.rows) for call in engine.steps()[before:]][:len(widths)] == widths
@@ -149,10 +153,10 @@ def test_once_the_culprit_is_known_the_others_are_replayed_together(named: bool,
 def test_steps_that_did_no_work_are_not_counted_and_not_logged(
         caplog: pytest.LogCaptureFixture) -> None:
     engine = MockEngine(3)
-    scheduler = scheduler_of(engine)
+    scheduler = make_scheduler(engine)
     with caplog.at_level("INFO", "rowtwin.scheduler"):
         scheduler.step()
-        engine.trouble = accident("decode_step")
+        engine.fail_call = fail_next_call("decode_step")
         scheduler.step()
         assert scheduler.counts.steps == 1
         scheduler.drain()
@@ -167,43 +171,43 @@ def test_steps_that_did_no_work_are_not_counted_and_not_logged(
 
 def test_a_row_named_by_the_engine_that_was_not_in_the_step_names_nobody() -> None:
     engine = MockEngine(3)
-    scheduler = scheduler_of(engine)
-    engine.trouble = lambda call: RowError(99, "no") if call.name == "decode_step" and \
+    scheduler = make_scheduler(engine)
+    engine.fail_call = lambda call: RowError(99, "no") if call.name == "decode_step" and \
         len(call.rows) > 1 and len(engine.steps()) == 1 else None
-    assert {end.reason for end in ends(scheduler.drain()).values()} == {"length"}
+    assert {end.reason for end in ends_by_request(scheduler.drain()).values()} == {"length"}
 
 
 def test_a_dead_engine_tells_why_even_while_draining() -> None:
     engine = MockEngine(3)
-    scheduler = scheduler_of(engine)
-    engine.trouble = lambda call: RuntimeError("gone") if call.name != "cleanup" and \
+    scheduler = make_scheduler(engine)
+    engine.fail_call = lambda call: RuntimeError("gone") if call.name != "cleanup" and \
         call.name != "start_batch" else None
     events = scheduler.drain()
     assert all("could not be reset (RuntimeError: gone)" in end.detail
-               for end in ends(events).values())
+               for end in ends_by_request(events).values())
     with pytest.raises(InputError, match="shutting down"):
-        scheduler.submit(request("late", 1, 1))
+        scheduler.submit(make_request("late", 1, 1))
     assert engine.log[-1].name == "cleanup"
 
 
 def test_stop_from_outside_is_an_ending_of_its_own() -> None:
-    scheduler = scheduler_of(MockEngine(3))
+    scheduler = make_scheduler(MockEngine(3))
     scheduler.step()
     assert scheduler.cancel("r1", "stop")
-    assert ends(scheduler.step())["r1"].reason == "stop"
+    assert ends_by_request(scheduler.step())["r1"].reason == "stop"
 
 
 def test_abort_keeps_the_endings_that_were_there_first() -> None:
-    scheduler = scheduler_of(MockEngine(3))
+    scheduler = make_scheduler(MockEngine(3))
     scheduler.cancel("r1", "disconnect")
     scheduler.abort()
-    reasons = {id: end.reason for id, end in ends(scheduler.step()).items()}
+    reasons = {id: end.reason for id, end in ends_by_request(scheduler.step()).items()}
     assert reasons == {"r0": "cancel", "r1": "disconnect", "r2": "cancel"}
     assert scheduler.counts.ended == {"cancel": 2, "disconnect": 1}
 
 
 def test_counts_follow_a_request_through() -> None:
-    scheduler = scheduler_of(MockEngine(2), slots=2)
+    scheduler = make_scheduler(MockEngine(2), slots=2)
     counts = scheduler.counts
     assert (counts.waiting, counts.live, counts.batch, counts.steps) == (3, 0, 0, 0)
     scheduler.step()
@@ -239,12 +243,12 @@ def test_serial_peer_says_when_an_engine_runs_dry() -> None:
         def run_single(self, request: Request) -> Iterator[Emitted]:
             yield from islice(super().run_single(request), 2)
 
-    assert serve(Dry(1), [request("a", 2, 3)])[0].reason == "error"
-    assert serve(Dry(1), [request("a", 2, 2)])[0].reason == "length"
+    assert serve(Dry(1), [make_request("a", 2, 3)])[0].reason == "error"
+    assert serve(Dry(1), [make_request("a", 2, 2)])[0].reason == "length"
 
 
 def test_cancel_of_what_has_ended_is_told_as_false() -> None:
-    scheduler = scheduler_of(MockEngine(3))
+    scheduler = make_scheduler(MockEngine(3))
     assert scheduler.cancel("r0") is True
     assert scheduler.cancel("r0") is False  # it is marked, though no step has reported it yet
     scheduler.step()
@@ -253,8 +257,8 @@ def test_cancel_of_what_has_ended_is_told_as_false() -> None:
 
 
 def test_first_reason_to_close_is_the_one_that_is_told() -> None:
-    scheduler = scheduler_of(MockEngine(3))
-    assert scheduler.closed == ""
+    scheduler = make_scheduler(MockEngine(3))
+    assert scheduler.close_reason == ""
     scheduler.close("the disk is full")
     scheduler.close()
-    assert scheduler.closed == "the disk is full"
+    assert scheduler.close_reason == "the disk is full"

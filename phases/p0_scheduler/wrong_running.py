@@ -7,61 +7,61 @@ from dataclasses import replace
 from typing import Any
 
 from phases.p0_scheduler.protocol import Emitted, Ending, Row, Token
-from phases.p0_scheduler.request_state import Job
+from phases.p0_scheduler.request_state import RequestState
 from phases.p0_scheduler.scheduler import Scheduler
 
 
 class PrefillFirst(Scheduler):
     """While a prompt is in progress, only prompts are."""
 
-    def _plan(self) -> list[Row]:
-        plan = super()._plan()
-        return [row for row in plan if self._live[row.slot].left] or plan
+    def _plan_step(self) -> list[Row]:
+        plan = super()._plan_step()
+        return [row for row in plan if self._live[row.slot].prompt_left] or plan
 
 
 class OnePromptAtATime(Scheduler):
     """The oldest prompt gets every chunk until it is done."""
 
-    def _plan(self) -> list[Row]:
-        plan = super()._plan()
-        prompts = [row for row in plan if self._live[row.slot].left]
+    def _plan_step(self) -> list[Row]:
+        plan = super()._plan_step()
+        prompts = [row for row in plan if self._live[row.slot].prompt_left]
         return [row for row in plan if row not in prompts[1:]]
 
 
 class DeadlineByBatchStep(Scheduler):
     """The limit is held against the batch's oldest row, not against the request's own tokens."""
 
-    def _reason(self, job: Job, token: int) -> Ending | None:
+    def _end_reason(self, job: RequestState, token: int) -> Ending | None:
         oldest = max(len(other.tokens) for other in self._live.values())
-        return super()._reason(job, token) or \
+        return super()._end_reason(job, token) or \
             ("length" if oldest >= job.request.limit else None)
 
 
 class OneForwardTooMany(Scheduler):
     """The limit is compared before the newest token is counted."""
 
-    def _deliver(self, job: Job, emitted: Emitted) -> None:
+    def _deliver_token(self, job: RequestState, emitted: Emitted) -> None:
         if len(job.tokens) == job.request.limit:
-            self._mark(job, "length")
+            self._mark_ended(job, "length")
         else:
-            super()._deliver(job, emitted)
+            super()._deliver_token(job, emitted)
 
-    def _reason(self, job: Job, token: int) -> Ending | None:
-        reason = super()._reason(job, token)
+    def _end_reason(self, job: RequestState, token: int) -> Ending | None:
+        reason = super()._end_reason(job, token)
         return None if reason == "length" else reason
 
 
 class AppendsUntilTheLastEnds(Scheduler):
     """Rows that ended go on, and get tokens, until every row has ended."""
 
-    def _sweep(self) -> None:
+    def _release_ended(self) -> None:
         if all(job.ending for job in self._live.values()):
-            super()._sweep()
+            super()._release_ended()
 
-    def _plan(self) -> list[Row]:
-        return [Row(slot, self._count(job)) for slot, job in self._live.items()]
+    def _plan_step(self) -> list[Row]:
+        return [Row(slot, self._token_count(job)) for slot, job in self._live.items()]
 
-    def _advance(self, job: Job, row: Row, emitted: Emitted | None) -> None:
+    def _advance(self, job: RequestState, row: Row, emitted: Emitted | None) -> None:
         over = job.ending
         super()._advance(job, row, emitted)
         if over and emitted is not None:
@@ -71,63 +71,63 @@ class AppendsUntilTheLastEnds(Scheduler):
 class FirstStopIdOnly(Scheduler):
     """Of a stop set, one id is looked at."""
 
-    def _reason(self, job: Job, token: int) -> Ending | None:
+    def _end_reason(self, job: RequestState, token: int) -> Ending | None:
         one = frozenset(sorted(job.request.stop_ids)[-1:])
-        return super()._reason(replace_request(job, stop_ids=one), token)
+        return super()._end_reason(with_changed_request(job, stop_ids=one), token)
 
 
 class NoStopOnThePrefillToken(Scheduler):
     """The token that prefill samples ends nothing."""
 
-    def _reason(self, job: Job, token: int) -> Ending | None:
-        return None if len(job.tokens) == 1 < job.request.limit else super()._reason(job, token)
+    def _end_reason(self, job: RequestState, token: int) -> Ending | None:
+        return None if len(job.tokens) == 1 < job.request.limit else super()._end_reason(job, token)
 
 
 class StopsForAll(Scheduler):
     """A stop id of one row stops every row that emits it."""
 
-    def _reason(self, job: Job, token: int) -> Ending | None:
+    def _end_reason(self, job: RequestState, token: int) -> Ending | None:
         every = frozenset().union(*(other.request.stop_ids for other in self._live.values()))
-        return super()._reason(replace_request(job, stop_ids=every), token)
+        return super()._end_reason(with_changed_request(job, stop_ids=every), token)
 
 
 class SwallowsTheStopToken(Scheduler):
     """The stop token is not handed out."""
 
-    def _deliver(self, job: Job, emitted: Emitted) -> None:
+    def _deliver_token(self, job: RequestState, emitted: Emitted) -> None:
         if emitted.token in job.request.stop_ids:
-            self._mark(job, "eos" if emitted.token in self.settings.eos else "stop")
+            self._mark_ended(job, "eos" if emitted.token in self.settings.eos else "stop")
         else:
-            super()._deliver(job, emitted)
+            super()._deliver_token(job, emitted)
 
 
 class EosIsAlwaysAStop(Scheduler):
     """An end-of-text token ends requests that asked to go on."""
 
-    def _reason(self, job: Job, token: int) -> Ending | None:
-        return "eos" if token in self.settings.eos else super()._reason(job, token)
+    def _end_reason(self, job: RequestState, token: int) -> Ending | None:
+        return "eos" if token in self.settings.eos else super()._end_reason(job, token)
 
 
 class StepsRowByRow(Scheduler):
     """The batch that was formed is run one row at a time."""
 
-    def _run(self, plan: Sequence[Row]) -> bool:
-        worked = [super(StepsRowByRow, self)._run([row]) for row in plan]
+    def _run_step(self, plan: Sequence[Row]) -> bool:
+        worked = [super(StepsRowByRow, self)._run_step([row]) for row in plan]
         return all(worked)
 
 
 class ZipsAnswersWithRows(Scheduler):
     """Answers are taken to come in the order of the rows."""
 
-    def _read(self, plan: Sequence[Row], answer: Iterable[Emitted]) -> dict[int, Emitted]:
-        read = super()._read(plan, answer)
+    def _read_answer(self, plan: Sequence[Row], answer: Iterable[Emitted]) -> dict[int, Emitted]:
+        read = super()._read_answer(plan, answer)
         return dict(zip([row.slot for row in plan if row.slot in read], read.values(), strict=True))
 
 
 class TokenAfterCancel(Scheduler):
     """What a step sampled for a request cancelled in it is handed out."""
 
-    def _advance(self, job: Job, row: Row, emitted: Emitted | None) -> None:
+    def _advance(self, job: RequestState, row: Row, emitted: Emitted | None) -> None:
         cut = job.ending
         super()._advance(job, row, emitted)
         if cut is not None and emitted is not None:
@@ -137,52 +137,52 @@ class TokenAfterCancel(Scheduler):
 class LengthBeatsStop(Scheduler):
     """A stop token that is the last one allowed is reported as length."""
 
-    def _reason(self, job: Job, token: int) -> Ending | None:
+    def _end_reason(self, job: RequestState, token: int) -> Ending | None:
         over = len(job.tokens) == job.request.limit
-        return "length" if over else super()._reason(job, token)
+        return "length" if over else super()._end_reason(job, token)
 
 
 class LogsOnlyAboveOne(Scheduler):
     """A batch of one is not worth a line."""
 
-    def _note(self, rows: int) -> None:
-        quiet = self._logged
-        self._logged = 1 if rows == 1 else quiet
-        super()._note(rows)
+    def _record_step(self, rows: int) -> None:
+        quiet = self._logged_width
+        self._logged_width = 1 if rows == 1 else quiet
+        super()._record_step(rows)
 
 
 class LogsRequestsNotRows(Scheduler):
     """The line says how many requests there are, not how many rows were run."""
 
-    def _note(self, rows: int) -> None:
-        super()._note(len(self._jobs) if rows else 0)
+    def _record_step(self, rows: int) -> None:
+        super()._record_step(len(self._requests) if rows else 0)
 
 
 class SaysAWidthOnce(Scheduler):
     """After a pause the same width is not news."""
 
-    def _note(self, rows: int) -> None:
-        before = self._logged
-        super()._note(rows)
-        self._logged = rows or before
+    def _record_step(self, rows: int) -> None:
+        before = self._logged_width
+        super()._record_step(rows)
+        self._logged_width = rows or before
 
 
 class LogsEveryStep(Scheduler):
     """The line is written in every step, changed or not."""
 
-    def _note(self, rows: int) -> None:
-        super()._note(rows)
-        self._logged = 0
+    def _record_step(self, rows: int) -> None:
+        super()._record_step(rows)
+        self._logged_width = 0
 
 
 class ChunkIsHalved(Scheduler):
     """Prompts are computed in smaller chunks when others decode."""
 
-    def _count(self, job: Job) -> int:
-        count = super()._count(job)
+    def _token_count(self, job: RequestState) -> int:
+        count = super()._token_count(job)
         return max(1, count // 2) if len(self._live) > 1 else count
 
 
-def replace_request(job: Job, **changes: Any) -> Job:
+def with_changed_request(job: RequestState, **changes: Any) -> RequestState:
     """Return a copy of a job whose request is changed, for a wrong decision about it."""
     return replace(job, request=replace(job.request, **changes))

@@ -17,7 +17,7 @@ from phases.p0_scheduler.protocol import (
     Row,
     Seat,
 )
-from phases.p0_scheduler.request_state import Job, Settings
+from phases.p0_scheduler.request_state import RequestState, Settings
 from phases.p0_scheduler.scheduler import Scheduler
 
 
@@ -40,18 +40,18 @@ class ReleasesOnlyThisStepsRows(Scheduler):
 
     _rows: frozenset[int] = frozenset()
 
-    def _plan(self) -> list[Row]:
-        plan = super()._plan()
+    def _plan_step(self) -> list[Row]:
+        plan = super()._plan_step()
         self._rows = frozenset(row.slot for row in plan)
         return plan
 
-    def _sweep(self) -> None:
-        super()._sweep()
+    def _release_ended(self) -> None:
+        super()._release_ended()
         self._rows = frozenset()
 
-    def _release(self, job: Job) -> None:
+    def _release_slot(self, job: RequestState) -> None:
         if job.seat is None or job.seat.slot in self._rows:
-            super()._release(job)
+            super()._release_slot(job)
         else:
             del self._live[job.seat.slot]
 
@@ -60,8 +60,8 @@ class CancelsOnlyWhoDecodes(Scheduler):
     """A cancel is acknowledged, but searches the decode rows alone."""
 
     def cancel(self, id: str, reason: FromOutside = "cancel") -> bool:
-        job = self._jobs.get(id)
-        if job is not None and job.left and job.seat is not None:
+        job = self._requests.get(id)
+        if job is not None and job.prompt_left and job.seat is not None:
             return True
         return super().cancel(id, reason)
 
@@ -71,22 +71,22 @@ class CancelsOnlyWhoIsSeated(Scheduler):
 
     def cancel(self, id: str, reason: FromOutside = "cancel") -> bool:
         seated = [job.request.id for job in self._live.values()]
-        return super().cancel(id, reason) if id in seated else id in self._jobs
+        return super().cancel(id, reason) if id in seated else id in self._requests
 
 
 class SlotByNumber(Scheduler):
     """The slot is the request's number modulo the capacity."""
 
-    def _seat(self, job: Job, seat: Seat) -> None:
-        seat = replace(seat, slot=self._tally["admitted"] % self.settings.slots)
+    def _assign_slot(self, job: RequestState, seat: Seat) -> None:
+        seat = replace(seat, slot=self._counters["admitted"] % self.settings.slots)
         self._live.pop(seat.slot, None)
-        super()._seat(job, seat)
+        super()._assign_slot(job, seat)
 
 
 class FreesAStoppedRowTwice(Scheduler):
     """A stop token frees the slot, though a cancel of this step will free it too."""
 
-    def _advance(self, job: Job, row: Row, emitted: Emitted | None) -> None:
+    def _advance(self, job: RequestState, row: Row, emitted: Emitted | None) -> None:
         if job.ending and emitted is not None and emitted.token in job.request.stop_ids:
             self.engine.recycle_slot(row.slot)
         super()._advance(job, row, emitted)
@@ -95,18 +95,18 @@ class FreesAStoppedRowTwice(Scheduler):
 class ReleasesBeforeReading(Scheduler):
     """A slot cancelled in a step is free before the step's answer was read."""
 
-    def _read(self, plan: Sequence[Row], answer: Iterable[Emitted]) -> dict[int, Emitted]:
+    def _read_answer(self, plan: Sequence[Row], answer: Iterable[Emitted]) -> dict[int, Emitted]:
         self._early = {row.slot for row in plan if self._live[row.slot].ending}
         for slot in self._early:
             self.engine.recycle_slot(slot)
-        return super()._read(plan, answer)
+        return super()._read_answer(plan, answer)
 
-    def _release(self, job: Job) -> None:
+    def _release_slot(self, job: RequestState) -> None:
         if job.seat is None or job.seat.slot not in self._early:
-            super()._release(job)
+            super()._release_slot(job)
             return
         del self._live[job.seat.slot]
-        self._tally["released"] += 1
+        self._counters["released"] += 1
 
 
 class CancelTellsNobody(Scheduler):
@@ -114,9 +114,9 @@ class CancelTellsNobody(Scheduler):
 
     def cancel(self, id: str, reason: FromOutside = "cancel") -> bool:
         taken = super().cancel(id, reason)
-        job = self._jobs.get(id)
+        job = self._requests.get(id)
         if taken and job is not None and job.seat is None:
-            self._forget(job)
+            self._remove(job)
         return taken
 
 
@@ -124,15 +124,15 @@ class CancelIsTakenTwice(Scheduler):
     """A second cancel of the same request is taken like the first."""
 
     def cancel(self, id: str, reason: FromOutside = "cancel") -> bool:
-        return super().cancel(id, reason) or id in self._jobs
+        return super().cancel(id, reason) or id in self._requests
 
 
 class StopKeepsItsSlot(Scheduler):
     """A request that ends by a stop token is reported, and its slot forgotten."""
 
-    def _release(self, job: Job) -> None:
+    def _release_slot(self, job: RequestState) -> None:
         if job.ending != "stop" or job.seat is None:
-            super()._release(job)
+            super()._release_slot(job)
         else:
             del self._live[job.seat.slot]
 
@@ -140,9 +140,9 @@ class StopKeepsItsSlot(Scheduler):
 class DisconnectFreesTwice(Scheduler):
     """A disconnect is cleaned up by the server too."""
 
-    def _release(self, job: Job) -> None:
+    def _release_slot(self, job: RequestState) -> None:
         seat = job.seat
-        super()._release(job)
+        super()._release_slot(job)
         if seat is not None and job.ending == "disconnect":
             self.engine.recycle_slot(seat.slot)
 
@@ -150,53 +150,55 @@ class DisconnectFreesTwice(Scheduler):
 class NewestFirst(Scheduler):
     """The queue is a stack."""
 
-    def _next(self) -> list[Job]:
-        return self._waiting()[::-1][:self.settings.slots - len(self._live)]
+    def _next_requests(self) -> list[RequestState]:
+        return self._waiting_requests()[::-1][:self.settings.slots - len(self._live)]
 
 
 class ShortestFirst(Scheduler):
     """Short prompts overtake long ones."""
 
-    def _next(self) -> list[Job]:
-        order = sorted(self._waiting(), key=lambda job: len(job.request.tokens))
+    def _next_requests(self) -> list[RequestState]:
+        order = sorted(self._waiting_requests(), key=lambda job: len(job.request.tokens))
         return order[:self.settings.slots - len(self._live)]
 
 
 class WaitsForTheBatchToEnd(Scheduler):
     """Nobody joins a running batch."""
 
-    def _next(self) -> list[Job]:
-        return [] if self._live else super()._next()
+    def _next_requests(self) -> list[RequestState]:
+        return [] if self._live else super()._next_requests()
 
 
 class OneSeatAStep(Scheduler):
     """One request is seated in a step, however many slots are free."""
 
-    def _next(self) -> list[Job]:
-        return super()._next()[:1]
+    def _next_requests(self) -> list[RequestState]:
+        return super()._next_requests()[:1]
 
 
 class SeatsWhoWasCancelled(Scheduler):
     """A request that was cancelled while another one was seated is seated too."""
 
-    def _join(self, jobs: Sequence[Job]) -> None:
+    def _add_to_batch(self, jobs: Sequence[RequestState]) -> None:
         for job in jobs:
-            self._seat(job, self.engine.add_slot(job.request))
+            self._assign_slot(job, self.engine.add_slot(job.request))
 
 
 class PrefillsBeforeAdmitting(Scheduler):
     """Nobody is seated while a prompt is in progress."""
 
-    def _next(self) -> list[Job]:
-        return [] if any(job.left for job in self._live.values()) else super()._next()
+    def _next_requests(self) -> list[RequestState]:
+        return (
+            [] if any(job.prompt_left for job in self._live.values()) else super()._next_requests()
+        )
 
 
 class QueueWithoutBound(Scheduler):
     """A full queue takes one more, and one more."""
 
-    def _check(self, request: Request) -> None:
+    def _check_request(self, request: Request) -> None:
         try:
-            super()._check(request)
+            super()._check_request(request)
         except QueueFullError:
             return
 
@@ -204,9 +206,9 @@ class QueueWithoutBound(Scheduler):
 class BoundForgetsFreeSlots(Scheduler):
     """Only the length of the queue is looked at, though slots are free."""
 
-    def _check(self, request: Request) -> None:
-        super()._check(request)
-        if sum(job.seat is None for job in self._jobs.values()) >= self.settings.queue:
+    def _check_request(self, request: Request) -> None:
+        super()._check_request(request)
+        if sum(job.seat is None for job in self._requests.values()) >= self.settings.queue:
             raise QueueFullError(f"request {request.id!r} is refused: the queue is full")
 
 
@@ -217,7 +219,7 @@ class RefusedRequestStays(Scheduler):
         try:
             super().submit(request)
         except QueueFullError:
-            self._jobs[request.id] = Job(request)
+            self._requests[request.id] = RequestState(request)
             raise
 
 
@@ -231,31 +233,31 @@ class ContextIsNotChecked(Scheduler):
 class LastTokenNeedsRoom(Scheduler):
     """The context is checked as if the last token were fed back."""
 
-    def _check(self, request: Request) -> None:
+    def _check_request(self, request: Request) -> None:
         context = self.settings.context
         if context is not None and len(request.tokens) + request.limit > context:
             raise InputError(f"request {request.id!r} is too long")
-        super()._check(request)
+        super()._check_request(request)
 
 
 class SameIdReplaces(Scheduler):
     """A second request of the same id takes the place of the first."""
 
-    def _check(self, request: Request) -> None:
-        super()._check(replace(request, id=f"{request.id} "))
+    def _check_request(self, request: Request) -> None:
+        super()._check_request(replace(request, id=f"{request.id} "))
 
 
 class ComputesReusedTokensAgain(Scheduler):
     """The first chunk starts at the first token, whatever the seat says."""
 
-    def _seat(self, job: Job, seat: Seat) -> None:
-        super()._seat(job, seat)
-        job.done = 0
+    def _assign_slot(self, job: RequestState, seat: Seat) -> None:
+        super()._assign_slot(job, seat)
+        job.prefilled = 0
 
 
 class TellsNoReuse(Scheduler):
     """Reuse happens and is not told."""
 
-    def _seat(self, job: Job, seat: Seat) -> None:
-        super()._seat(job, seat)
+    def _assign_slot(self, job: RequestState, seat: Seat) -> None:
+        super()._assign_slot(job, seat)
         job.reused = 0

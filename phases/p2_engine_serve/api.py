@@ -16,46 +16,46 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from phases.p2_engine_serve.api_error import Refused
-from phases.p2_engine_serve.request_schema import ChatAsked, CompletionAsked, T, parse
-from phases.p2_engine_serve.request_stream import Done, Piece, Reply
-from phases.p2_engine_serve.response_format import Shape
-from phases.p2_engine_serve.service import Service, gone
+from phases.p2_engine_serve.api_error import ApiError
+from phases.p2_engine_serve.request_schema import ChatRequest, CompletionRequest, T, parse
+from phases.p2_engine_serve.request_stream import Piece, Reply, ReplyEnd
+from phases.p2_engine_serve.response_format import ReplyFormat
+from phases.p2_engine_serve.service import Service, client_left_error
 
-BODY_SECONDS = 30.0
+BODY_TIMEOUT = 30.0
 """How long a client may take to send its request."""
-LARGE = 1 << 16
+LARGE_BODY_BYTES = 1 << 16
 """Bytes above which a body is read beside the event loop, and not at once with many others."""
-MOST_LARGE = 16
+MAX_LARGE_BODIES = 16
 """How many such bodies may be held before they are accepted or refused."""
-Opened = tuple[Reply, Shape]
+OpenReply = tuple[Reply, ReplyFormat]
 
 
 class EventStream(Response):
     """A reply as server-sent events, one chunk a piece."""
 
-    def __init__(self, opened: Opened, *, usage: bool) -> None:
+    def __init__(self, opened: OpenReply, *, usage: bool) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-store"})
         del self.headers["content-length"]
-        self._opened, self._usage = opened, usage
+        self._reply, self._include_usage = opened, usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send every chunk as it comes."""
-        reply, shape = self._opened
-        async with watched(receive, reply):
+        reply, shape = self._reply
+        async with cancel_on_disconnect(receive, reply):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await self._send(send, *shape.opening())
+            await self._send(send, *shape.first_chunks())
             async for piece in reply.pieces():
                 await self._send(send, *self._chunks(shape, piece))
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
-    def _chunks(self, shape: Shape, piece: Piece | Done) -> list[dict[str, Any]]:
+    def _chunks(self, shape: ReplyFormat, piece: Piece | ReplyEnd) -> list[dict[str, Any]]:
         if isinstance(piece, Piece):
             chunk = shape.chunk(piece)
             return [] if chunk is None else [chunk]
         if piece.failed is not None:
             return [piece.failed.body]
-        return shape.closing(piece, usage=self._usage)
+        return shape.last_chunks(piece, usage=self._include_usage)
 
     @staticmethod
     async def _send(send: Send, *chunks: dict[str, Any]) -> None:
@@ -71,15 +71,17 @@ class Api:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self._large = set[int]()  # requests whose body is large and neither accepted nor refused
+        self._large_bodies = set[
+            int
+        ]()  # requests whose body is large and neither accepted nor refused
 
     def app(self) -> FastAPI:
         """Return the application; who runs it closes the service."""
         app = FastAPI(title="rowtwin", docs_url=None, redoc_url=None, openapi_url=None,
                       redirect_slashes=False)
-        app.add_exception_handler(Refused, _refused)
-        app.add_exception_handler(HTTPException, _not_found)
-        app.add_exception_handler(Exception, _broken)
+        app.add_exception_handler(ApiError, _handle_api_error)
+        app.add_exception_handler(HTTPException, _handle_http_error)
+        app.add_exception_handler(Exception, _handle_server_error)
         for path, endpoint in (("/v1/models", self.models), ("/health", self.health),
                                ("/metrics", self.metrics)):
             app.add_api_route(path, endpoint, methods=["GET", "HEAD"], response_model=None)
@@ -90,14 +92,14 @@ class Api:
 
     async def models(self, request: Request) -> Response:
         """Tell which model is served."""
-        self._hold_key(request)
-        one = {"id": self.service.terms.name, "object": "model", "created": self.service.started,
+        self._check_key(request)
+        one = {"id": self.service.terms.name, "object": "model", "created": self.service.started_at,
                "owned_by": "rowtwin", "max_model_len": self.service.capacity}
         return JSONResponse({"object": "list", "data": [one]})
 
     async def health(self) -> Response:
         """Tell whether requests can be served."""
-        trouble = self.service.trouble
+        trouble = self.service.unavailable_reason
         return JSONResponse({"status": trouble or "ok"}, 503 if trouble else 200)
 
     async def metrics(self) -> Response:
@@ -106,96 +108,101 @@ class Api:
 
     async def completions(self, request: Request) -> Response:
         """Continue a text."""
-        async with self._asked(request, CompletionAsked) as asked:
+        async with self._read_request(request, CompletionRequest) as asked:
             opened = await self.service.complete(asked, request.is_disconnected)
-        return await self._answer(request, asked, opened)
+        return await self._respond(request, asked, opened)
 
     async def chat(self, request: Request) -> Response:
         """Write the next turn of a chat."""
-        async with self._asked(request, ChatAsked) as asked:
+        async with self._read_request(request, ChatRequest) as asked:
             opened = await self.service.chat(asked, request.is_disconnected)
-        return await self._answer(request, asked, opened)
+        return await self._respond(request, asked, opened)
 
-    async def _answer(self, request: Request, asked: CompletionAsked | ChatAsked,
-                      opened: Opened) -> Response:
+    async def _respond(self, request: Request, asked: CompletionRequest | ChatRequest,
+                      opened: OpenReply) -> Response:
         if asked.stream:
             options = asked.stream_options
             return self.stream(opened, usage=options is not None and options.include_usage)
-        return await self._whole(request, opened)
+        return await self._respond_whole(request, opened)
 
-    async def _whole(self, request: Request, opened: Opened) -> Response:
+    async def _respond_whole(self, request: Request, opened: OpenReply) -> Response:
         reply, shape = opened
         pieces: list[Piece] = []
-        async with watched(request.receive, reply):
+        async with cancel_on_disconnect(request.receive, reply):
             async for piece in reply.pieces():
                 if isinstance(piece, Piece):
                     pieces.append(piece)
                 elif piece.failed is not None:
                     raise piece.failed
                 else:
-                    return JSONResponse(shape.whole(pieces, piece))
+                    return JSONResponse(shape.full_reply(pieces, piece))
         raise AssertionError("a reply ended without saying so")
 
     @asynccontextmanager
-    async def _asked(self, request: Request, kind: type[T]) -> AsyncIterator[T]:
+    async def _read_request(self, request: Request, kind: type[T]) -> AsyncIterator[T]:
         """Read what is asked, or raise `Refused`; the block is what accepts it."""
-        self._hold_key(request)
-        _hold_kind(request)
+        self._check_key(request)
+        _check_content_type(request)
         try:
-            read = partial(parse, kind, await self._body(request))
-            yield read() if id(request) not in self._large else \
-                await self.service.reading.run(read, request.is_disconnected)
+            read = partial(parse, kind, await self._read_body(request))
+            yield read() if id(request) not in self._large_bodies else \
+                await self.service.body_reader.run(read, request.is_disconnected)
         finally:
-            self._large.discard(id(request))
+            self._large_bodies.discard(id(request))
 
-    async def _body(self, request: Request) -> bytes:
+    async def _read_body(self, request: Request) -> bytes:
         """Read a body up to the limit, or raise `Refused`."""
         most, body = self.service.terms.body, bytearray()
         said = request.headers.get("content-length", "")
         if said.isdigit() and int(said[:20]) > most:
-            raise _too_large(most)
+            raise _body_too_large(most)
         try:
-            async with asyncio.timeout(BODY_SECONDS):
+            async with asyncio.timeout(BODY_TIMEOUT):
                 async for part in request.stream():
                     body += part
                     if len(body) > most:
-                        raise _too_large(most)
-                    if len(body) > LARGE:
-                        self._note_large(id(request))
+                        raise _body_too_large(most)
+                    if len(body) > LARGE_BODY_BYTES:
+                        self._count_large_body(id(request))
         except TimeoutError:
-            raise Refused(408, f"the body did not come within {BODY_SECONDS:.0f} seconds",
+            raise ApiError(408, f"the body did not come within {BODY_TIMEOUT:.0f} seconds",
                           code="timeout") from None
         except ClientDisconnect:
-            raise gone() from None
+            raise client_left_error() from None
         return bytes(body)
 
-    def _note_large(self, request: int) -> None:
-        if request not in self._large and len(self._large) >= MOST_LARGE:
-            raise Refused(429, f"{MOST_LARGE} bodies of more than {LARGE:,} bytes are being read "
-                               f"already, which is the limit", code="queue_full", retry_after=1)
-        self._large.add(request)
+    def _count_large_body(self, request: int) -> None:
+        if request not in self._large_bodies and len(self._large_bodies) >= MAX_LARGE_BODIES:
+            raise ApiError(
+                429,
+                f"{MAX_LARGE_BODIES} bodies of more than {LARGE_BODY_BYTES:,} bytes are being read "
+                f"already, which is the limit",
+                code="queue_full",
+                retry_after=1,
+            )
+        self._large_bodies.add(request)
 
-    def _hold_key(self, request: Request) -> None:
+    def _check_key(self, request: Request) -> None:
         key = self.service.terms.key
         if key is None:
             return
         scheme, _, shown = request.headers.get("authorization", "").partition(" ")
         raw = shown.lstrip(" ").encode("latin-1")  # the bytes that were sent
-        known = [hmac.compare_digest(raw, one) for one in _spellings(key)]
+        known = [hmac.compare_digest(raw, one) for one in _key_encodings(key)]
         if scheme.lower() != "bearer" or not any(known):
-            raise Refused(401, "the API key is missing or wrong", code="invalid_api_key")
+            raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
 
 
-def _hold_kind(request: Request) -> None:
+def _check_content_type(request: Request) -> None:
     """Refuse a body that is no JSON by its own headers."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
-        raise Refused(415, "the body must be application/json", code="content_type")
+        raise ApiError(415, "the body must be application/json", code="content_type")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Refused(415, "the body must not be compressed", code="content_encoding")
+        raise ApiError(415, "the body must not be compressed", code="content_encoding")
 
 
-def _spellings(key: str) -> list[bytes]:
+def _key_encodings(key: str) -> list[bytes]:
     """Return a key as headers have it: beyond ASCII some clients send UTF-8, others Latin-1."""
     own = [key.encode()]
     with suppress(UnicodeEncodeError):
@@ -204,40 +211,40 @@ def _spellings(key: str) -> list[bytes]:
 
 
 @asynccontextmanager
-async def watched(receive: Receive, reply: Reply) -> AsyncIterator[None]:
+async def cancel_on_disconnect(receive: Receive, reply: Reply) -> AsyncIterator[None]:
     """End the reply's request as soon as its client is gone, or the block is left early."""
-    gone = asyncio.create_task(_until_gone(receive, reply))
+    gone = asyncio.create_task(_wait_for_disconnect(receive, reply))
     try:
         yield
     finally:
         gone.cancel()
-        reply.leave()
+        reply.cancel_request()
 
 
-async def _until_gone(receive: Receive, reply: Reply) -> None:
+async def _wait_for_disconnect(receive: Receive, reply: Reply) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-    reply.leave()
+    reply.cancel_request()
 
 
-def _too_large(most: int) -> Refused:
-    return Refused(413, f"the body has more than {most:,} bytes, which is the limit",
+def _body_too_large(most: int) -> ApiError:
+    return ApiError(413, f"the body has more than {most:,} bytes, which is the limit",
                    code="body_too_large")
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
+async def _handle_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
     return JSONResponse(error.body, error.status, headers=error.headers)
 
 
-async def _not_found(request: Request, error: Exception) -> Response:
+async def _handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method[:20]} {request.url.path[:200]}"
-    told = Refused(error.status_code, f"{where}: {error.detail}", code="no_such_route")
+    told = ApiError(error.status_code, f"{where}: {error.detail}", code="no_such_route")
     return JSONResponse(told.body, error.status_code, headers=error.headers)
 
 
-async def _broken(request: Request, error: Exception) -> Response:
+async def _handle_server_error(request: Request, error: Exception) -> Response:
     """Answer for a fault of the server's own; the log has its traceback."""
-    told = Refused(500, "the server failed on this request", code="internal_error")
+    told = ApiError(500, "the server failed on this request", code="internal_error")
     return JSONResponse(told.body, told.status)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-class Refused(Exception):
+class ApiError(Exception):
     """A request that is not served: its status, one sentence, and the field at fault if any."""
 
     def __init__(self, status: int, message: str, field: str | None = None,
@@ -19,7 +19,7 @@ class Refused(Exception):
     @property
     def body(self) -> dict[str, Any]:
         """The answer's JSON."""
-        kind = KINDS.get(self.status,
+        kind = ERROR_TYPES.get(self.status,
                          "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.field,
                           "code": self.code}}

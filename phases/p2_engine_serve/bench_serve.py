@@ -13,14 +13,14 @@ import torch
 
 from engine import testmodels
 from engine.path import Rows
-from phases.p2_engine_serve.harness import tokenizer_of
+from phases.p2_engine_serve.harness import load_tokenizer
 from phases.p2_engine_serve.hybrid_engine import Limits
 from phases.p2_engine_serve.server import Server, address, bound
 from phases.p2_engine_serve.service import Terms
-from phases.p2_engine_serve.step_barrier import Gate
+from phases.p2_engine_serve.step_barrier import StepBarrier
 
 ROWS, TOKENS, CONTEXT = 16, 24, 64
-CLIENTS = """
+CLIENT_SCRIPT = """
 import json, sys, threading, urllib.request
 def read(number):
     body = {"model": "tiny", "prompt": [number + 1], "max_tokens": int(sys.argv[3]), "seed": number,
@@ -35,7 +35,7 @@ crowd = [threading.Thread(target=read, args=(i,)) for i in range(int(sys.argv[2]
 """
 
 
-def bare(path: Any, model: Any) -> float:
+def path_seconds(path: Any, model: Any) -> float:
     """Return the CPU seconds of TOKENS steps of the path alone."""
     pool = model.new_pool(ROWS, CONTEXT)
     started = time.process_time()
@@ -45,16 +45,16 @@ def bare(path: Any, model: Any) -> float:
     return time.process_time() - started
 
 
-def served(path: Any, stack: Any, model: Any) -> float:
+def serving_seconds(path: Any, stack: Any, model: Any) -> float:
     """Return the CPU seconds of all threads while sixteen streams are served."""
     engine = stack.engine(model, path, Limits(ROWS, CONTEXT))
-    service = stack.service(stack, engine, tokenizer_of(model.path), Terms("tiny"))
-    gate, listening, server = Gate(service.scheduler), bound("127.0.0.1", 0), Server(service)
+    service = stack.service(stack, engine, load_tokenizer(model.path), Terms("tiny"))
+    gate, listening, server = StepBarrier(service.scheduler), bound("127.0.0.1", 0), Server(service)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     gate.hold()
     url = f"{address(listening)}/v1/completions"
-    clients = subprocess.Popen([sys.executable, "-c", CLIENTS, url,
+    clients = subprocess.Popen([sys.executable, "-c", CLIENT_SCRIPT, url,
                                 str(ROWS), str(TOKENS)])
     assert gate.wait_for(lambda: gate.accepted == ROWS)
     started = time.process_time()
@@ -72,12 +72,14 @@ def served(path: Any, stack: Any, model: Any) -> float:
 def test_server_overhead_at_sixteen_rows(name: str, benchmark: Any, path: Any, stack: Any) -> None:
     torch.set_num_threads(1)
     model = testmodels.load(name)
-    alone, whole = [bare(path, model)], list[float]()
+    alone, whole = [path_seconds(path, model)], list[float]()
 
     def setup() -> None:
-        alone.append(bare(path, model))
+        alone.append(path_seconds(path, model))
 
-    benchmark.pedantic(lambda: whole.append(served(path, stack, model)), setup=setup, rounds=5)
+    benchmark.pedantic(
+        lambda: whole.append(serving_seconds(path, stack, model)), setup=setup, rounds=5
+    )
     step, busy = min(alone), min(whole)  # on a shared host others can only add
     benchmark.extra_info["path"] = path.name
     benchmark.extra_info["cpu_ms_a_step_alone"] = round(1000 * step / TOKENS, 2)

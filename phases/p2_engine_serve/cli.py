@@ -48,10 +48,10 @@ def serve(
     import rowtwin
     from engine.cli import limit_threads
     from phases.p2_engine_serve.hybrid_engine import Limits
-    from phases.p2_engine_serve.server import address, bound, lets_strangers_in, run
+    from phases.p2_engine_serve.server import address, bound, is_public, run
     from phases.p2_engine_serve.service import Terms
 
-    _hold_key(api_key)
+    _check_api_key(api_key)
     _log_to_stderr()
     limit_threads(file)
     subject = rowtwin.assemble(path=path, stack="newest")
@@ -60,7 +60,7 @@ def serve(
         service = open_service(subject, file, limits, device,
                                Terms(name or file.name, queue=queue, chunk=chunk, key=api_key),
                                prefix_cache_mb << 20, kv)
-        if api_key is None and lets_strangers_in(listening):
+        if api_key is None and is_public(listening):
             typer.echo(f"rowtwin: without --api-key anyone who reaches {host} is served", err=True)
         typer.echo(f"{service.terms.name} at {address(listening)}/v1 with {slots} slots on the "
                    f"{subject.path.name} path")
@@ -70,7 +70,7 @@ def serve(
             raise typer.Exit(0) from None
 
 
-def _hold_key(key: str | None) -> None:
+def _check_api_key(key: str | None) -> None:
     """Refuse a key that no client could show, or that everyone would."""
     from engine.errors import InputError
 
@@ -88,14 +88,14 @@ def open_service(subject: Any, file: Path, limits: Any, device: str, terms: Any,
 
     model = Model.load(file).with_kv(kv)
     tokenizer = Tokenizer.from_metadata(open_gguf(file).metadata, model.config.vocab)
-    model = _on(model, device)
+    model = _move_to_device(model, device)
     engine = subject.stack.engine(model, subject.path, limits,
                                   subject.stack.prefixes(model, subject.path, prefixes))
     service: Service = subject.stack.service(subject.stack, engine, tokenizer, terms)
     return service
 
 
-def _on(model: Any, device: str) -> Any:
+def _move_to_device(model: Any, device: str) -> Any:
     import torch
 
     from engine.errors import InputError

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Ask:
+class ClientRequest:
     """One request of a client."""
 
     endpoint: str
@@ -19,7 +19,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Heard:
+class ClientReply:
     """What a client got."""
 
     raw: str
@@ -30,7 +30,7 @@ class Heard:
     usage: dict[str, Any]
     ids: list[int]
     logprobs: list[float]
-    tops: list[int]
+    top_counts: list[int]
     """How many likely tokens were told with each."""
 
     @property
@@ -39,7 +39,7 @@ class Heard:
         return "".join(self.texts)
 
 
-def heard(parts: list[dict[str, Any]]) -> Heard:
+def parse_reply(parts: list[dict[str, Any]]) -> ClientReply:
     """Read a whole reply, or the chunks of one."""
     texts: list[str] = []
     reasons: list[str] = []
@@ -59,5 +59,12 @@ def heard(parts: list[dict[str, Any]]) -> Heard:
             tops += [len(one["top_logprobs"]) for one in told.get("content") or []]
     usage: dict[str, Any] = next((part["usage"] for part in parts if part.get("usage")), {})
     plain = [{k: v for k, v in part.items() if k not in ("id", "created")} for part in parts]
-    return Heard(json.dumps(plain), texts, reasons[0] if len(reasons) == 1 else None, usage, ids,
-                 logprobs, tops)
+    return ClientReply(
+        json.dumps(plain),
+        texts,
+        reasons[0] if len(reasons) == 1 else None,
+        usage,
+        ids,
+        logprobs,
+        tops,
+    )

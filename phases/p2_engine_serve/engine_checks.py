@@ -18,9 +18,9 @@ from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
 from phases.p0_scheduler.increment import Emitted, Event, Request, Settings, Token
 from phases.p2_engine_serve import request_data
-from phases.p2_engine_serve.client_reply import Ask, Heard
-from phases.p2_engine_serve.fake_path import toy
-from phases.p2_engine_serve.harness import Site, tokenizer_of
+from phases.p2_engine_serve.client_reply import ClientReply, ClientRequest
+from phases.p2_engine_serve.fake_path import make_fake_path
+from phases.p2_engine_serve.harness import Harness, load_tokenizer
 from phases.p2_engine_serve.hybrid_engine import HybridEngine, Limits
 from phases.p2_engine_serve.sampling import Sampling
 
@@ -28,14 +28,14 @@ TOKENS = 6
 DRAWS = 2000
 
 
-def same(judge: Judge, name: str, got: object, want: object, **where: int | str) -> None:
+def check_equal(judge: Judge, name: str, got: object, want: object, **where: int | str) -> None:
     """Hold a value to its peer, in the suite's words."""
     place = ", ".join(f"{key} {value}" for key, value in where.items())
     at = f"{name}[{place}]" if place else name
     judge.law(got == want, f"{at}={got!r}, but should be {want!r}", rung="law", **where)
 
 
-def refused(judge: Judge, name: str, told: str, call: Callable[[], object]) -> None:
+def expect_refusal(judge: Judge, name: str, told: str, call: Callable[[], object]) -> None:
     """Hold a call to be refused in words that hold the value at fault."""
     try:
         call()
@@ -46,7 +46,7 @@ def refused(judge: Judge, name: str, told: str, call: Callable[[], object]) -> N
         judge.law(False, f"{name} is not refused")
 
 
-class Crowd:
+class MixedRequests:
     """Six requests with nothing in common but an engine."""
 
     samplings = (Sampling(top=3), Sampling(1.0, seed=7), Sampling(1.0, seed=8, top=1),
@@ -58,8 +58,10 @@ class Crowd:
         self.subject, self.judge = subject, judge
         self.requests = [Request(f"r{i}", prompt, TOKENS, frozenset(), sampling) for i, (
             prompt, sampling) in enumerate(zip(self.prompts, self.samplings, strict=True))]
-        self.solo = [bare(itertools.islice(self._engine().run_single(request), TOKENS))
-                     for request in self.requests]
+        self.solo_streams = [
+            without_slots(itertools.islice(self._engine().run_single(request), TOKENS))
+            for request in self.requests
+        ]
 
     def serve(self, order: Sequence[int], late: int) -> None:
         """Serve all in an order, the last ones `late` steps later, and hold each to its solo."""
@@ -74,34 +76,34 @@ class Crowd:
             scheduler.submit(self.requests[which])
         while not scheduler.idle:
             events += scheduler.step()
-        for which, solo in enumerate(self.solo):
-            got = bare(e.emitted for e in events
+        for which, solo in enumerate(self.solo_streams):
+            got = without_slots(e.emitted for e in events
                        if isinstance(e, Token) and e.id == f"r{which}")
-            same(self.judge, "tokens and log-probs", got, solo, request=which,
+            check_equal(self.judge, "tokens and log-probs", got, solo, request=which,
                  order=str(order), late=late)
 
-    def laws(self) -> None:
+    def check_options(self) -> None:
         """Hold the solo streams to what their options say."""
-        tokens = [[token for token, _, _ in one] for one in self.solo]
-        same(self.judge, "top_k 1 at a high temperature", tokens[3], tokens[0])
-        same(self.judge, "the same seed again", tokens[5], tokens[1])
+        tokens = [[token for token, _, _ in one] for one in self.solo_streams]
+        check_equal(self.judge, "top_k 1 at a high temperature", tokens[3], tokens[0])
+        check_equal(self.judge, "the same seed again", tokens[5], tokens[1])
         self.judge.law(tokens[1] != tokens[2], "two seeds give one stream")
         self.judge.law(tokens[1] != tokens[0], "a temperature of 1 gives the greedy stream")
 
     def _engine(self) -> HybridEngine:
         model = self.subject.models("nano")
-        ids = tokenizer_of(model.path).tokens
-        path = toy(self.subject.path, ids.index(PAD_TOKEN), ids.index(END_TOKEN))
+        ids = load_tokenizer(model.path).tokens
+        path = make_fake_path(self.subject.path, ids.index(PAD_TOKEN), ids.index(END_TOKEN))
         engine: HybridEngine = self.subject.stack.engine(model, path, Limits(6, 64))
         return engine
 
 
-def bare(emitted: Any) -> list[tuple[int, float, Any]]:
+def without_slots(emitted: Any) -> list[tuple[int, float, Any]]:
     """Return tokens with their log-probs, without the slot, which may differ."""
     return [(one.token, one.logprob, one.top) for one in emitted if isinstance(one, Emitted)]
 
 
-def noise(seed: int, count: int, vocab: int) -> Tensor:
+def tied_logits(seed: int, count: int, vocab: int) -> Tensor:
     """Return logits f32[count, vocab] with ties among the largest of each row."""
     logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(seed)) * 3
     for row in range(count):
@@ -112,7 +114,7 @@ def noise(seed: int, count: int, vocab: int) -> Tensor:
     return logits
 
 
-def hold_frequencies(subject: Subject, judge: Judge, seed: int) -> None:
+def check_frequencies(subject: Subject, judge: Judge, seed: int) -> None:
     """Hold how often tokens come, over one request's draws and over seeds, to their weights."""
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0, 1.5, 0.5])
     weights = exp(logits - logits.max()).double()
@@ -127,12 +129,14 @@ def hold_frequencies(subject: Subject, judge: Judge, seed: int) -> None:
                                f"than its share")
 
 
-def hold_to_oracle(site: Site, asks: Sequence[Ask], heard: Sequence[Heard]) -> None:
+def check_against_oracle(
+    site: Harness, asks: Sequence[ClientRequest], heard: Sequence[ClientReply]
+) -> None:
     """Hold replies of a real model to `forward_single`, one request after another."""
     ends = site.tokenizer.end_ids
     requests = []
     for number, ask in enumerate(asks):
-        prompt = site.tokenizer.encode(request_data.plain_prompt(ask))
+        prompt = site.tokenizer.encode(request_data.expected_prompt(ask))
         option = {k: ask.body[k] for k in ("temperature", "top_k", "top_p", "seed")
                   if k in ask.body}
         requests.append(Request(str(number), tuple(prompt), ask.body["max_tokens"], ends,
@@ -142,15 +146,15 @@ def hold_to_oracle(site: Site, asks: Sequence[Ask], heard: Sequence[Heard]) -> N
         tokens, stops = [one.token for one in want.emitted], ask.body.get("stop", [])
         count = request_data.tokens_to_stop(site.tokenizer, tokens, stops) or len(tokens)
         text = site.tokenizer.decode(tokens[:count])
-        cut = request_data.cut(text, stops)
-        site.same("text", got.text, text if cut is None else cut, request=number)
-        site.same("tokens", got.ids, tokens[:count], request=number)
+        cut = request_data.cut_at_stop(text, stops)
+        site.check_equal("text", got.text, text if cut is None else cut, request=number)
+        site.check_equal("tokens", got.ids, tokens[:count], request=number)
         if got.logprobs:
             site.judge.equal("log-probs", torch.tensor(got.logprobs), torch.tensor(
                 [one.logprob for one in want.emitted[:count]]), rule="truth", request=number)
 
 
-def script(tokenizer: Tokenizer, kind: str) -> list[int]:
+def scripted_tokens(tokenizer: Tokenizer, kind: str) -> list[int]:
     """Return tokens whose bytes are whole characters, or are not, with characters split."""
     if kind == "whole":
         return tokenizer.encode("né 😀 日本 x")
@@ -159,13 +163,13 @@ def script(tokenizer: Tokenizer, kind: str) -> list[int]:
     return [tokenizer.tokens.index(letters[byte]) for byte in raw]
 
 
-def said(tokenizer: Tokenizer, tokens: Sequence[int], limit: int) -> dict[str, Any]:
+def body_to_say(tokenizer: Tokenizer, tokens: Sequence[int], limit: int) -> dict[str, Any]:
     """Return a body that has the toy say the first `limit` of some tokens."""
     return {"prompt": [*tokens, tokenizer.tokens.index(PAD_TOKEN)], "max_tokens": limit}
 
 
-def endings(endpoint: str, stream: bool, tokenizer: Tokenizer,
-            ) -> tuple[list[Ask], list[tuple[str, int, int | None]]]:
+def requests_by_ending(endpoint: str, stream: bool, tokenizer: Tokenizer,
+            ) -> tuple[list[ClientRequest], list[tuple[str, int, int | None]]]:
     """Return requests that end differently, with the reason, tokens and top of each."""
     short, long = len(tokenizer.encode("time")), len(tokenizer.encode("one of the"))
     plans: list[tuple[str, int, int | None, dict[str, Any], str, int]] = [
@@ -174,7 +178,11 @@ def endings(endpoint: str, stream: bool, tokenizer: Tokenizer,
         ("time", short + 4, 0, {"ignore_eos": True}, "length", short + 4),
         ("one of the", long + 1, 5, {}, "stop", long + 1)]
     asks = [
-        Ask(endpoint, stream, request_data.echo(endpoint, text, top=top, max_tokens=limit, **more))
+        ClientRequest(
+            endpoint,
+            stream,
+            request_data.echo_body(endpoint, text, top=top, max_tokens=limit, **more),
+        )
         for text, limit, top, more, _, _ in plans
     ]
     return asks, [(reason, count, top) for _, _, top, _, reason, count in plans]

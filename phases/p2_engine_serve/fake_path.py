@@ -19,23 +19,23 @@ from engine.state import Pool
 
 PRIME = 65521
 """Below it, 31 times a number and a token still fit in f32."""
-PEAK = 60.0
+ECHO_LOGIT = 60.0
 
 
-def toy(path: Path, mark: int, end: int) -> Path:
+def make_fake_path(path: Path, mark: int, end: int) -> Path:
     """Return the path with cheap steps; `mark` asks for an echo and `end` ends it."""
     def step_rows(_: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                   sink: Sink | None) -> Tensor:
         logits, at = [], 0
         for slot, position, count in zip(rows.slots, rows.positions, rows.counts, strict=True):
-            logits.append(_row(pool, slot, position, tokens[at:at + count], mark, end))
+            logits.append(_row_logits(pool, slot, position, tokens[at:at + count], mark, end))
             at += count
         return torch.stack(logits)
 
     return replace(path, name="toy", step_rows=step_rows)
 
 
-def _row(pool: Pool, slot: int, position: int, tokens: Sequence[int], mark: int,
+def _row_logits(pool: Pool, slot: int, position: int, tokens: Sequence[int], mark: int,
          end: int) -> Tensor:
     number = next(iter(pool.delta.values()))[slot].flatten()[:1]
     held = next(iter(pool.k.values()))[slot, :, 0, 0]
@@ -50,5 +50,5 @@ def _row(pool: Pool, slot: int, position: int, tokens: Sequence[int], mark: int,
     if mark in said:
         prompt = said.index(mark)
         spoken = len(said) - prompt - 1
-        logits[said[spoken] if spoken < prompt else end] += PEAK
+        logits[said[spoken] if spoken < prompt else end] += ECHO_LOGIT
     return logits

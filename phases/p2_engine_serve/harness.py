@@ -21,18 +21,18 @@ from engine.tokenizer import Tokenizer
 from engine.vocabulary import END_TOKEN, PAD_TOKEN
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
-from phases.p2_engine_serve.client_reply import Ask, Heard, heard
-from phases.p2_engine_serve.fake_path import toy
+from phases.p2_engine_serve.client_reply import ClientReply, ClientRequest, parse_reply
+from phases.p2_engine_serve.fake_path import make_fake_path
 from phases.p2_engine_serve.hybrid_engine import Limits
 from phases.p2_engine_serve.server import Server, address, bound
 from phases.p2_engine_serve.service import Terms
-from phases.p2_engine_serve.step_barrier import PATIENCE, Gate, Steps
+from phases.p2_engine_serve.step_barrier import WAIT_SECONDS, StepBarrier, WatchedStep
 
-BEYOND_OPENAI = ("top_k", "ignore_eos", "return_token_ids")
+EXTRA_FIELDS = ("top_k", "ignore_eos", "return_token_ids")
 
 
 @dataclass
-class Site:
+class Harness:
     """One server of the subject's stack, its clients, and the laws they hold it to."""
 
     subject: Subject
@@ -47,51 +47,51 @@ class Site:
     body: int = 1 << 20
     template: str | None = None
     """Stands for the chat template of the model's file."""
-    _left: ExitStack = field(default_factory=ExitStack)
+    _exit_stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
         stack, name = self.subject.stack, self.model or "nano"
         self.weights = self.subject.models(name)
-        self.tokenizer = tokenizer_of(self.weights.path)
+        self.tokenizer = load_tokenizer(self.weights.path)
         if self.template is not None:
             self.tokenizer = with_template(self.tokenizer, self.template)
-        path = self.subject.path if self.model else self.toy_path()
-        self.steps = Steps(path.step_rows)
+        path = self.subject.path if self.model else self.fake_path()
+        self.steps = WatchedStep(path.step_rows)
         self.engine = stack.engine(self.weights, replace(path, step_rows=self.steps),
                                    Limits(self.slots, self.context))
         terms = Terms(name, queue=self.queue, chunk=self.chunk, key=self.key, body=self.body,
-                      grace=PATIENCE)
+                      grace=WAIT_SECONDS)
         self.service = stack.service(stack, self.engine, self.tokenizer, terms)
-        self.gate = Gate(self.service.scheduler)
+        self.barrier = StepBarrier(self.service.scheduler)
         self._listen()
-        self.http = self._left.enter_context(httpx2.Client(
-            base_url=self.url, timeout=60.0 if self.model else PATIENCE,
+        self.http = self._exit_stack.enter_context(httpx2.Client(
+            base_url=self.url, timeout=60.0 if self.model else WAIT_SECONDS,
             trust_env=False, verify=False, limits=httpx2.Limits(max_connections=None)))
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.key or "none",
                                     max_retries=0, http_client=self.http)
-        self.crowd = self._left.enter_context(ThreadPoolExecutor(64))
-        self._left.callback(self._let_go)
+        self.executor = self._exit_stack.enter_context(ThreadPoolExecutor(64))
+        self._exit_stack.callback(self._release_steps)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._left.close()
+        self._exit_stack.close()
         self.stop()
         self.socket.close()
 
-    def _let_go(self) -> None:
+    def _release_steps(self) -> None:
         self.steps.resume.set()
-        self.gate.release()
+        self.barrier.release()
         self.service.scheduler.abort()  # nothing is left to serve unless a law was broken
 
     def stop(self) -> None:
         """Shut the server down, as a signal would."""
         self.server.should_exit = True
-        self.thread.join(3 * PATIENCE)
+        self.thread.join(3 * WAIT_SECONDS)
 
-    def toy_path(self) -> Any:
+    def fake_path(self) -> Any:
         """Return the toy for this tokenizer."""
         ids = self.tokenizer.tokens
-        return toy(self.subject.path, ids.index(PAD_TOKEN), ids.index(END_TOKEN))
+        return make_fake_path(self.subject.path, ids.index(PAD_TOKEN), ids.index(END_TOKEN))
 
     def _listen(self) -> None:
         self.socket = bound("127.0.0.1", 0)
@@ -103,52 +103,52 @@ class Site:
 
     # Asking.
 
-    def ask(self, ask: Ask) -> Heard:
+    def ask(self, ask: ClientRequest) -> ClientReply:
         """Send a request with the official client and return what came."""
         body: dict[str, Any] = {"model": self.service.terms.name, **ask.body}
         api: Any = self.client.completions
         if ask.endpoint == "chat":
             api = self.client.chat.completions
             body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
-        body["extra_body"] = {name: body.pop(name) for name in BEYOND_OPENAI if name in body}
+        body["extra_body"] = {name: body.pop(name) for name in EXTRA_FIELDS if name in body}
         if not ask.stream:
-            return heard([api.create(**body).model_dump(exclude_unset=True)])
+            return parse_reply([api.create(**body).model_dump(exclude_unset=True)])
         with api.create(**body, stream=True, stream_options={"include_usage": True}) as stream:
-            return heard([chunk.model_dump(exclude_unset=True) for chunk in stream])
+            return parse_reply([chunk.model_dump(exclude_unset=True) for chunk in stream])
 
-    def together(self, asks: Sequence[Ask]) -> list[Heard]:
+    def ask_all(self, asks: Sequence[ClientRequest]) -> list[ClientReply]:
         """Send requests at once: no step begins before all of them were accepted."""
         futures = self.hold(asks)
-        self.gate.release()
+        self.barrier.release()
         return [self.result(future) for future in futures]
 
-    def hold(self, asks: Sequence[Ask]) -> list[Future[Heard]]:
+    def hold(self, asks: Sequence[ClientRequest]) -> list[Future[ClientReply]]:
         """Send requests in order, each accepted before the next, and let no step begin."""
-        self.gate.hold()
+        self.barrier.hold()
         return [self.accepted(partial(self.ask, ask)) for ask in asks]
 
     def accepted(self, call: Callable[[], Any]) -> Future[Any]:
         """Make a call on a thread of its own and wait until its request is accepted."""
-        due = self.gate.accepted + 1
-        future = self.crowd.submit(call)
-        came = self.gate.wait_for(lambda: self.gate.accepted >= due)
+        due = self.barrier.accepted + 1
+        future = self.executor.submit(call)
+        came = self.barrier.wait_for(lambda: self.barrier.accepted >= due)
         self.law(came, "a request is not accepted while no step is done")
         return future
 
     @staticmethod
-    def result(future: Future[Heard]) -> Heard:
+    def result(future: Future[ClientReply]) -> ClientReply:
         """Return what a client got."""
         return future.result(60.0)
 
-    def leaver(self, ask: Ask) -> socket.socket:
+    def ask_over_socket(self, ask: ClientRequest) -> socket.socket:
         """Send a request over a bare socket, which can be closed at any time."""
         body = json.dumps({"model": self.service.terms.name, "stream": ask.stream, **ask.body})
         text = (f"POST /v1/{ask.endpoint} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
                 f"\r\nContent-Length: {len(body)}\r\n\r\n{body}")
-        due = self.gate.accepted + 1
-        line = socket.create_connection(self.socket.getsockname(), PATIENCE)
+        due = self.barrier.accepted + 1
+        line = socket.create_connection(self.socket.getsockname(), WAIT_SECONDS)
         line.sendall(text.encode())
-        came = self.gate.wait_for(lambda: self.gate.accepted >= due)
+        came = self.barrier.wait_for(lambda: self.barrier.accepted >= due)
         self.law(came, "a request is not accepted while no step is done")
         return line
 
@@ -164,13 +164,13 @@ class Site:
         """Hold a law through the judge."""
         self.judge.law(holds, sentence, rung="law", **where)
 
-    def same(self, name: str, got: object, want: object, **where: int | str) -> None:
+    def check_equal(self, name: str, got: object, want: object, **where: int | str) -> None:
         """Hold a value to its peer, in the suite's words."""
         place = ", ".join(f"{key} {value}" for key, value in where.items())
         at = f"{name}[{place}]" if place else name
         self.law(got == want, f"{at}={got!r}, but should be {want!r}", **where)
 
-    def metric(self, name: str) -> float:
+    def read_metric(self, name: str) -> float:
         """Return a figure as the server tells it."""
         for line in self.http.get("/metrics").text.splitlines():
             if line.startswith(f"{name} "):
@@ -180,14 +180,14 @@ class Site:
     def idle(self) -> None:
         """Hold the server to have every slot free, and to say so."""
         counts = self.service.scheduler.counts
-        self.same("slots taken", (counts.live, len(self.engine.tenants)), (0, 0))
-        self.same("slots given back", counts.released, counts.admitted)
-        self.same("rowtwin_live", self.metric("rowtwin_live"), 0.0)
-        self.same("rowtwin_waiting", self.metric("rowtwin_waiting"), 0.0)
+        self.check_equal("slots taken", (counts.live, len(self.engine.tenants)), (0, 0))
+        self.check_equal("slots given back", counts.released, counts.admitted)
+        self.check_equal("rowtwin_live", self.read_metric("rowtwin_live"), 0.0)
+        self.check_equal("rowtwin_waiting", self.read_metric("rowtwin_waiting"), 0.0)
 
 
 @cache
-def tokenizer_of(file: Path) -> Tokenizer:
+def load_tokenizer(file: Path) -> Tokenizer:
     """Return the tokenizer of a model's file."""
     metadata = open_gguf(file).metadata
     tokens = metadata["tokenizer.ggml.tokens"]

@@ -42,10 +42,10 @@ class Prefixes(Protocol):
         0 when nothing fits, and then nothing was written.
         """
 
-    def advanced(self, tokens: Sequence[int], state: State) -> None:
+    def on_advance(self, tokens: Sequence[int], state: State) -> None:
         """Take note that a slot now holds exactly these tokens; it may be copied, not changed."""
 
-    def released(self, tokens: Sequence[int], state: State) -> None:
+    def on_release(self, tokens: Sequence[int], state: State) -> None:
         """Take note that a slot is given up, holding exactly these tokens."""
 
 
@@ -56,10 +56,10 @@ class NoPrefixes:
         """Find nothing."""
         return 0
 
-    def advanced(self, tokens: Sequence[int], state: State) -> None:
+    def on_advance(self, tokens: Sequence[int], state: State) -> None:
         """Keep nothing."""
 
-    def released(self, tokens: Sequence[int], state: State) -> None:
+    def on_release(self, tokens: Sequence[int], state: State) -> None:
         """Keep nothing."""
 
 
@@ -72,11 +72,11 @@ class Tenant:
     """The prompt and what was sampled behind it."""
     fed: int
     """How many of them the slot's state holds."""
-    drawn: int = 0
+    drawn_count: int = 0
     """How many tokens were sampled."""
 
     @property
-    def held(self) -> list[int]:
+    def state_tokens(self) -> list[int]:
         """The tokens in the slot's state."""
         return self.tokens[:self.fed]
 
@@ -88,13 +88,13 @@ class Tenant:
 
 
 @dataclass
-class Turn:
+class LastSlot:
     """The slot that was given up last, and the tokens its state still holds."""
 
     slot: int = -1
     tokens: list[int] = field(default_factory=list)
 
-    def goes_on(self, prompt: Sequence[int]) -> bool:
+    def is_extended_by(self, prompt: Sequence[int]) -> bool:
         """Return whether a prompt extends exactly these tokens."""
         n = len(self.tokens)
         return 0 < n < len(prompt) and list(prompt[:n]) == self.tokens
@@ -113,7 +113,7 @@ class HybridEngine:
         self.pool = model.new_pool(limits.slots, limits.capacity)
         self.prefixes = prefixes if prefixes is not None else NoPrefixes()
         self.tenants: dict[int, Tenant] = {}
-        self.last = Turn()
+        self.last_slot = LastSlot()
 
     def run_single(self, request: Request) -> Iterator[Emitted]:
         """Yield the request's tokens alone and without end, in a slot of the pool."""
@@ -131,11 +131,11 @@ class HybridEngine:
     def start_batch(self, requests: Sequence[Request]) -> list[Seat]:
         """Take a slot for each request; a single one may go on with the last turn."""
         for request in requests:
-            self._check(request)
+            self._check_request(request)
         if len(requests) > self.limits.slots - len(self.tenants):
             raise InputError(f"{len(requests)} requests do not fit into "
                              f"{self.limits.slots - len(self.tenants)} free slots")
-        return [self._seat(request, alone=len(requests) == 1) for request in requests]
+        return [self._assign_slot(request, alone=len(requests) == 1) for request in requests]
 
     def add_slot(self, request: Request) -> Seat:
         """Take a slot for a request that joins others."""
@@ -143,7 +143,7 @@ class HybridEngine:
 
     def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
         """Compute every row in one step of the path, and sample where a prompt is complete."""
-        parts = [self._next(row) for row in plan]
+        parts = [self._next_tokens(row) for row in plan]
         rows = Rows(tuple(row.slot for row in plan),
                     tuple(self.tenants[row.slot].fed for row in plan),
                     tuple(row.count for row in plan))
@@ -153,14 +153,14 @@ class HybridEngine:
             self.tenants[row.slot].fed += row.count
         emitted = self._sample(plan, logits)
         for row in plan:  # a step that failed is worth nothing, so it is not told
-            self.prefixes.advanced(self.tenants[row.slot].held, self.pool.slot(row.slot))
+            self.prefixes.on_advance(self.tenants[row.slot].state_tokens, self.pool.slot(row.slot))
         return emitted
 
     def recycle_slot(self, slot: int) -> None:
         """Free a slot; what it holds stays for a turn that goes on with exactly that."""
         tenant = self.tenants.pop(slot)
-        self.last = Turn(slot, tenant.held)
-        self.prefixes.released(tenant.held, self.pool.slot(slot))
+        self.last_slot = LastSlot(slot, tenant.state_tokens)
+        self.prefixes.on_release(tenant.state_tokens, self.pool.slot(slot))
 
     def cleanup(self) -> None:
         """Give the pool's memory back."""
@@ -170,33 +170,35 @@ class HybridEngine:
     def reset(self) -> None:
         """Free every slot and trust none of them."""
         self.tenants.clear()
-        self.last = Turn()
+        self.last_slot = LastSlot()
 
-    def _check(self, request: Request) -> None:
+    def _check_request(self, request: Request) -> None:
         for token in request.tokens:
             check_token(self.model, token)
         if len(request.tokens) > self.limits.capacity:
             raise InputError(f"a prompt of {len(request.tokens)} tokens does not fit a slot of "
                              f"{self.limits.capacity}")
 
-    def _seat(self, request: Request, *, alone: bool) -> Seat:
-        slot, reused = self._turn(request) if alone and not self.tenants else (-1, 0)
+    def _assign_slot(self, request: Request, *, alone: bool) -> Seat:
+        slot, reused = self._find_extended_slot(request) if alone and not self.tenants else (-1, 0)
         if not reused:
             slot = min(set(range(self.limits.slots)) - set(self.tenants))
             state = self.pool.slot(slot)
             state.clear()
             reused = self.prefixes.admit(request.tokens, state)
-        self.last = Turn()  # its slot may just have been taken, and a turn goes on at once or never
+        self.last_slot = (
+            LastSlot()
+        )  # its slot may just have been taken, and a turn goes on at once or never
         self.tenants[slot] = Tenant(request, list(request.tokens), reused)
         return Seat(slot, reused)
 
-    def _turn(self, request: Request) -> tuple[int, int]:
+    def _find_extended_slot(self, request: Request) -> tuple[int, int]:
         """Return the slot that this prompt goes on in and how much it holds, or (-1, 0)."""
-        if self.last.goes_on(request.tokens):
-            return self.last.slot, len(self.last.tokens)
+        if self.last_slot.is_extended_by(request.tokens):
+            return self.last_slot.slot, len(self.last_slot.tokens)
         return -1, 0
 
-    def _next(self, row: Row) -> list[int]:
+    def _next_tokens(self, row: Row) -> list[int]:
         tenant = self.tenants[row.slot]
         return tenant.tokens[tenant.fed:tenant.fed + row.count]
 
@@ -207,20 +209,20 @@ class HybridEngine:
         if not due:
             return []
         slots, logits = [plan[i].slot for i in due], logits[due]
-        self._hold_finite(slots, logits)
+        self._check_finite(slots, logits)
         tenants = [self.tenants[slot] for slot in slots]
         choices = torch.empty(len(due), dtype=torch.int64, device=logits.device)
         self.path.argmax(logits, choices)
         drawn = self.draw(logits, choices.tolist(), [t.sampling for t in tenants],
-                     [t.drawn for t in tenants])
+                     [t.drawn_count for t in tenants])
         for tenant, one in zip(tenants, drawn, strict=True):
             tenant.tokens.append(one.token)
-            tenant.drawn += 1
+            tenant.drawn_count += 1
         return [Emitted(slot, one.token, one.logprob, one.top)
                 for slot, one in zip(slots, drawn, strict=True)]
 
     @staticmethod
-    def _hold_finite(slots: Sequence[int], logits: Tensor) -> None:
+    def _check_finite(slots: Sequence[int], logits: Tensor) -> None:
         """Name the row whose logits cannot be sampled, so that only its request ends."""
         fine = torch.isfinite(logits).all(-1).tolist()
         for slot, good in zip(slots, fine, strict=True):

@@ -19,7 +19,7 @@ from phases.p2_engine_serve.request_stream import Reply
 from phases.p2_engine_serve.sampling import Sampling
 from phases.p2_engine_serve.server import Server, address, bound
 from phases.p2_engine_serve.service import Service, Terms
-from phases.p2_engine_serve.stop_text import Text
+from phases.p2_engine_serve.stop_text import StreamedText
 from phases.p2_engine_serve.template import Template
 
 __all__ = [
@@ -36,7 +36,7 @@ class Stack(before.Stack):
     """Called with a model, a path, `Limits` and what `prefixes` returned."""
     prefixes: Callable[[Model, Path, int], Prefixes]
     """Called with a model, a path and the bytes that states of earlier prompts may take."""
-    text: type[Text]
+    text: type[StreamedText]
     """Called with a tokenizer and stop strings, for each request."""
     template: type[Template]
     """Called with the chat template of the model's file."""
@@ -53,4 +53,4 @@ def stack() -> Stack:
     parts = before.stack()
     return Stack(scheduler=parts.scheduler, driver=parts.driver, serial=reference.serve,
                  engine=HybridEngine, prefixes=lambda model, path, budget: NoPrefixes(),
-                 text=Text, template=Template, reply=Reply, service=Service, api=Api)
+                 text=StreamedText, template=Template, reply=Reply, service=Service, api=Api)

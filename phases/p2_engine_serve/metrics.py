@@ -31,7 +31,7 @@ class Metrics(Collector):
         self.slots = slots
         self._counts: Counts | None = None
         self._registry = CollectorRegistry()
-        self._sizes = Histogram("rowtwin_batch_size", "Rows of a step.", buckets=BUCKETS,
+        self._batch_sizes = Histogram("rowtwin_batch_size", "Rows of a step.", buckets=BUCKETS,
                                 registry=self._registry)
         self._registry.register(self)
 
@@ -39,7 +39,7 @@ class Metrics(Collector):
         """Take the counts after a turn of the engine's thread."""
         before = self._counts.steps if self._counts is not None else 0
         if counts.steps > before:
-            self._sizes.observe(counts.batch)
+            self._batch_sizes.observe(counts.batch)
         self._counts = counts
 
     def add(self, figures: Collector) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from falsifiers.judging.subject import Mutant, Subject
-from phases.p0_scheduler.increment import Driver, Scheduler
+from phases.p0_scheduler.increment import EngineLoop, Scheduler
 from phases.p2_engine_serve import wrong_replies as replies
 from phases.p2_engine_serve import wrong_rows as rows
 from phases.p2_engine_serve import wrong_serving as serving
@@ -16,23 +16,31 @@ from phases.p2_engine_serve.api import Api
 from phases.p2_engine_serve.hybrid_engine import HybridEngine
 from phases.p2_engine_serve.request_stream import Reply
 from phases.p2_engine_serve.service import Service
-from phases.p2_engine_serve.stop_text import Text
+from phases.p2_engine_serve.stop_text import StreamedText
 from phases.p2_engine_serve.template import Template
 
-PARTS = {Driver: "driver", Scheduler: "scheduler", HybridEngine: "engine", Text: "text",
-         Reply: "reply", Service: "service", Api: "api", Template: "template"}
+STACK_FIELDS = {
+    EngineLoop: "driver",
+    Scheduler: "scheduler",
+    HybridEngine: "engine",
+    StreamedText: "text",
+    Reply: "reply",
+    Service: "service",
+    Api: "api",
+    Template: "template",
+}
 
 
-def _with(part: type) -> Callable[[Subject], Subject]:
+def _build_with(part: type) -> Callable[[Subject], Subject]:
     """Return a builder that puts a wrong part into the subject's stack."""
-    (field,) = [name for kind, name in PARTS.items() if issubclass(part, kind)]
+    (field,) = [name for kind, name in STACK_FIELDS.items() if issubclass(part, kind)]
     return lambda subject: replace(subject, stack=replace(subject.stack, **{field: part}))
 
 
-def _wrong(part: type, *killers: str, source: str = "") -> Mutant:
+def _make_mutant(part: type, *killers: str, source: str = "") -> Mutant:
     """Return the mutant of a wrong part, which is named and explained by its class."""
     name = re.sub(r"(?<=.)([A-Z])", r"_\1", part.__name__).lower()
-    return Mutant(name, (part.__doc__ or "").strip(), killers, _with(part), source)
+    return Mutant(name, (part.__doc__ or "").strip(), killers, _build_with(part), source)
 
 
 SERIAL = "replies_equal_serial"
@@ -55,78 +63,78 @@ DRAIN = "shutdown_drains"
 MEMORY = "memory_has_a_budget"
 
 MUTANTS: tuple[Mutant, ...] = (
-    _wrong(replies.PendingIsPoppedForAll, ENDINGS, source="B041"),
-    _wrong(rows.AnswersTheNeighbour, ROWS, SERIAL, source="B042"),
-    _wrong(rows.LogitsOfOneRow, ROWS, source="B044"),
-    _wrong(rows.GreedyForEveryone, ROWS, DRAWS, source="B045"),
-    _wrong(rows.FirstRowsOptions, ROWS, source="B046"),
-    _wrong(rows.PlainRowsTakeNoPlace, ROWS, source="B030"),
-    _wrong(rows.CountsFallShortOfRows, ROWS, source="B031"),
-    _wrong(rows.TopKIsDropped, ROWS, DRAWS, source="B047"),
-    _wrong(serving.ChatIgnoresStops, STOPS, source="B049"),
-    _wrong(replies.MatchesEachTokenAlone, STOPS, source="B050"),
-    _wrong(serving.ReturnsEarlyForOne, BATCH),
-    _wrong(serving.OneRequestAtATime, BATCH),
-    _wrong(serving.LocksTheStep, HANDLERS),
-    _wrong(rows.LoopsOverRows, BATCH),
-    _wrong(rows.TopPIsDropped, DRAWS),
-    _wrong(rows.SeedOfTheRow, ROWS),
-    _wrong(rows.NumberOfTheBatch, ROWS),
-    _wrong(rows.OneGeneratorForAll, ROWS),
-    _wrong(rows.NeighboursLogprobs, DRAWS, ROWS),
-    _wrong(rows.LogprobsAfterTemperature, DRAWS),
-    _wrong(rows.DropsTheOddTie, DRAWS),
-    _wrong(rows.SlotIsNotCleared, TURN),
-    _wrong(rows.NeverGoesOn, TURN),
-    _wrong(rows.GoesOnByLength, TURN),
-    _wrong(rows.GoesOnInCompany, TURN),
-    _wrong(rows.TurnSurvivesErrors, TURN),
-    _wrong(replies.CachedIsNotTold, TURN),
-    _wrong(rows.BudgetForgetsKeys, MEMORY),
-    _wrong(rows.TokensAreNotChecked, MEMORY),
-    _wrong(rows.ChecksWhileSeating, MEMORY),
-    _wrong(rows.ResetKeepsSlots, ERRORS),
-    _wrong(rows.MemoryIsKept, DRAIN),
-    _wrong(replies.ShowsBeforeDeciding, STOPS),
-    _wrong(replies.LosesHeldText, STOPS),
-    _wrong(replies.FirstListedStopCuts, STOPS),
-    _wrong(replies.StopIsShown, STOPS),
-    _wrong(replies.RestartsAfterAMiss, STOPS),
-    _wrong(replies.GoesOnBehindAStop, STOPS),
-    _wrong(replies.LengthBeatsStop, STOPS),
-    _wrong(replies.DecodesTokenByToken, WHOLE),
-    _wrong(replies.EndIsLost, WHOLE),
-    _wrong(replies.EosIsLength, ENDINGS),
-    _wrong(replies.EndTokenIsNotCounted, ENDINGS),
-    _wrong(replies.LongestPromptCounts, ENDINGS),
-    _wrong(serving.UsageOfAStreamMissesTheLast, ENDINGS),
-    _wrong(serving.EndTokensAreIgnored, ENDINGS),
-    _wrong(serving.EndTokensAlwaysEnd, ENDINGS),
-    _wrong(serving.SeedOfTheFirst, SERIAL),
-    _wrong(serving.SeedIsIgnored, SERIAL),
-    _wrong(serving.MetricsCountRequests, BATCH),
-    _wrong(serving.UnknownFieldsAreDropped, BAD),
-    _wrong(serving.NumbersMayBeText, BAD),
-    _wrong(serving.OnlyAnnouncedSizesCount, BAD),
-    _wrong(serving.LimitIsNotChecked, BAD),
-    _wrong(serving.LongTextsAreEncoded, BAD),
-    _wrong(serving.KeyByItsBeginning, STRANGERS),
-    _wrong(serving.ChatHasNoDoor, STRANGERS),
-    _wrong(serving.FullQueueIsAFault, FULL),
-    _wrong(serving.NoWordOfLater, FULL),
-    _wrong(serving.QueueTakesOneMore, FULL),
-    _wrong(replies.DisconnectIsForgotten, GONE),
-    _wrong(replies.DisconnectEndsTheNewest, GONE),
-    _wrong(serving.WholeRepliesAreNotWatched, GONE),
-    _wrong(serving.LeavesSlotsOfTheGone, GONE),
-    _wrong(serving.RepliesAreKept, GONE),
-    _wrong(replies.ErrorsAreSilent, ERRORS),
-    _wrong(replies.ErrorsLookFinished, ERRORS),
-    _wrong(serving.StreamsHideErrors, ERRORS),
-    _wrong(templates.TemplateWithoutASandbox, HOSTILE),
-    _wrong(templates.OneChatRefusesAll, HOSTILE),
-    _wrong(templates.TemplateIsTriedAgain, HOSTILE),
-    _wrong(templates.TemplateIsCachedByLength, CHATS),
-    _wrong(templates.LastMessageOnly, CHATS),
-    _wrong(serving.ShutdownCancels, DRAIN),
+    _make_mutant(replies.PendingIsPoppedForAll, ENDINGS, source="B041"),
+    _make_mutant(rows.AnswersTheNeighbour, ROWS, SERIAL, source="B042"),
+    _make_mutant(rows.LogitsOfOneRow, ROWS, source="B044"),
+    _make_mutant(rows.GreedyForEveryone, ROWS, DRAWS, source="B045"),
+    _make_mutant(rows.FirstRowsOptions, ROWS, source="B046"),
+    _make_mutant(rows.PlainRowsTakeNoPlace, ROWS, source="B030"),
+    _make_mutant(rows.CountsFallShortOfRows, ROWS, source="B031"),
+    _make_mutant(rows.TopKIsDropped, ROWS, DRAWS, source="B047"),
+    _make_mutant(serving.ChatIgnoresStops, STOPS, source="B049"),
+    _make_mutant(replies.MatchesEachTokenAlone, STOPS, source="B050"),
+    _make_mutant(serving.ReturnsEarlyForOne, BATCH),
+    _make_mutant(serving.OneRequestAtATime, BATCH),
+    _make_mutant(serving.LocksTheStep, HANDLERS),
+    _make_mutant(rows.LoopsOverRows, BATCH),
+    _make_mutant(rows.TopPIsDropped, DRAWS),
+    _make_mutant(rows.SeedOfTheRow, ROWS),
+    _make_mutant(rows.NumberOfTheBatch, ROWS),
+    _make_mutant(rows.OneGeneratorForAll, ROWS),
+    _make_mutant(rows.NeighboursLogprobs, DRAWS, ROWS),
+    _make_mutant(rows.LogprobsAfterTemperature, DRAWS),
+    _make_mutant(rows.DropsTheOddTie, DRAWS),
+    _make_mutant(rows.SlotIsNotCleared, TURN),
+    _make_mutant(rows.NeverGoesOn, TURN),
+    _make_mutant(rows.GoesOnByLength, TURN),
+    _make_mutant(rows.GoesOnInCompany, TURN),
+    _make_mutant(rows.TurnSurvivesErrors, TURN),
+    _make_mutant(replies.CachedIsNotTold, TURN),
+    _make_mutant(rows.BudgetForgetsKeys, MEMORY),
+    _make_mutant(rows.TokensAreNotChecked, MEMORY),
+    _make_mutant(rows.ChecksWhileSeating, MEMORY),
+    _make_mutant(rows.ResetKeepsSlots, ERRORS),
+    _make_mutant(rows.MemoryIsKept, DRAIN),
+    _make_mutant(replies.ShowsBeforeDeciding, STOPS),
+    _make_mutant(replies.LosesHeldText, STOPS),
+    _make_mutant(replies.FirstListedStopCuts, STOPS),
+    _make_mutant(replies.StopIsShown, STOPS),
+    _make_mutant(replies.RestartsAfterAMiss, STOPS),
+    _make_mutant(replies.GoesOnBehindAStop, STOPS),
+    _make_mutant(replies.LengthBeatsStop, STOPS),
+    _make_mutant(replies.DecodesTokenByToken, WHOLE),
+    _make_mutant(replies.EndIsLost, WHOLE),
+    _make_mutant(replies.EosIsLength, ENDINGS),
+    _make_mutant(replies.EndTokenIsNotCounted, ENDINGS),
+    _make_mutant(replies.LongestPromptCounts, ENDINGS),
+    _make_mutant(serving.UsageOfAStreamMissesTheLast, ENDINGS),
+    _make_mutant(serving.EndTokensAreIgnored, ENDINGS),
+    _make_mutant(serving.EndTokensAlwaysEnd, ENDINGS),
+    _make_mutant(serving.SeedOfTheFirst, SERIAL),
+    _make_mutant(serving.SeedIsIgnored, SERIAL),
+    _make_mutant(serving.MetricsCountRequests, BATCH),
+    _make_mutant(serving.UnknownFieldsAreDropped, BAD),
+    _make_mutant(serving.NumbersMayBeText, BAD),
+    _make_mutant(serving.OnlyAnnouncedSizesCount, BAD),
+    _make_mutant(serving.LimitIsNotChecked, BAD),
+    _make_mutant(serving.LongTextsAreEncoded, BAD),
+    _make_mutant(serving.KeyByItsBeginning, STRANGERS),
+    _make_mutant(serving.ChatHasNoDoor, STRANGERS),
+    _make_mutant(serving.FullQueueIsAFault, FULL),
+    _make_mutant(serving.NoWordOfLater, FULL),
+    _make_mutant(serving.QueueTakesOneMore, FULL),
+    _make_mutant(replies.DisconnectIsForgotten, GONE),
+    _make_mutant(replies.DisconnectEndsTheNewest, GONE),
+    _make_mutant(serving.WholeRepliesAreNotWatched, GONE),
+    _make_mutant(serving.LeavesSlotsOfTheGone, GONE),
+    _make_mutant(serving.RepliesAreKept, GONE),
+    _make_mutant(replies.ErrorsAreSilent, ERRORS),
+    _make_mutant(replies.ErrorsLookFinished, ERRORS),
+    _make_mutant(serving.StreamsHideErrors, ERRORS),
+    _make_mutant(templates.TemplateWithoutASandbox, HOSTILE),
+    _make_mutant(templates.OneChatRefusesAll, HOSTILE),
+    _make_mutant(templates.TemplateIsTriedAgain, HOSTILE),
+    _make_mutant(templates.TemplateIsCachedByLength, CHATS),
+    _make_mutant(templates.LastMessageOnly, CHATS),
+    _make_mutant(serving.ShutdownCancels, DRAIN),
 )

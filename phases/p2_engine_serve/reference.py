@@ -17,10 +17,10 @@ from phases.p2_engine_serve.sampling import Sampling, uniform
 def serve(engine: HybridEngine, requests: Iterable[Request],
           eos: frozenset[int] = frozenset()) -> list[Served]:
     """Serve the requests in order with `forward_single`; of the engine only the model is used."""
-    return before.stack().serial(_Alone(engine.model), requests, eos)
+    return before.stack().serial(_SerialEngine(engine.model), requests, eos)
 
 
-class _Alone:
+class _SerialEngine:
     """What P0's serial peer asks of an engine."""
 
     def __init__(self, model: Model) -> None:

@@ -15,31 +15,31 @@ from jinja2 import DictLoader, TemplateSyntaxError
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MEMORY = 1 << 29
+MEMORY_LIMIT = 1 << 29
 
 
 class RaisedError(Exception):
     """The template itself refused the messages."""
 
 
-def limit() -> None:
+def limit_resources() -> None:
     """Give up what a template has no use for."""
     try:
         import resource
     except ImportError:  # a system without limits still has the sandbox and the deadline
         return
-    for kind, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, 0),
+    for kind, most in ((resource.RLIMIT_AS, MEMORY_LIMIT), (resource.RLIMIT_FSIZE, 0),
                        (resource.RLIMIT_CORE, 0)):
         resource.setrlimit(kind, (most, most))
 
 
-def environment() -> ImmutableSandboxedEnvironment:
+def make_environment() -> ImmutableSandboxedEnvironment:
     """Return the sandbox, set up as chat templates expect it."""
     made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
                                          loader=DictLoader({}),  # there is nothing to include
                                          extensions=["jinja2.ext.loopcontrols"])
     made.filters["tojson"] = _tojson
-    made.globals["raise_exception"] = _raise
+    made.globals["raise_exception"] = _raise_exception
     return made
 
 
@@ -50,7 +50,7 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None,
                       sort_keys=sort_keys)
 
 
-def _raise(message: object) -> NoReturn:
+def _raise_exception(message: object) -> NoReturn:
     raise RaisedError(str(message)[:500])
 
 
@@ -60,7 +60,7 @@ def render(source: str, values: dict[str, Any], most: int) -> dict[str, str]:
     `broken` is a fault of the template, every other kind one of the template with these values.
     """
     try:
-        template = environment().from_string(source)
+        template = make_environment().from_string(source)
     except (TemplateSyntaxError, SyntaxError, RecursionError) as error:
         return {"error": "broken", "detail": f"{type(error).__name__}: {error}"[:500]}
     except Exception as error:  # such as memory, which the next try may have
@@ -83,7 +83,7 @@ def render(source: str, values: dict[str, Any], most: int) -> dict[str, str]:
 
 def main() -> None:
     """Answer lines until there are none."""
-    limit()
+    limit_resources()
     for line in sys.stdin:
         asked = json.loads(line)
         answer = render(asked["source"], asked["values"], asked["most"])

@@ -8,21 +8,21 @@ from typing import Any
 
 from engine.tokenizer import Tokenizer
 from engine.vocabulary import PAD_TOKEN
-from phases.p2_engine_serve.client_reply import Ask
+from phases.p2_engine_serve.client_reply import ClientRequest
 
-PLAIN = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """A chat template that adds nothing, so that both endpoints have the same prompt."""
-OPTIONS: tuple[dict[str, Any], ...] = (
+SAMPLING_OPTIONS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 1.0, "seed": 7},
     {"temperature": 0.8, "seed": 8, "top_p": 0.9, "top_k": 20},
     {"temperature": 5.0, "seed": 9, "top_k": 1, "stop": ["e"]},
 )
-TOPS = (None, 0, 3, 20)
+TOP_COUNTS = (None, 0, 3, 20)
 PROMPTS = ("the", "one of", " and", "time")
 
 
-def body(endpoint: str, prompt: str, top: int | None = None, **more: Any) -> dict[str, Any]:
+def make_body(endpoint: str, prompt: str, top: int | None = None, **more: Any) -> dict[str, Any]:
     """Return a body whose log-probs are asked for in the endpoint's own way."""
     told: dict[str, Any] = {}
     if top is not None:
@@ -31,17 +31,22 @@ def body(endpoint: str, prompt: str, top: int | None = None, **more: Any) -> dic
     return {"prompt": prompt, "return_token_ids": True, **told, **more}
 
 
-def four(endpoint: str, stream: str, tokens: int) -> list[Ask]:
+def four_requests(endpoint: str, stream: str, tokens: int) -> list[ClientRequest]:
     """Return four requests with nothing in common; `mixed` takes every kind."""
     kinds = itertools.cycle(itertools.product(
         ("completions", "chat") if endpoint == "mixed" else (endpoint,),
         {"mixed": (False, True), "whole": (False,), "stream": (True,)}[stream]))
-    return [Ask(where, streamed, body(where, prompt, top, max_tokens=tokens + number, **options))
-            for number, ((where, streamed), prompt, top, options) in enumerate(
-                zip(kinds, PROMPTS, TOPS, OPTIONS, strict=False))]
+    return [
+        ClientRequest(
+            where, streamed, make_body(where, prompt, top, max_tokens=tokens + number, **options)
+        )
+        for number, ((where, streamed), prompt, top, options) in enumerate(
+            zip(kinds, PROMPTS, TOP_COUNTS, SAMPLING_OPTIONS, strict=False)
+        )
+    ]
 
 
-def plain_prompt(ask: Ask) -> str:
+def expected_prompt(ask: ClientRequest) -> str:
     """Return what the template of the test models makes of a request, written by hand."""
     prompt: str = ask.body["prompt"]
     if ask.endpoint == "completions":
@@ -51,7 +56,7 @@ def plain_prompt(ask: Ask) -> str:
 
 # Texts that are said word for word, and where stop strings cut them.
 
-STOPS: dict[str, tuple[str, list[str]]] = {
+STOP_CASES: dict[str, tuple[str, list[str]]] = {
     "inside-a-token": ("one time there", ["h"]),
     "a-whole-token": ("one time there", ["e"]),
     "across-tokens": ("one time there", ["me the"]),
@@ -66,7 +71,7 @@ STOPS: dict[str, tuple[str, list[str]]] = {
 }
 
 
-def cut(text: str, stops: Sequence[str]) -> str | None:
+def cut_at_stop(text: str, stops: Sequence[str]) -> str | None:
     """Return the text before the stop string whose last character comes first, or None."""
     for end in range(1, len(text) + 1):
         for stop in sorted(stops, key=len, reverse=True):
@@ -79,22 +84,22 @@ def tokens_to_stop(tokenizer: Tokenizer, tokens: Sequence[int], stops: Sequence[
     """Return how many tokens are said until a stop string is complete."""
     for count in range(1, len(tokens) + 1):
         text = tokenizer.decode(tokens[:count]).rstrip("\ufffd")
-        if cut(text, stops) is not None:
+        if cut_at_stop(text, stops) is not None:
             return count
     return None
 
 
-def echo(endpoint: str, text: str, **more: Any) -> dict[str, Any]:
+def echo_body(endpoint: str, text: str, **more: Any) -> dict[str, Any]:
     """Return a body that has the toy say a text."""
-    return body(endpoint, text + PAD_TOKEN, **more)
+    return make_body(endpoint, text + PAD_TOKEN, **more)
 
 
 # Bodies that are refused, with the field that must be named.
 
 GOOD: dict[str, Any] = {"prompt": "the", "max_tokens": 2}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "the"}], "max_tokens": 2}
-Bad = tuple[Any, int, str | None]
-EVERYWHERE: dict[str, Bad] = {
+BadCase = tuple[Any, int, str | None]
+EVERYWHERE: dict[str, BadCase] = {
     "unknown-field": ({"best_off": 2}, 400, "best_off"),
     "unknown-unicode-field": ({"größe": 2}, 400, "größe"),
     "model-is-another": ({"model": "gpt-9"}, 404, "model"),
@@ -122,7 +127,7 @@ EVERYWHERE: dict[str, Bad] = {
     "option-of-the-stream-unknown": (
         {"stream": True, "stream_options": {"usage": True}}, 400, "stream_options.usage"),
 }
-COMPLETIONS: dict[str, Bad] = {
+COMPLETIONS: dict[str, BadCase] = {
     "prompt-is-missing": ({"prompt": ...}, 400, "prompt"),
     "prompt-is-empty": ({"prompt": ""}, 400, "prompt"),
     "prompt-is-an-empty-list": ({"prompt": []}, 400, "prompt"),
@@ -133,7 +138,7 @@ COMPLETIONS: dict[str, Bad] = {
     "logprobs-are-too-many": ({"logprobs": 21}, 400, "logprobs"),
     "logprobs-are-true": ({"logprobs": True}, 400, "logprobs"),
 }
-CHATS: dict[str, Bad] = {
+CHATS: dict[str, BadCase] = {
     "messages-are-missing": ({"messages": ...}, 400, "messages"),
     "messages-are-empty": ({"messages": []}, 400, "messages"),
     "messages-are-text": ({"messages": "hello"}, 400, "messages"),
@@ -149,7 +154,7 @@ CHATS: dict[str, Bad] = {
     "top-without-logprobs": ({"top_logprobs": 2}, 400, "top_logprobs"),
     "two-limits": ({"max_completion_tokens": 3}, 400, "max_tokens"),
 }
-RAW: dict[str, tuple[bytes, int, str | None]] = {
+RAW_BODIES: dict[str, tuple[bytes, int, str | None]] = {
     "nothing": (b"", 400, None),
     "half-an-object": (b'{"model": "nano", "prompt": "a"', 400, None),
     "a-list": (b"[]", 400, None),
@@ -161,7 +166,7 @@ RAW: dict[str, tuple[bytes, int, str | None]] = {
     "long-number": (b'{"model": "nano", "seed": ' + b"9" * 1000 + b"}", 400, "seed"),
     "too-large": (b'{"model": "nano", "prompt": "' + b"a" * 3000 + b'"}', 413, None),
 }
-HOSTILE: dict[str, str] = {
+HOSTILE_TEMPLATES: dict[str, str] = {
     "reaches-classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "reaches-globals": "{{ cycler.__init__.__globals__.os.mkdir(messages[0].content) }}",
     "reaches-by-attr": "{{ (messages|attr('append'))({}) }}",
@@ -176,9 +181,9 @@ HOSTILE: dict[str, str] = {
     "no-template": "{% for message in messages %}",
     "does-not-exist": "{{ messages|undefined_filter }}",
 }
-BROKEN = ("no-template", "does-not-exist")
+BROKEN_TEMPLATES = ("no-template", "does-not-exist")
 """Those that no messages can be applied to."""
-ONE_CHAT: dict[str, str] = {
+CHAT_FAILURES: dict[str, str] = {
     "time": "{% for i in m %}{% for j in m %}{% for k in m %}{% endfor %}{% endfor %}{% endfor %}",
     "memory": "{{ (m * 4000000)|length }}",
     "size": "{% for i in m %}{{ m * 9 }}{% endfor %}",
@@ -186,7 +191,7 @@ ONE_CHAT: dict[str, str] = {
     "raised": "{{ raise_exception('no more') }}",
 }
 """What a template does with some messages, `m` being a thousand letters or more."""
-TURNS: tuple[tuple[list[dict[str, Any]], str], ...] = (
+CHAT_TURNS: tuple[tuple[list[dict[str, Any]], str], ...] = (
     ([{"role": "user", "content": "the"}], "<|im_start|>user\nthe<|im_end|>\n"),
     ([{"role": "user", "content": "one"}], "<|im_start|>user\none<|im_end|>\n"),
     ([{"role": "system", "content": "of"}, {"role": "user", "content": "the"}],

@@ -6,23 +6,23 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from phases.p2_engine_serve.api_error import Refused
-from phases.p2_engine_serve.sampling import MOST_TOP
+from phases.p2_engine_serve.api_error import ApiError
+from phases.p2_engine_serve.sampling import MAX_TOP
 
-Top = Annotated[int, Field(ge=0, le=MOST_TOP)]
-
-
-T = TypeVar("T", bound="Asked")
+TopCount = Annotated[int, Field(ge=0, le=MAX_TOP)]
 
 
-Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+T = TypeVar("T", bound="StrictModel")
+
+
+StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 # a list is read up to its first fault: an error for each item of a long one would take gigabytes
-Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
-MOST_NAME = 100
+StopStrings = Annotated[list[StopString], Field(max_length=16, fail_fast=True)]
+MAX_NAME_CHARS = 100
 """Characters of a client's field name that are told back."""
 
 
-class Asked(BaseModel):
+class StrictModel(BaseModel):
     """A part of a request; unknown fields and wrong types are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -43,13 +43,13 @@ class Asked(BaseModel):
             name in known and (value is not None or known[name].is_required()))}
 
 
-class StreamOptions(Asked):
+class StreamOptions(StrictModel):
     """How a stream is told."""
 
     include_usage: bool = False
 
 
-class Options(Asked):
+class CommonRequest(StrictModel):
     """What both endpoints take."""
 
     model: str
@@ -58,7 +58,7 @@ class Options(Asked):
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] = 0
     """-1 and 0 are no bound."""
     seed: Annotated[int | None, Field(ge=-(1 << 63), lt=1 << 64)] = None
-    stop: Stop | Stops | None = None
+    stop: StopString | StopStrings | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
@@ -69,7 +69,7 @@ class Options(Asked):
     """Taken and not used."""
 
     @model_validator(mode="after")
-    def _options_need_a_stream(self) -> Options:
+    def _options_need_a_stream(self) -> CommonRequest:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options needs stream to be true")
         return self
@@ -90,12 +90,12 @@ class Options(Asked):
         return None
 
 
-class CompletionAsked(Options):
+class CompletionRequest(CommonRequest):
     """The body of /v1/completions."""
 
     prompt: str | Annotated[list[int], Field(min_length=1, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1)] = 16
-    logprobs: Top | None = None
+    logprobs: TopCount | None = None
 
     @property
     def limit(self) -> int:
@@ -108,21 +108,21 @@ class CompletionAsked(Options):
         return self.logprobs
 
 
-class TextPart(Asked):
+class TextPart(StrictModel):
     """A part of a message's content."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(Asked):
+class Message(StrictModel):
     """One turn of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)]
     name: str | None = None
 
-    def plain(self) -> dict[str, str]:
+    def as_template_input(self) -> dict[str, str]:
         """Return the message as a template takes it."""
         content = self.content if isinstance(self.content, str) \
             else "".join(part.text for part in self.content)
@@ -130,17 +130,17 @@ class Message(Asked):
                 **({} if self.name is None else {"name": self.name})}
 
 
-class ChatAsked(Options):
+class ChatRequest(CommonRequest):
     """The body of /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     logprobs: bool = False
-    top_logprobs: Top = 0
+    top_logprobs: TopCount = 0
 
     @model_validator(mode="after")
-    def _fields_agree(self) -> ChatAsked:
+    def _fields_agree(self) -> ChatRequest:
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise ValueError("max_tokens and max_completion_tokens are the same limit: give one")
         if self.top_logprobs and not self.logprobs:
@@ -163,51 +163,54 @@ def parse(kind: type[T], body: bytes) -> T:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        raise _refusal(error.errors(include_url=False, include_input=False)) from None
+        raise _to_api_error(error.errors(include_url=False, include_input=False)) from None
 
 
-def _refusal(errors: list[Any]) -> Refused:
-    place = _place(errors[0])
-    first, message = _cause([one for one in errors if _place(one)[:len(place)] == place])
+def _to_api_error(errors: list[Any]) -> ApiError:
+    place = _error_path(errors[0])
+    first, message = _root_cause([one for one in errors if _error_path(one)[:len(place)] == place])
     field = ".".join(place) if place else None
     if first["type"] == "json_invalid":
-        return Refused(400, f"the body is not JSON: {message.removeprefix('Invalid JSON: ')}",
+        return ApiError(400, f"the body is not JSON: {message.removeprefix('Invalid JSON: ')}",
                        code="invalid_json")
     if first["type"] == "extra_forbidden":
-        return Refused(400, f"{_shown(place)} is not a field that this server knows", field,
+        return ApiError(400, f"{_format_path(place)} is not a field that this server knows", field,
                        code="unknown_field")
     if first["type"] == "value_error":  # a rule about several fields begins with one's name
-        return Refused(400, message, message.split()[0], code="invalid_value")
-    where = ".".join(_place(first)) if field else "the body is no object of fields"
-    return Refused(400, f"{where}: {message}", field, code="invalid_value")
+        return ApiError(400, message, message.split()[0], code="invalid_value")
+    where = ".".join(_error_path(first)) if field else "the body is no object of fields"
+    return ApiError(400, f"{where}: {message}", field, code="invalid_value")
 
 
-def _place(error: Any) -> list[str]:
+def _error_path(error: Any) -> list[str]:
     """Return the names that lead to an error; an unknown field may have any name."""
     way = error["loc"][:-1] if error["type"] == "extra_forbidden" else error["loc"]
-    own = [part for part in way if not _is_branch(part)]
-    return [str(part)[:MOST_NAME] for part in (*own, *error["loc"][len(way):])]
+    own = [part for part in way if not _is_union_branch(part)]
+    return [str(part)[:MAX_NAME_CHARS] for part in (*own, *error["loc"][len(way):])]
 
 
-def _shown(place: list[str]) -> str:
+def _format_path(place: list[str]) -> str:
     """Return a field's place in one line, quoted if its name is an odd one."""
     text = ".".join(place)
     return text if text and text.isprintable() else repr(text)
 
 
-def _cause(errors: list[Any]) -> tuple[Any, str]:
+def _root_cause(errors: list[Any]) -> tuple[Any, str]:
     """Return the error that tells why, of all that the kinds a field may have gave, and its words.
 
     That a list is no text says nothing of what is wrong in the list.
     """
-    inside = [one for one in errors
-              if one["type"] not in ("string_type", "list_type") or not _is_branch(one["loc"][-1])]
+    inside = [
+        one
+        for one in errors
+        if one["type"] not in ("string_type", "list_type") or not _is_union_branch(one["loc"][-1])
+    ]
     if inside:
         return inside[0], inside[0]["msg"].removeprefix("Value error, ")
     kinds = [one["msg"].removeprefix("Input should be ") for one in errors]
     return errors[0], f"Input should be {' or '.join(kinds)}"
 
 
-def _is_branch(part: int | str) -> bool:
+def _is_union_branch(part: int | str) -> bool:
     """Return whether a part of an error's place is a name of pydantic's for one of a union."""
     return (isinstance(part, str) and not part.isidentifier()) or part in ("str", "int")

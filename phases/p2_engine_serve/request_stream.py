@@ -6,9 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from phases.p0_scheduler.increment import Driver, Emitted, Ended, Event, FromOutside, Request, Token
-from phases.p2_engine_serve.api_error import Refused
-from phases.p2_engine_serve.stop_text import Text
+from phases.p0_scheduler.increment import (
+    Emitted,
+    Ended,
+    EngineLoop,
+    Event,
+    FromOutside,
+    Request,
+    Token,
+)
+from phases.p2_engine_serve.api_error import ApiError
+from phases.p2_engine_serve.stop_text import StreamedText
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +32,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class ReplyEnd:
     """The end of a reply."""
 
     reason: str
@@ -33,7 +41,7 @@ class Done:
     completion: int
     cached: int
     """Prompt tokens that were not computed."""
-    failed: Refused | None = None
+    failed: ApiError | None = None
 
     @property
     def usage(self) -> dict[str, object]:
@@ -50,73 +58,80 @@ class Reply:
     behind it.
     """
 
-    def __init__(self, request: Request, text: Text, driver: Driver) -> None:
+    def __init__(self, request: Request, text: StreamedText, driver: EngineLoop) -> None:
         """Take the loop of the caller, which is where the pieces are read."""
         self.request, self.text = request, text
-        self._driver, self._loop = driver, asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Piece | Done] = asyncio.Queue()
-        self._completion = 0
-        self._over = False
+        self._engine_loop, self._loop = driver, asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Piece | ReplyEnd] = asyncio.Queue()
+        self._completion_tokens = 0
+        self._stopped = False
 
     def send(self) -> None:
         """Hand the request to the engine's thread, or raise as `Scheduler.submit`."""
-        self._driver.send(self.request, self.take)
+        self._engine_loop.send(self.request, self.on_event)
 
-    def leave(self, reason: FromOutside = "disconnect") -> None:
+    def cancel_request(self, reason: FromOutside = "disconnect") -> None:
         """End the request from outside, if it has not ended."""
-        self._driver.cancel(self.request.id, reason)
+        self._engine_loop.cancel(self.request.id, reason)
 
-    async def pieces(self) -> AsyncIterator[Piece | Done]:
+    async def pieces(self) -> AsyncIterator[Piece | ReplyEnd]:
         """Yield what comes, `Done` last."""
         while True:
             piece = await self._queue.get()
             yield piece
-            if isinstance(piece, Done):
+            if isinstance(piece, ReplyEnd):
                 return
 
     # On the engine's thread.
 
-    def take(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Take an event; raises when the loop is gone, as one does whose client is gone."""
         if isinstance(event, Ended):
-            self._end(event)
-        elif not self._over:
-            self._token(event)
+            self._on_end(event)
+        elif not self._stopped:
+            self._on_token(event)
 
-    def _token(self, event: Token) -> None:
+    def _on_token(self, event: Token) -> None:
         emitted = event.emitted
-        self._completion += 1
-        offset = self.text.decoded
-        self._post(Piece(self._words(emitted), emitted, offset))
+        self._completion_tokens += 1
+        offset = self.text.decoded_chars
+        self._post_to_loop(Piece(self._visible_text(emitted), emitted, offset))
         if self.text.stopped:
-            self._over = True
-            self.leave("stop")
+            self._stopped = True
+            self.cancel_request("stop")
 
-    def _words(self, emitted: Emitted) -> str:
+    def _visible_text(self, emitted: Emitted) -> str:
         """Return what a token lets be shown; one that ends the request is not part of its text."""
         return "" if emitted.token in self.request.stop_ids else self.text.push(emitted.token)
 
-    def _end(self, event: Ended) -> None:
+    def _on_end(self, event: Ended) -> None:
         rest = self.text.finish()
         if rest:
-            self._post(Piece(rest, None, self.text.decoded))
-        self._post(Done(self._reason(event), len(self.request.tokens), self._completion,
-                        event.reused, self._failure(event)))
+            self._post_to_loop(Piece(rest, None, self.text.decoded_chars))
+        self._post_to_loop(
+            ReplyEnd(
+                self._finish_reason(event),
+                len(self.request.tokens),
+                self._completion_tokens,
+                event.reused,
+                self._end_error(event),
+            )
+        )
 
-    def _reason(self, event: Ended) -> str:
+    def _finish_reason(self, event: Ended) -> str:
         if self.text.stopped:
             return "stop"
         return {"eos": "stop", "stop": "stop", "length": "length"}.get(event.reason, "")
 
-    def _failure(self, event: Ended) -> Refused | None:
+    def _end_error(self, event: Ended) -> ApiError | None:
         if self.text.stopped or event.reason in ("eos", "stop", "length"):
             return None
         if event.reason == "error":
-            return Refused(500, f"the engine failed on this request: {event.detail}",
+            return ApiError(500, f"the engine failed on this request: {event.detail}",
                            code="engine_error")
-        return Refused(503, "the request was cancelled, for the server is shutting down",
+        return ApiError(503, "the request was cancelled, for the server is shutting down",
                        code="cancelled")
 
-    def _post(self, piece: Piece | Done) -> None:
-        put: Callable[[Piece | Done], None] = self._queue.put_nowait
+    def _post_to_loop(self, piece: Piece | ReplyEnd) -> None:
+        put: Callable[[Piece | ReplyEnd], None] = self._queue.put_nowait
         self._loop.call_soon_threadsafe(put, piece)

@@ -7,12 +7,12 @@ from typing import Any
 
 from engine.tokenizer import Tokenizer
 from phases.p0_scheduler.increment import Emitted
-from phases.p2_engine_serve.request_stream import Done, Piece
+from phases.p2_engine_serve.request_stream import Piece, ReplyEnd
 
 Json = dict[str, Any]
 
 
-def spoken(tokenizer: Tokenizer, token: int) -> str:
+def token_text(tokenizer: Tokenizer, token: int) -> str:
     """Return a token as text that no other has: part of a character in hexadecimal."""
     raw = tokenizer.piece(token)
     if not raw:
@@ -23,7 +23,7 @@ def spoken(tokenizer: Tokenizer, token: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-class Shape:
+class ReplyFormat:
     """One endpoint's way to tell a reply."""
 
     prefix, whole_object, chunk_object = "", "", ""
@@ -32,16 +32,21 @@ class Shape:
                  top: int | None, prompt: Sequence[int] | None) -> None:
         """Tell log-probs with `top` of the likeliest tokens, and ids if given the prompt's."""
         self.tokenizer, self.top, self.prompt = tokenizer, top, prompt
-        self.head: Json = {"id": f"{self.prefix}{id}", "created": created, "model": model}
+        self.common_fields: Json = {"id": f"{self.prefix}{id}", "created": created, "model": model}
 
-    def whole(self, pieces: Sequence[Piece], done: Done) -> Json:
+    def full_reply(self, pieces: Sequence[Piece], done: ReplyEnd) -> Json:
         """Return the reply as one object."""
-        choice = {**self._said("".join(piece.text for piece in pieces)),
-                  **self._told(pieces), "finish_reason": done.reason}
-        return {**self.head, "object": self.whole_object, "choices": [self._choice(choice)],
-                "usage": done.usage, **self._asked()}
+        choice = {**self._text_field("".join(piece.text for piece in pieces)),
+                  **self._token_fields(pieces), "finish_reason": done.reason}
+        return {
+            **self.common_fields,
+            "object": self.whole_object,
+            "choices": [self._choice(choice)],
+            "usage": done.usage,
+            **self._prompt_ids(),
+        }
 
-    def opening(self) -> list[Json]:
+    def first_chunks(self) -> list[Json]:
         """Return the chunks that come before the first token."""
         return []
 
@@ -50,79 +55,94 @@ class Shape:
         if not piece.text and (piece.emitted is None or
                                (self.top is None and self.prompt is None)):
             return None
-        return self._chunk({**self._delta(piece.text), **self._told([piece]),
+        return self._chunk({**self._delta_field(piece.text), **self._token_fields([piece]),
                             "finish_reason": None})
 
-    def closing(self, done: Done, *, usage: bool) -> list[Json]:
+    def last_chunks(self, done: ReplyEnd, *, usage: bool) -> list[Json]:
         """Return the chunks that come after the last token."""
-        last = self._chunk({**self._delta(None), "logprobs": None, "finish_reason": done.reason})
-        told = {**self.head, "object": self.chunk_object, "choices": [], "usage": done.usage}
+        last = self._chunk(
+            {**self._delta_field(None), "logprobs": None, "finish_reason": done.reason}
+        )
+        told = {
+            **self.common_fields,
+            "object": self.chunk_object,
+            "choices": [],
+            "usage": done.usage,
+        }
         return [last, told] if usage else [last]
 
     def _chunk(self, choice: Json) -> Json:
-        return {**self.head, "object": self.chunk_object, "choices": [self._choice(choice)]}
+        return {
+            **self.common_fields,
+            "object": self.chunk_object,
+            "choices": [self._choice(choice)],
+        }
 
     @staticmethod
     def _choice(choice: Json) -> Json:
         return {"index": 0, **choice}
 
-    def _asked(self) -> Json:
+    def _prompt_ids(self) -> Json:
         return {} if self.prompt is None else {"prompt_token_ids": list(self.prompt)}
 
-    def _told(self, pieces: Sequence[Piece]) -> Json:
+    def _token_fields(self, pieces: Sequence[Piece]) -> Json:
         """Return what is told of tokens beside their text."""
         came = [piece for piece in pieces if piece.emitted is not None]
         ids = {} if self.prompt is None else \
             {"token_ids": [p.emitted.token for p in came if p.emitted is not None]}
         return {"logprobs": None if self.top is None else self._logprobs(came), **ids}
 
-    def _said(self, text: str) -> Json:
+    def _text_field(self, text: str) -> Json:
         return {"text": text}
 
-    def _delta(self, text: str | None) -> Json:
+    def _delta_field(self, text: str | None) -> Json:
         return {"text": text or ""}
 
     def _logprobs(self, pieces: Sequence[Piece]) -> Json:
         emitted = [piece.emitted for piece in pieces if piece.emitted is not None]
-        return {"tokens": [spoken(self.tokenizer, one.token) for one in emitted],
-                "token_logprobs": [one.logprob for one in emitted],
-                "top_logprobs": [{spoken(self.tokenizer, token): value for token, value in one.top}
-                                 for one in emitted],
-                "text_offset": [piece.offset for piece in pieces]}
+        return {
+            "tokens": [token_text(self.tokenizer, one.token) for one in emitted],
+            "token_logprobs": [one.logprob for one in emitted],
+            "top_logprobs": [
+                {token_text(self.tokenizer, token): value for token, value in one.top}
+                for one in emitted
+            ],
+            "text_offset": [piece.offset for piece in pieces],
+        }
 
 
-class CompletionShape(Shape):
+class CompletionFormat(ReplyFormat):
     """/v1/completions."""
 
     prefix, whole_object, chunk_object = "cmpl-", "text_completion", "text_completion"
 
 
-class ChatShape(Shape):
+class ChatFormat(ReplyFormat):
     """/v1/chat/completions."""
 
     prefix, whole_object = "chatcmpl-", "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def opening(self) -> list[Json]:
+    def first_chunks(self) -> list[Json]:
         """Return the chunk that says who speaks."""
         return [self._chunk({"delta": {"role": "assistant", "content": ""}, "logprobs": None,
                              "finish_reason": None})]
 
-    def _said(self, text: str) -> Json:
+    def _text_field(self, text: str) -> Json:
         return {"message": {"role": "assistant", "content": text}}
 
-    def _delta(self, text: str | None) -> Json:
+    def _delta_field(self, text: str | None) -> Json:
         return {"delta": {} if text is None else {"content": text}}
 
     def _logprobs(self, pieces: Sequence[Piece]) -> Json:
-        return {"content": [self._one(piece.emitted) for piece in pieces
+        return {"content": [self._token_logprobs(piece.emitted) for piece in pieces
                             if piece.emitted is not None]}
 
-    def _one(self, emitted: Emitted) -> Json:
-        return {**self._token(emitted.token, emitted.logprob),
-                "top_logprobs": [self._token(*pair) for pair in emitted.top]}
+    def _token_logprobs(self, emitted: Emitted) -> Json:
+        return {**self._format_token(emitted.token, emitted.logprob),
+                "top_logprobs": [self._format_token(*pair) for pair in emitted.top]}
 
-    def _token(self, token: int, logprob: float) -> Json:
+    def _format_token(self, token: int, logprob: float) -> Json:
         raw = self.tokenizer.piece(token)
-        return {"token": spoken(self.tokenizer, token), "logprob": logprob,
+        return {"token": token_text(self.tokenizer, token), "logprob": logprob,
                 "bytes": list(raw)}

@@ -18,8 +18,8 @@ from torch import Tensor
 from engine.arithmetic import NORM_LANES, exp, pairwise_sum
 from engine.errors import InputError
 
-MOST_TOP = 20
-SEEDS = 1 << 64
+MAX_TOP = 20
+SEED_COUNT = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class Sampling:
         for name, value, fine in (
                 ("temperature", self.temperature, 0 <= self.temperature < math.inf),
                 ("top_k", self.top_k, self.top_k >= 0), ("top_p", self.top_p, 0 < self.top_p <= 1),
-                ("seed", self.seed, 0 <= self.seed < SEEDS),
-                ("top", self.top, 0 <= self.top <= MOST_TOP)):
+                ("seed", self.seed, 0 <= self.seed < SEED_COUNT),
+                ("top", self.top, 0 <= self.top <= MAX_TOP)):
             if not fine:
                 raise InputError(f"{name} is {value}, which is out of its range")
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnToken:
     """A token that was drawn, with log-probabilities under the model itself, before options."""
 
     token: int
@@ -63,14 +63,14 @@ def uniform(seed: int, number: int) -> float:
 
 
 def draw(logits: Tensor, choices: Sequence[int], options: Sequence[Sampling],
-         numbers: Sequence[int]) -> list[Drawn]:
+         numbers: Sequence[int]) -> list[DrawnToken]:
     """Draw a token for each row of logits f32[m, vocab].
 
     choices[m] are the likeliest tokens, options[m] and numbers[m] each row's own: how to draw,
     and how many tokens were drawn before.
     """
     top = logits.amax(-1)
-    sums = totals(exp(logits - top.unsqueeze(-1)))
+    sums = row_sums(exp(logits - top.unsqueeze(-1)))
     tokens = list(choices)
     sampled = [row for row, option in enumerate(options) if option.temperature > 0]
     if sampled:
@@ -79,8 +79,8 @@ def draw(logits: Tensor, choices: Sequence[int], options: Sequence[Sampling],
         for row, token in zip(sampled, picks, strict=True):
             tokens[row] = token
     told = [[token, *line] for token, line in zip(
-        tokens, _likeliest(logits, [option.top for option in options]), strict=True)]
-    return [Drawn(line[0], logprobs[0], tuple(zip(line[1:], logprobs[1:], strict=True)))
+        tokens, _top_tokens(logits, [option.top for option in options]), strict=True)]
+    return [DrawnToken(line[0], logprobs[0], tuple(zip(line[1:], logprobs[1:], strict=True)))
             for line, logprobs in zip(told, _logprobs(logits, top, sums, told), strict=True)]
 
 
@@ -89,11 +89,11 @@ def _logprobs(logits: Tensor, top: Tensor, sums: Sequence[float],
     """Return the log-probability [26] of each row's tokens, which JSON can tell: none is -inf."""
     rows = [row for row, line in enumerate(told) for _ in line]
     values = iter((logits[rows, [t for line in told for t in line]] - top[rows]).tolist())
-    return [[max(float(np.float32(next(values) - whole)), _LOWEST) for _ in line]
+    return [[max(float(np.float32(next(values) - whole)), _MIN_F32) for _ in line]
             for line, whole in zip(told, map(math.log, sums), strict=True)]
 
 
-def totals(weights: Tensor) -> list[float]:
+def row_sums(weights: Tensor) -> list[float]:
     """Return SUM [11] of each row of f32[m, n]: 128 lanes in order, then adjacent pairs."""
     m, n = weights.shape
     held = torch.empty(m, n + -n % NORM_LANES, pin_memory=weights.is_cuda)
@@ -104,7 +104,7 @@ def totals(weights: Tensor) -> list[float]:
     return sums
 
 
-def _likeliest(logits: Tensor, counts: Sequence[int]) -> list[list[int]]:
+def _top_tokens(logits: Tensor, counts: Sequence[int]) -> list[list[int]]:
     """Return each row's likeliest tokens, best first, the lower id first on ties."""
     found: list[list[tuple[float, int]]] = [[] for _ in counts]
     most = min(max(counts), logits.shape[-1])
@@ -119,35 +119,35 @@ def _likeliest(logits: Tensor, counts: Sequence[int]) -> list[list[int]]:
 def _sample(logits: Tensor, top: Tensor, options: Sequence[Sampling],
             numbers: Sequence[int]) -> list[int]:
     """Invert the cumulative weights of each row, in order of id, at the row's own number."""
-    heat = top.new_tensor([max(option.temperature, _LEAST) for option in options])
+    heat = top.new_tensor([max(option.temperature, _TINY_F32) for option in options])
     scaled = (logits - top.unsqueeze(-1)) / heat.unsqueeze(-1)
     every, values = exp(scaled).double().cpu().numpy(), logits.cpu().numpy()
-    return [_invert(_kept(*row), option, number)
+    return [_invert_cdf(_filter_weights(*row), option, number)
             for *row, option, number in zip(every, values, options, options, numbers, strict=True)]
 
 
-def _kept(weights: NDArray[np.float64], values: NDArray[np.float32],
+def _filter_weights(weights: NDArray[np.float64], values: NDArray[np.float32],
           option: Sampling) -> NDArray[np.float64]:
     """Return the weights with those that the options leave out at zero."""
     if option.top_k:
-        weights = np.where(_first(values, option.top_k), weights, 0.0)
+        weights = np.where(_top_k_mask(values, option.top_k), weights, 0.0)
     if option.top_p < 1:
-        weights = np.where(_nucleus(values, weights, option.top_p), weights, 0.0)
+        weights = np.where(_top_p_mask(values, weights, option.top_p), weights, 0.0)
     return weights
 
 
-def _invert(weights: NDArray[np.float64], option: Sampling, number: int) -> int:
+def _invert_cdf(weights: NDArray[np.float64], option: Sampling, number: int) -> int:
     sums = np.cumsum(weights)
     at = int(np.searchsorted(sums, uniform(option.seed, number) * sums[-1], side="right"))
     return min(at, int(weights.nonzero()[0][-1]))  # the product may round up to the whole sum
 
 
-_LOWEST = float(np.finfo(np.float32).min)
-_LEAST = float(np.finfo(np.float32).tiny)
+_MIN_F32 = float(np.finfo(np.float32).min)
+_TINY_F32 = float(np.finfo(np.float32).tiny)
 """Stands for temperatures that f32 would round to zero."""
 
 
-def _first(values: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
+def _top_k_mask(values: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
     """Mark the `count` largest values, the earlier first on ties."""
     if count >= len(values):
         return np.ones(len(values), dtype=np.bool_)
@@ -158,7 +158,7 @@ def _first(values: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
     return above
 
 
-def _nucleus(values: NDArray[np.float32], weights: NDArray[np.float64],
+def _top_p_mask(values: NDArray[np.float32], weights: NDArray[np.float64],
              share: float) -> NDArray[np.bool_]:
     """Mark the fewest likeliest tokens whose weights sum to the share, the earlier on ties."""
     order = np.argsort(-values, kind="stable")

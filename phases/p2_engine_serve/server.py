@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from engine.errors import InputError
 from phases.p2_engine_serve.service import Service
 
-LAST = 5
+GRACE_MARGIN = 5
 """Seconds for the last words of replies that the grace has ended."""
 HEAD_SECONDS = 30.0
 """How long a connection may stay without a whole head of a request."""
@@ -34,7 +34,7 @@ def address(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def lets_strangers_in(listening: socket.socket) -> bool:
+def is_public(listening: socket.socket) -> bool:
     """Tell whether others than this machine reach a listening socket, whatever its host's name."""
     return not ipaddress.ip_address(listening.getsockname()[0]).is_loopback
 
@@ -42,7 +42,7 @@ def lets_strangers_in(listening: socket.socket) -> bool:
 class Connection(H11Protocol):
     """One client's connection, which is closed when no request comes on it."""
 
-    _late: asyncio.TimerHandle | None = None
+    _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
@@ -56,8 +56,8 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
-        if self._late is not None:
-            self._late.cancel()
+        if self._head_timer is not None:
+            self._head_timer.cancel()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -68,9 +68,9 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def _await_head(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-        self._late = self.loop.call_later(HEAD_SECONDS, self._give_up)
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
 
     def _give_up(self) -> None:
         if self.cycle is None or self.cycle.response_complete:
@@ -85,7 +85,7 @@ class Server(uvicorn.Server):
         super().__init__(uvicorn.Config(
             service.stack.api(service).app(), log_config=None, access_log=False, ws="none",
             http=Connection, loop="asyncio", lifespan="off", server_header=False,
-            timeout_graceful_shutdown=int(service.terms.grace) + LAST))
+            timeout_graceful_shutdown=int(service.terms.grace) + GRACE_MARGIN))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, and wait for the replies while the service is closed beside them."""

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, TypeVar
 from engine.errors import InputError
 from engine.tokenizer import Tokenizer
 from phases.p0_scheduler.increment import ClosedError, QueueFullError, Request, Settings
-from phases.p2_engine_serve.api_error import Refused
+from phases.p2_engine_serve.api_error import ApiError
 from phases.p2_engine_serve.hybrid_engine import HybridEngine
 from phases.p2_engine_serve.metrics import Metrics
-from phases.p2_engine_serve.request_schema import ChatAsked, CompletionAsked, Options
+from phases.p2_engine_serve.request_schema import ChatRequest, CommonRequest, CompletionRequest
 from phases.p2_engine_serve.request_stream import Reply
-from phases.p2_engine_serve.response_format import ChatShape, CompletionShape, Shape
-from phases.p2_engine_serve.sampling import SEEDS, Sampling
+from phases.p2_engine_serve.response_format import ChatFormat, CompletionFormat, ReplyFormat
+from phases.p2_engine_serve.sampling import SEED_COUNT, Sampling
 from phases.p2_engine_serve.template import Template
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-Left = Callable[[], Awaitable[bool]]
+IsDisconnected = Callable[[], Awaitable[bool]]
 """Tells whether a client is gone."""
 
 
@@ -49,29 +49,29 @@ class Terms:
     """Seconds that accepted requests get at shutdown."""
 
 
-class Turnstile:
+class SerialWorker:
     """Lets one piece of work at a time onto a thread, and none whose client left meanwhile."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
-    async def run(self, work: Callable[[], T], left: Left) -> T:
+    async def run(self, work: Callable[[], T], left: IsDisconnected) -> T:
         """Return what the work does, or raise `Refused`."""
         async with self._lock:
             if await left():
-                raise gone()
+                raise client_left_error()
             return await asyncio.to_thread(work)
 
 
-def gone() -> Refused:
+def client_left_error() -> ApiError:
     """Return the refusal that nobody is there to read."""
-    return Refused(499, "the client left before its request was read", code="client_left")
+    return ApiError(499, "the client left before its request was read", code="client_left")
 
 
 class Service:
     """One model behind one engine thread."""
 
-    counting = Metrics
+    metrics_class = Metrics
 
     def __init__(self, stack: Stack, engine: HybridEngine, tokenizer: Tokenizer,
                  terms: Terms) -> None:
@@ -79,112 +79,114 @@ class Service:
         self.stack, self.terms, self.tokenizer = stack, terms, tokenizer
         self.capacity = engine.limits.capacity
         self.vocab = engine.model.config.vocab
-        self.most = self.capacity * tokenizer.max_token_bytes
+        self.max_text_bytes = self.capacity * tokenizer.max_token_bytes
         """Bytes that no text which fits the context can have more of."""
-        self.reading = Turnstile()
-        self._templating, self._encoding = Turnstile(), Turnstile()
-        self.started = int(time.time())
+        self.body_reader = SerialWorker()
+        self._template_worker, self._encode_worker = SerialWorker(), SerialWorker()
+        self.started_at = int(time.time())
         self.template: Template = stack.template(tokenizer.chat_template)
-        self.metrics = self.counting(engine.limits.slots)
+        self.metrics = self.metrics_class(engine.limits.slots)
         self.scheduler = stack.scheduler(engine, Settings(
             slots=engine.limits.slots, queue=terms.queue, chunk=terms.chunk,
             context=self.capacity, eos=tokenizer.end_ids))
         self.driver = stack.driver(self.scheduler, self.metrics.observe)
 
     @property
-    def trouble(self) -> str:
+    def unavailable_reason(self) -> str:
         """Why requests are not served; empty while they are."""
-        return self.scheduler.closed
+        return self.scheduler.close_reason
 
     def close(self) -> None:
         """Serve what was accepted, for at most the grace, and stop."""
         self.driver.close(self.terms.grace)
         self.template.close()
 
-    async def complete(self, asked: CompletionAsked, left: Left) -> tuple[Reply, Shape]:
+    async def complete(
+        self, asked: CompletionRequest, left: IsDisconnected
+    ) -> tuple[Reply, ReplyFormat]:
         """Accept a completion, or raise `Refused`."""
-        self._hold_model(asked)
-        prompt = await self._encoding.run(partial(self.prompt_of, asked), left)
-        return self._open(asked, prompt, "prompt", CompletionShape)
+        self._check_model(asked)
+        prompt = await self._encode_worker.run(partial(self.encode_prompt, asked), left)
+        return self._submit_request(asked, prompt, "prompt", CompletionFormat)
 
-    async def chat(self, asked: ChatAsked, left: Left) -> tuple[Reply, Shape]:
+    async def chat(self, asked: ChatRequest, left: IsDisconnected) -> tuple[Reply, ReplyFormat]:
         """Accept a chat's next turn, or raise `Refused`."""
-        self._hold_model(asked)
-        text = await self._templating.run(partial(self.chat_text_of, asked), left)
-        prompt = await self._encoding.run(partial(self._encode, text, "messages"), left)
-        return self._open(asked, prompt, "messages", ChatShape)
+        self._check_model(asked)
+        text = await self._template_worker.run(partial(self.render_chat, asked), left)
+        prompt = await self._encode_worker.run(partial(self._encode, text, "messages"), left)
+        return self._submit_request(asked, prompt, "messages", ChatFormat)
 
-    def prompt_of(self, asked: CompletionAsked) -> list[int]:
+    def encode_prompt(self, asked: CompletionRequest) -> list[int]:
         """Return a completion's prompt as tokens."""
         if isinstance(asked.prompt, str):
             return self._encode(asked.prompt, "prompt")
         for token in asked.prompt:
             if not 0 <= token < self.vocab:
-                raise Refused(400, f"prompt: token {token} is outside the vocabulary of "
+                raise ApiError(400, f"prompt: token {token} is outside the vocabulary of "
                                    f"{self.vocab}", "prompt", "invalid_value")
         return list(asked.prompt)
 
-    def chat_text_of(self, asked: ChatAsked) -> str:
+    def render_chat(self, asked: ChatRequest) -> str:
         """Return a chat as one text, by the template of the model's file."""
         try:
-            return self.template.render([message.plain() for message in asked.messages])
+            return self.template.render([message.as_template_input() for message in asked.messages])
         except InputError as error:
-            raise Refused(400, str(error), "messages", "chat_template") from None
+            raise ApiError(400, str(error), "messages", "chat_template") from None
 
-    def _hold_size(self, text: str, field: str) -> None:
+    def _check_size(self, text: str, field: str) -> None:
         """Refuse a text that cannot fit, before seconds are spent on its tokens."""
         size = len(text.encode("utf-8", "surrogatepass"))
-        if size > self.most:
-            raise Refused(400, f"{field}: {size:,} bytes do not fit the context of "
+        if size > self.max_text_bytes:
+            raise ApiError(400, f"{field}: {size:,} bytes do not fit the context of "
                                f"{self.capacity} tokens", field, "context_length_exceeded")
 
     def _encode(self, text: str, field: str) -> list[int]:
-        self._hold_size(text, field)
+        self._check_size(text, field)
         try:
             tokens = self.tokenizer.encode(text)
         except InputError as error:
-            raise Refused(400, f"{field}: {error}", field, "invalid_value") from None
+            raise ApiError(400, f"{field}: {error}", field, "invalid_value") from None
         if not tokens:
-            raise Refused(400, f"{field}: an empty prompt is refused", field, "invalid_value")
+            raise ApiError(400, f"{field}: an empty prompt is refused", field, "invalid_value")
         return tokens
 
-    def _hold_model(self, asked: Options) -> None:
+    def _check_model(self, asked: CommonRequest) -> None:
         if asked.model != self.terms.name:
-            raise Refused(404, f"the model {asked.model[:100]!r} is not served here: "
+            raise ApiError(404, f"the model {asked.model[:100]!r} is not served here: "
                                f"{self.terms.name} is", "model", "model_not_found")
 
-    def _open(self, asked: Options, prompt: Sequence[int], field: str,
-              shape: type[Shape]) -> tuple[Reply, Shape]:
+    def _submit_request(self, asked: CommonRequest, prompt: Sequence[int], field: str,
+              shape: type[ReplyFormat]) -> tuple[Reply, ReplyFormat]:
         id = secrets.token_hex(12)
-        request = Request(id, tuple(prompt), self._limit(asked, len(prompt), field),
+        request = Request(id, tuple(prompt), self._max_tokens(asked, len(prompt), field),
                           frozenset() if asked.ignore_eos else self.tokenizer.end_ids,
-                          self.sampling_of(asked))
+                          self.sampling_options(asked))
         reply: Reply = self.stack.reply(request, self.stack.text(self.tokenizer, asked.stops),
                                         self.driver)
         try:
             reply.send()
         except QueueFullError as error:
-            raise Refused(429, str(error), code="queue_full", retry_after=1) from None
+            raise ApiError(429, str(error), code="queue_full", retry_after=1) from None
         except ClosedError as error:
-            raise Refused(503, str(error), code="closed", retry_after=1) from None
+            raise ApiError(503, str(error), code="closed", retry_after=1) from None
         except InputError as error:
-            raise Refused(400, str(error), field, "invalid_value") from None
+            raise ApiError(400, str(error), field, "invalid_value") from None
         return reply, shape(self.tokenizer, id, int(time.time()), self.terms.name, top=asked.top,
                             prompt=prompt if asked.return_token_ids else None)
 
-    def _limit(self, asked: Options, prompt: int, field: str) -> int:
+    def _max_tokens(self, asked: CommonRequest, prompt: int, field: str) -> int:
         room = self.capacity - prompt + 1  # the last token is never fed back
         if room < 1:
-            raise Refused(400, f"{field}: {prompt} tokens do not fit the context of "
+            raise ApiError(400, f"{field}: {prompt} tokens do not fit the context of "
                                f"{self.capacity}", field, "context_length_exceeded")
         if asked.limit is not None and asked.limit > room:
-            raise Refused(400, f"max_tokens: {asked.limit} new tokens behind {prompt} of prompt "
+            raise ApiError(400, f"max_tokens: {asked.limit} new tokens behind {prompt} of prompt "
                                f"do not fit the context of {self.capacity}, {room} do",
                           "max_tokens", "context_length_exceeded")
         return asked.limit or room
 
     @staticmethod
-    def sampling_of(asked: Options) -> Sampling:
+    def sampling_options(asked: CommonRequest) -> Sampling:
         """Return how a request's tokens are drawn; without a seed it gets one of its own."""
-        seed = secrets.randbits(64) if asked.seed is None else asked.seed % SEEDS
+        seed = secrets.randbits(64) if asked.seed is None else asked.seed % SEED_COUNT
         return Sampling(asked.temperature, max(asked.top_k, 0), asked.top_p, seed, asked.top or 0)

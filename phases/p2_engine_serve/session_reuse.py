@@ -6,80 +6,93 @@ from typing import Any
 
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
-from phases.p2_engine_serve.client_reply import Ask, Heard
-from phases.p2_engine_serve.harness import Site
+from phases.p2_engine_serve.client_reply import ClientReply, ClientRequest
+from phases.p2_engine_serve.harness import Harness
 
-FIRST = [20, 21, 22, 23, 24]
-OPTIONS: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "return_token_ids": True,
+FIRST_PROMPT = [20, 21, 22, 23, 24]
+TURN_OPTIONS: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "return_token_ids": True,
                            "logprobs": 2}
-OTHER = Ask("completions", False, {"prompt": [40, 41], "max_tokens": 3, **OPTIONS})
+OTHER_REQUEST = ClientRequest(
+    "completions", False, {"prompt": [40, 41], "max_tokens": 3, **TURN_OPTIONS}
+)
 
 
-def turn(prompt: list[int], tokens: int = 4) -> Ask:
+def turn_request(prompt: list[int], tokens: int = 4) -> ClientRequest:
     """Return a request for some greedy tokens behind a prompt of ids."""
-    return Ask("completions", False, {"prompt": prompt, "max_tokens": tokens, **OPTIONS})
+    return ClientRequest(
+        "completions", False, {"prompt": prompt, "max_tokens": tokens, **TURN_OPTIONS}
+    )
 
 
-class Turns:
+class SessionTurns:
     """A first turn on a server, then what lies between, then a second turn held to a cold one."""
 
-    def __init__(self, site: Site, subject: Subject, judge: Judge) -> None:
+    def __init__(self, site: Harness, subject: Subject, judge: Judge) -> None:
         self.site, self.subject, self.judge = site, subject, judge
-        self.first = site.ask(turn(FIRST))
-        self.said = FIRST + self.first.ids
-        self.held = len(self.said) - 1
+        self.first = site.ask(turn_request(FIRST_PROMPT))
+        self.history = FIRST_PROMPT + self.first.ids
+        self.state_length = len(self.history) - 1
         """Tokens in the slot: the last one was never fed back."""
 
-    def second(self, kind: str) -> tuple[list[int], int]:
+    def second_turn(self, kind: str) -> tuple[list[int], int]:
         """Return the prompt of the second turn and how much of it must be reused."""
-        said, site = self.said, self.site
-        prompts = {"shorter": said[:-2], "the-same-again": FIRST, "held-and-no-more": said[:-1],
-                   "diverges-at-the-end": [*said[:-2], said[-2] ^ 1, said[-1], 7],
-                   "diverges-at-the-start": [said[0] ^ 1, *said[1:], 7]}
+        said, site = self.history, self.site
+        prompts = {
+            "shorter": said[:-2],
+            "the-same-again": FIRST_PROMPT,
+            "held-and-no-more": said[:-1],
+            "diverges-at-the-end": [*said[:-2], said[-2] ^ 1, said[-1], 7],
+            "diverges-at-the-start": [said[0] ^ 1, *said[1:], 7],
+        }
         if kind in prompts:
             return prompts[kind], 0
         if kind == "after-another":
-            site.ask(OTHER)
+            site.ask(OTHER_REQUEST)
         if kind == "after-an-error":
-            self._fail()
+            self._fail_request()
         together = kind in ("beside-another", "behind-another")
-        return [*said, 7, 8, 9], 0 if together or kind.startswith("after") else self.held
+        return [*said, 7, 8, 9], 0 if together or kind.startswith("after") else self.state_length
 
-    def run(self, kind: str) -> Heard:
+    def run(self, kind: str) -> ClientReply:
         """Take the second turn and hold it to its reuse and to the cold reply."""
-        prompt, reused = self.second(kind)
+        prompt, reused = self.second_turn(kind)
         before = self.site.service.scheduler.counts.prefilled
-        got, others = self._ask(kind, turn(prompt))
+        got, others = self._ask_second(kind, turn_request(prompt))
         where = {"kind": kind}
-        self.site.same("cached tokens", got.usage["prompt_tokens_details"]["cached_tokens"], reused,
-                       **where)
-        self.site.same("tokens prefilled", self.site.service.scheduler.counts.prefilled - before,
-                       len(prompt) - reused + others, **where)
-        with Site(self.subject, self.judge) as cold:
-            want = cold.ask(turn(prompt))
-        self.site.same("tokens", got.ids, want.ids, **where)
-        self.site.same("log-probs", got.logprobs, want.logprobs, **where)
+        self.site.check_equal(
+            "cached tokens", got.usage["prompt_tokens_details"]["cached_tokens"], reused, **where
+        )
+        self.site.check_equal(
+            "tokens prefilled",
+            self.site.service.scheduler.counts.prefilled - before,
+            len(prompt) - reused + others,
+            **where,
+        )
+        with Harness(self.subject, self.judge) as cold:
+            want = cold.ask(turn_request(prompt))
+        self.site.check_equal("tokens", got.ids, want.ids, **where)
+        self.site.check_equal("log-probs", got.logprobs, want.logprobs, **where)
         return got
 
-    def _ask(self, kind: str, ask: Ask) -> tuple[Heard, int]:
+    def _ask_second(self, kind: str, ask: ClientRequest) -> tuple[ClientReply, int]:
         """Return the reply, and how many tokens others had computed for their prompts meanwhile."""
         if kind == "beside-another":
-            return self.site.together([ask, OTHER])[0], 2
+            return self.site.ask_all([ask, OTHER_REQUEST])[0], 2
         if kind == "behind-another":  # the other one has its slot when this one comes
-            (other,) = self.site.hold([OTHER])
-            self.site.law(self.site.gate.let(1), "a step is never done")
+            (other,) = self.site.hold([OTHER_REQUEST])
+            self.site.law(self.site.barrier.allow_steps(1), "a step is never done")
             mine = self.site.accepted(lambda: self.site.ask(ask))
-            self.site.gate.release()
+            self.site.barrier.release()
             self.site.result(other)
             return self.site.result(mine), 2
         return self.site.ask(ask), 0
 
-    def _fail(self) -> None:
+    def _fail_request(self) -> None:
         """Have a request fail in the engine, so that no slot can be trusted."""
         def trouble(tokens: Any) -> bool:
             raise RuntimeError("the device is lost")
 
-        self.site.steps.trouble = trouble
+        self.site.steps.fail_step = trouble
         answer = self.site.post({"model": "nano", "prompt": [50], "max_tokens": 1})
-        self.site.same("status of a failed request", answer.status_code, 500)
-        self.site.steps.trouble = lambda tokens: False
+        self.site.check_equal("status of a failed request", answer.status_code, 500)
+        self.site.steps.fail_step = lambda tokens: False

@@ -14,99 +14,101 @@ from torch import Tensor
 from engine.path import Rows, Step
 from phases.p0_scheduler.increment import Event, FromOutside, Request, Scheduler
 
-PATIENCE = 6.0
+WAIT_SECONDS = 6.0
 """Seconds without what must come, after which it counts as never coming."""
 
 
-class Gate:
+class StepBarrier:
     """Lets an engine's thread step as often as it is told, and counts what came meanwhile."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._inner = scheduler.step, scheduler.submit, scheduler.cancel
         self._close = scheduler.close
-        self._changed = threading.Condition()
-        self._left: int | None = None  # steps that may begin; None for any number
+        self._condition = threading.Condition()
+        self._steps_left: int | None = None  # steps that may begin; None for any number
         self._busy = False
         self.accepted, self.cancelled = 0, 0
         scheduler.step = self._step  # type: ignore[method-assign]
         scheduler.submit = self._submit  # type: ignore[method-assign]
         scheduler.cancel = self._cancel  # type: ignore[method-assign]
-        scheduler.close = self._closed  # type: ignore[method-assign]
+        scheduler.close = self._close_and_notify  # type: ignore[method-assign]
 
     def hold(self) -> None:
         """Let no step begin; when this returns, none is running."""
-        with self._changed:
-            self._left = 0
+        with self._condition:
+            self._steps_left = 0
             self.accepted = self.cancelled = 0
-            self._changed.wait_for(lambda: not self._busy, PATIENCE)
+            self._condition.wait_for(lambda: not self._busy, WAIT_SECONDS)
 
-    def let(self, steps: int) -> bool:
+    def allow_steps(self, steps: int) -> bool:
         """Let so many steps be done; False when they are not."""
-        with self._changed:
-            self._left = steps
-            self._changed.notify_all()
-            return self._changed.wait_for(lambda: not self._left and not self._busy, PATIENCE)
+        with self._condition:
+            self._steps_left = steps
+            self._condition.notify_all()
+            return self._condition.wait_for(
+                lambda: not self._steps_left and not self._busy, WAIT_SECONDS
+            )
 
     def release(self) -> None:
         """Let steps begin freely."""
-        with self._changed:
-            self._left = None
-            self._changed.notify_all()
+        with self._condition:
+            self._steps_left = None
+            self._condition.notify_all()
 
     def wait_for(self, holds: Callable[[], bool]) -> bool:
         """Wait until something holds that a step, an acceptance or a cancel brings about."""
-        with self._changed:
-            return self._changed.wait_for(holds, PATIENCE)
+        with self._condition:
+            return self._condition.wait_for(holds, WAIT_SECONDS)
 
     def _step(self) -> list[Event]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._left is None or self._left > 0)
+        with self._condition:
+            self._condition.wait_for(lambda: self._steps_left is None or self._steps_left > 0)
             self._busy = True
-            self._left = None if self._left is None else self._left - 1
+            self._steps_left = None if self._steps_left is None else self._steps_left - 1
         try:
             return self._inner[0]()
         finally:
-            with self._changed:
+            with self._condition:
                 self._busy = False
-                self._changed.notify_all()
+                self._condition.notify_all()
 
     def _submit(self, request: Request) -> None:
         self._inner[1](request)
-        with self._changed:
+        with self._condition:
             self.accepted += 1
-            self._changed.notify_all()
+            self._condition.notify_all()
 
     def _cancel(self, id: str, reason: FromOutside = "cancel") -> bool:
         taken = self._inner[2](id, reason)
-        with self._changed:
+        with self._condition:
             self.cancelled += taken
-            self._changed.notify_all()
+            self._condition.notify_all()
         return taken
 
-    def _closed(self, why: str = "the server is shutting down") -> None:
+    def _close_and_notify(self, why: str = "the server is shutting down") -> None:
         self._close(why)
-        with self._changed:
-            self._changed.notify_all()
+        with self._condition:
+            self._condition.notify_all()
 
 
-class Steps:
+class WatchedStep:
     """A path's step, watched from inside: how many rows each had, and trouble when wanted."""
 
     def __init__(self, inner: Step) -> None:
         self._inner = inner
         self.widths: list[int] = []
-        self.inside, self.resume = threading.Event(), threading.Event()
+        self.entered, self.resume = threading.Event(), threading.Event()
         self.resume.set()
-        self.trouble: Callable[[Sequence[int]], bool] = lambda tokens: False
+        self.fail_step: Callable[[Sequence[int]], bool] = lambda tokens: False
         """Called with each row's tokens; may raise, or say that its logits come out as NaN."""
 
     def __call__(self, path: Any, model: Any, pool: Any, tokens: Sequence[int], rows: Rows,
                  sink: Any) -> Tensor:
         """Run the step; wait inside it while `resume` is not set."""
-        self.inside.set()
+        self.entered.set()
         self.resume.wait()
         starts = [sum(rows.counts[:i]) for i in range(len(rows.counts))]
-        spoiled = [self.trouble(tokens[start:start + count])
+        spoiled = [self.fail_step(tokens[start:start + count])
                    for start, count in zip(starts, rows.counts, strict=True)]
         self.widths.append(len(rows.slots))
         logits = self._inner(path, model, pool, tokens, rows, sink)
@@ -115,7 +117,7 @@ class Steps:
 
 
 @contextmanager
-def logged() -> Iterator[list[str]]:
+def capture_batch_log() -> Iterator[list[str]]:
     """Collect what the logger `rowtwin.scheduler` says at level INFO and above."""
     lines: list[str] = []
     logger = logging.getLogger("rowtwin.scheduler")

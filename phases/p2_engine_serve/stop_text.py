@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from engine.tokenizer import Detokenizer, Tokenizer
 
 
-class Text:
+class StreamedText:
     """Turns tokens into text that can be shown: none of it is ever taken back.
 
     What might be the beginning of a stop string is held back until it is decided. The stop whose
@@ -17,40 +17,40 @@ class Text:
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self.stops = tuple(stops)
         self.stopped = False
-        self.decoded = 0
+        self.decoded_chars = 0
         """Characters that came so far, shown or not."""
-        self._words = Detokenizer(tokenizer)
-        self._held = ""
+        self._detokenizer = Detokenizer(tokenizer)
+        self._pending = ""
 
     def push(self, token: int) -> str:
         """Take the next token and return what may be shown now."""
-        return self._show(self._words.push(token))
+        return self._add_text(self._detokenizer.push(token))
 
     def finish(self) -> str:
         """End the text and return what was held back, unless a stop string was found."""
         if self.stopped:
             return ""
-        shown = self._show(self._words.finish())
-        held, self._held = self._held, ""
+        shown = self._add_text(self._detokenizer.finish())
+        held, self._pending = self._pending, ""
         return shown if self.stopped else shown + held
 
-    def _show(self, new: str) -> str:
+    def _add_text(self, new: str) -> str:
         if self.stopped:
             return ""
-        self.decoded += len(new)
-        text = self._held + new
-        cut = self._cut(text)
+        self.decoded_chars += len(new)
+        text = self._pending + new
+        cut = self._find_stop(text)
         self.stopped = cut is not None
-        keep = len(text) - self._undecided(text) if cut is None else cut
-        self._held = text[keep:] if cut is None else ""
+        keep = len(text) - self._pending_length(text) if cut is None else cut
+        self._pending = text[keep:] if cut is None else ""
         return text[:keep]
 
-    def _cut(self, text: str) -> int | None:
+    def _find_stop(self, text: str) -> int | None:
         """Return where the stop that ends first begins, or None when there is none."""
         found = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop)) >= 0]
         return min(found)[1] if found else None
 
-    def _undecided(self, text: str) -> int:
+    def _pending_length(self, text: str) -> int:
         """Return the length of the longest end of the text that begins some stop."""
         most = max((len(stop) for stop in self.stops), default=1) - 1
         for length in range(min(most, len(text)), 0, -1):

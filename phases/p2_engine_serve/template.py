@@ -13,19 +13,19 @@ from typing import Any
 
 from engine.errors import InputError
 
-MOST = 1 << 22
+MAX_PROMPT_CHARS = 1 << 22
 """The most characters a prompt may have."""
-SECONDS = 5.0
+RENDER_TIMEOUT = 5.0
 """How long a template may take; an honest one takes milliseconds."""
-RENDER = Path(__file__).with_name("render.py")
+RENDER_SCRIPT = Path(__file__).with_name("render.py")
 
 
 class Template:
     """A chat template; may be used from any thread."""
 
-    def __init__(self, source: str | None, seconds: float = SECONDS) -> None:
+    def __init__(self, source: str | None, seconds: float = RENDER_TIMEOUT) -> None:
         self.source, self.seconds = source, seconds
-        self._refused = "the model's file has no chat template" if source is None else ""
+        self._broken_reason = "the model's file has no chat template" if source is None else ""
         self._lock = threading.Lock()  # guards the process, which answers one at a time
         self._process: subprocess.Popen[str] | None = None
 
@@ -33,33 +33,33 @@ class Template:
         """Return the prompt of a chat that the model answers next; raise `InputError`."""
         values = {"messages": list(messages), "add_generation_prompt": True}
         with self._lock:
-            if self._refused:
-                raise InputError(self._refused)
-            answer = self._ask(json.dumps({"source": self.source, "values": values,
-                                           "most": MOST}))
+            if self._broken_reason:
+                raise InputError(self._broken_reason)
+            answer = self._query_process(json.dumps({"source": self.source, "values": values,
+                                           "most": MAX_PROMPT_CHARS}))
             if "text" in answer:
                 return str(answer["text"])
-            raise self._refusal(answer)
+            raise self._to_input_error(answer)
 
     def close(self) -> None:
         """End the process."""
         with self._lock:
-            self._end()
+            self._stop_process()
 
-    def _refusal(self, answer: dict[str, Any]) -> InputError:
+    def _to_input_error(self, answer: dict[str, Any]) -> InputError:
         """Return why; for good only if the template is no template, whatever the messages."""
-        kind, detail = answer["error"], _sentence(answer["detail"])
+        kind, detail = answer["error"], _one_line(answer["detail"])
         if kind == "broken":
-            self._refused = f"the model's chat template is refused: {detail}"
-            return InputError(self._refused)
+            self._broken_reason = f"the model's chat template is refused: {detail}"
+            return InputError(self._broken_reason)
         if kind == "raised":
             return InputError(f"the chat template refuses these messages: {detail}")
         if kind == "hostile":
-            self._end()  # what it took is given back before the next chat
+            self._stop_process()  # what it took is given back before the next chat
         return InputError(f"the chat template cannot be applied to these messages: {detail}")
 
-    def _ask(self, line: str) -> dict[str, Any]:
-        process = self._process = self._process or _start()
+    def _query_process(self, line: str) -> dict[str, Any]:
+        process = self._process = self._process or _start_renderer()
         assert process.stdin is not None
         assert process.stdout is not None
         late = threading.Timer(self.seconds, process.kill)
@@ -75,11 +75,11 @@ class Template:
         if answer.endswith("\n"):  # else it was ended in the middle of it
             found: dict[str, Any] = json.loads(answer)
             return found
-        self._end()
+        self._stop_process()
         return {"error": "hostile", "detail": f"it took more than {self.seconds:g} seconds or more "
                                               f"memory than a template needs"}
 
-    def _end(self) -> None:
+    def _stop_process(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return
@@ -91,12 +91,12 @@ class Template:
                     pipe.close()
 
 
-def _sentence(text: str) -> str:
+def _one_line(text: str) -> str:
     """Return a template's words as one line that can be sent: half of a character cannot."""
     return " ".join(text.encode("utf-8", "replace").decode().split())
 
 
-def _start() -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-P", str(RENDER)], stdin=subprocess.PIPE,
+def _start_renderer() -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-P", str(RENDER_SCRIPT)], stdin=subprocess.PIPE,
                             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                             encoding="utf-8")

@@ -18,28 +18,37 @@ from pydantic import ValidationError
 
 from engine.errors import InputError
 from phases.p2_engine_serve import api, server
-from phases.p2_engine_serve.api_error import Refused
-from phases.p2_engine_serve.client_reply import Ask
-from phases.p2_engine_serve.harness import Site
-from phases.p2_engine_serve.request_schema import ChatAsked, CompletionAsked, parse
+from phases.p2_engine_serve.api_error import ApiError
+from phases.p2_engine_serve.client_reply import ClientRequest
+from phases.p2_engine_serve.harness import Harness
+from phases.p2_engine_serve.request_schema import ChatRequest, CompletionRequest, parse
 from phases.p2_engine_serve.sampling import Sampling, draw
-from phases.p2_engine_serve.step_barrier import PATIENCE
+from phases.p2_engine_serve.step_barrier import WAIT_SECONDS
 from phases.p2_engine_serve.template import Template
-from phases.p2_engine_serve.test_witness import site_of
+from phases.p2_engine_serve.test_witness import make_harness
 
 MANY = 1000
-SAID = {"role": "user", "content": "a"}
-OPTIONS: dict[str, Any] = {"max_tokens": 2, "ignore_eos": True}
-BODY: dict[str, Any] = {"model": "nano", "prompt": "the", **OPTIONS}
+MESSAGE = {"role": "user", "content": "a"}
+BODY_OPTIONS: dict[str, Any] = {"max_tokens": 2, "ignore_eos": True}
+BODY: dict[str, Any] = {"model": "nano", "prompt": "the", **BODY_OPTIONS}
 
 
-@pytest.mark.parametrize(("kind", "body"), [
-    (CompletionAsked, {"prompt": [""] * MANY}), (CompletionAsked, {"stop": [1] * MANY}),
-    (CompletionAsked, {f"key{i}": 1 for i in range(MANY)}), (ChatAsked, {"messages": [{}] * MANY}),
-    (ChatAsked, {"messages": [{**SAID, "content": [{}] * MANY}]}),
-    (ChatAsked, {"messages": [{**SAID, **{f"key{i}": 1 for i in range(MANY)}}]})])
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CompletionRequest, {"prompt": [""] * MANY}),
+        (CompletionRequest, {"stop": [1] * MANY}),
+        (CompletionRequest, {f"key{i}": 1 for i in range(MANY)}),
+        (ChatRequest, {"messages": [{}] * MANY}),
+        (ChatRequest, {"messages": [{**MESSAGE, "content": [{}] * MANY}]}),
+        (ChatRequest, {"messages": [{**MESSAGE, **{f"key{i}": 1 for i in range(MANY)}}]}),
+    ],
+)
 def test_a_thousand_faults_of_a_body_are_not_all_collected(kind: Any, body: Any) -> None:
-    whole = {"model": "a", **({"prompt": "b"} if kind is CompletionAsked else {"messages": [SAID]})}
+    whole = {
+        "model": "a",
+        **({"prompt": "b"} if kind is CompletionRequest else {"messages": [MESSAGE]}),
+    }
     with pytest.raises(ValidationError) as faults:
         kind.model_validate_json(json.dumps({**whole, **body}))
     assert faults.value.error_count() < 10
@@ -49,9 +58,9 @@ def test_a_thousand_faults_of_a_body_are_not_all_collected(kind: Any, body: Any)
     ("top-k", "top-k"), ("str", "str"), ("a b", "a b"), ("", "''"), ("a\nb", r"'a\nb'"),
     ("k" * 5000, "k" * 100)])
 def test_unknown_field_is_told_whatever_its_name(name: str, told: str) -> None:
-    for kind, body, place in ((CompletionAsked, {"prompt": "b", name: 1}, ""),
-                              (ChatAsked, {"messages": [{**SAID, name: 1}]}, "messages.0.")):
-        with pytest.raises(Refused) as refused:
+    for kind, body, place in ((CompletionRequest, {"prompt": "b", name: 1}, ""),
+                              (ChatRequest, {"messages": [{**MESSAGE, name: 1}]}, "messages.0.")):
+        with pytest.raises(ApiError) as refused:
             parse(kind, json.dumps({"model": "a", **body}).encode())
         assert refused.value.message.endswith(" is not a field that this server knows")
         assert refused.value.message.isprintable()
@@ -60,29 +69,29 @@ def test_unknown_field_is_told_whatever_its_name(name: str, told: str) -> None:
 
 
 def test_null_is_as_if_absent_inside_of_fields_too() -> None:
-    asked = parse(ChatAsked, json.dumps({
-        "model": "a", "messages": [{**SAID, "name": None}], "stream": True,
+    asked = parse(ChatRequest, json.dumps({
+        "model": "a", "messages": [{**MESSAGE, "name": None}], "stream": True,
         "stream_options": {"include_usage": None}}).encode())
     assert asked.stream_options is not None
     assert not asked.stream_options.include_usage
 
 
 @pytest.fixture
-def site(path: Any) -> Iterator[Site]:
+def site(path: Any) -> Iterator[Harness]:
     """Return a server over the toy."""
-    with site_of(path, model="") as opened:
+    with make_harness(path, model="") as opened:
         yield opened
         opened.idle()
 
 
-def sent(site: Site, *parts: bytes) -> socket.socket:
-    line = socket.create_connection(site.socket.getsockname(), PATIENCE)
+def open_and_send(site: Harness, *parts: bytes) -> socket.socket:
+    line = socket.create_connection(site.socket.getsockname(), WAIT_SECONDS)
     for part in parts:
         line.sendall(part)
     return line
 
 
-def head(length: int | str, kind: str = "application/json", **headers: str) -> bytes:
+def request_head(length: int | str, kind: str = "application/json", **headers: str) -> bytes:
     """Return the head of a completion; a length that is a text is another header."""
     size = length if isinstance(length, str) else f"Content-Length: {length}"
     more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -90,7 +99,7 @@ def head(length: int | str, kind: str = "application/json", **headers: str) -> b
             "\r\n").encode()
 
 
-def test_large_bodies_are_read_beside_the_event_loop(site: Site,
+def test_large_bodies_are_read_beside_the_event_loop(site: Harness,
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
 
@@ -99,25 +108,27 @@ def test_large_bodies_are_read_beside_the_event_loop(site: Site,
         return parse(*given)
 
     monkeypatch.setattr(api, "parse", watched)
-    for body in (BODY, {**BODY, "user": "u" * api.LARGE}):
+    for body in (BODY, {**BODY, "user": "u" * api.LARGE_BODY_BYTES}):
         assert site.post(body).status_code == 200
     assert (threads[0], threads[1] == threads[0]) == (site.thread.name, False)
 
 
-def test_few_large_bodies_are_held_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "MOST_LARGE", 1)
-    large = {**BODY, "user": "u" * api.LARGE}
-    with sent(site, head(2 * api.LARGE), b" " * (api.LARGE + 1)):
-        refused = eventually(site, large, 429)
+def test_few_large_bodies_are_held_at_once(site: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "MAX_LARGE_BODIES", 1)
+    large = {**BODY, "user": "u" * api.LARGE_BODY_BYTES}
+    with open_and_send(
+        site, request_head(2 * api.LARGE_BODY_BYTES), b" " * (api.LARGE_BODY_BYTES + 1)
+    ):
+        refused = post_until(site, large, 429)
         assert refused.json()["error"]["code"] == "queue_full"
         assert refused.headers["retry-after"] == "1"
         assert site.post(BODY).status_code == 200
-    assert eventually(site, large, 200).status_code == 200  # its place is free again
+    assert post_until(site, large, 200).status_code == 200  # its place is free again
 
 
-def eventually(site: Site, body: Any, status: int) -> Any:
+def post_until(site: Harness, body: Any, status: int) -> Any:
     """Post until the answer has a status, for what another connection does takes a moment."""
-    late = time.monotonic() + PATIENCE
+    late = time.monotonic() + WAIT_SECONDS
     while (answer := site.post(body)).status_code != status and time.monotonic() < late:
         time.sleep(0.01)
     return answer
@@ -125,23 +136,25 @@ def eventually(site: Site, body: Any, status: int) -> Any:
 
 def test_connection_without_a_request_is_closed(path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HEAD_SECONDS", 1.0)
-    with site_of(path, model="") as site:
-        idle, slow = sent(site), sent(site, b"POST /v1/comp")
-        served = sent(site, head(2, Connection="close"), b"{}")
-        future = site.hold([Ask("completions", True, {**OPTIONS, "prompt": "the"})])[0]
+    with make_harness(path, model="") as site:
+        idle, slow = open_and_send(site), open_and_send(site, b"POST /v1/comp")
+        served = open_and_send(site, request_head(2, Connection="close"), b"{}")
+        future = site.hold([ClientRequest("completions", True, {**BODY_OPTIONS, "prompt": "the"})])[
+            0
+        ]
         for line in (idle, slow):
             with line:
                 assert line.recv(1) == b""
         with served:
             assert served.recv(1) == b"H"
-        site.gate.release()  # a request that takes longer than its head may is served
+        site.barrier.release()  # a request that takes longer than its head may is served
         assert site.result(future).usage["completion_tokens"] == 2
 
 
 def test_garbage_behind_an_early_answer_ends_the_connection_alone(
-        site: Site, caplog: pytest.LogCaptureFixture) -> None:
+        site: Harness, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "asyncio"), \
-            sent(site, head("Transfer-Encoding: chunked", "text/plain")) as line:
+            open_and_send(site, request_head("Transfer-Encoding: chunked", "text/plain")) as line:
         answer = b""
         while not answer.endswith(b"}}"):
             answer += line.recv(1 << 16)
@@ -152,7 +165,7 @@ def test_garbage_behind_an_early_answer_ends_the_connection_alone(
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
-def test_compressed_bodies_and_long_methods_are_refused_in_a_sentence(site: Site) -> None:
+def test_compressed_bodies_and_long_methods_are_refused_in_a_sentence(site: Harness) -> None:
     packed = site.post(BODY, **{"content-encoding": "gzip"})
     assert (packed.status_code, packed.json()["error"]["message"]) == (
         415, "the body must not be compressed")
@@ -173,7 +186,7 @@ def test_log_probs_of_any_finite_logits_can_be_told(logits: list[float],
     ("127.0.0.1", False), ("127.1", False), ("localhost", False), ("0.0.0.0", True)])
 def test_who_is_let_in_depends_on_the_address_not_its_name(host: str, open_to_all: bool) -> None:
     with server.bound(host, 0) as listening:
-        assert server.lets_strangers_in(listening) is open_to_all
+        assert server.is_public(listening) is open_to_all
 
 
 @pytest.mark.parametrize(("options", "text"), [

@@ -29,15 +29,15 @@ from falsifiers.judging.subject import Subject
 from falsifiers.meta.console.command import Main, main_of, wired
 from phases.p2_engine_serve import cli
 from phases.p2_engine_serve.api import Api
-from phases.p2_engine_serve.api_error import Refused
-from phases.p2_engine_serve.cli import _hold_key, app
-from phases.p2_engine_serve.harness import tokenizer_of
-from phases.p2_engine_serve.hybrid_engine import Turn
-from phases.p2_engine_serve.request_schema import ChatAsked, CompletionAsked, parse
-from phases.p2_engine_serve.sampling import Sampling, draw, totals, uniform
+from phases.p2_engine_serve.api_error import ApiError
+from phases.p2_engine_serve.cli import _check_api_key, app
+from phases.p2_engine_serve.harness import load_tokenizer
+from phases.p2_engine_serve.hybrid_engine import LastSlot
+from phases.p2_engine_serve.request_schema import ChatRequest, CompletionRequest, parse
+from phases.p2_engine_serve.sampling import Sampling, draw, row_sums, uniform
 from phases.p2_engine_serve.server import bound
-from phases.p2_engine_serve.service import Terms, Turnstile
-from phases.p2_engine_serve.stop_text import Text
+from phases.p2_engine_serve.service import SerialWorker, Terms
+from phases.p2_engine_serve.stop_text import StreamedText
 from phases.p2_engine_serve.template import Template
 
 ROOT = Path(__file__).parent.parent.parent
@@ -82,7 +82,7 @@ def test_mistakes_end_in_one_sentence(serve: Main) -> None:
             assert told in err
 
 
-def leave_inside_a_body(url: str) -> None:
+def disconnect_mid_body(url: str) -> None:
     parts = urllib.parse.urlsplit(url)
     assert parts.port is not None
     for _ in range(3):
@@ -102,7 +102,7 @@ def test_served_model_answers_logs_its_batch_and_ends_on_a_signal() -> None:
         body = {"model": "nano", "prompt": "the", "max_tokens": 3, "temperature": 0}
         asked = urllib.request.Request(f"{line.split()[2]}/completions", json.dumps(body).encode(),
                                        {"Content-Type": "application/json"})
-        leave_inside_a_body(line.split()[2])
+        disconnect_mid_body(line.split()[2])
         with urllib.request.urlopen(asked, timeout=60) as answer:
             assert json.load(answer)["usage"]["completion_tokens"] == 3
         process.send_signal(signal.SIGINT)
@@ -115,12 +115,12 @@ def test_served_model_answers_logs_its_batch_and_ends_on_a_signal() -> None:
     assert "Traceback" not in log
 
 
-def holds(key: str, header: bytes) -> bool:
+def accepts_key(key: str, header: bytes) -> bool:
     """Return whether a header opens the door of a server with a key."""
     service: Any = SimpleNamespace(terms=Terms("nano", key=key))
     try:
-        Api(service)._hold_key(Request({"type": "http", "headers": [(b"authorization", header)]}))
-    except Refused as refused:
+        Api(service)._check_key(Request({"type": "http", "headers": [(b"authorization", header)]}))
+    except ApiError as refused:
         return refused.status != 401
     return True
 
@@ -128,22 +128,22 @@ def holds(key: str, header: bytes) -> bool:
 @pytest.mark.parametrize("header", ["Bearer clé".encode(), "Bearer clé".encode("latin-1"),
                                     "bearer  clé".encode(), "BEARER clé".encode()])
 def test_key_beyond_ascii_opens_the_door(header: bytes) -> None:
-    assert holds("clé", header)
-    assert not holds("cle", header)
-    assert not holds("鍵", header)
+    assert accepts_key("clé", header)
+    assert not accepts_key("cle", header)
+    assert not accepts_key("鍵", header)
 
 
 @pytest.mark.parametrize("header", [b"", b"Bearer", b"Basic key", b"key", b"Bearer key2",
                                     b"Bearer\xff key", b"Bearer ke\xff"])
 def test_what_is_not_the_key_does_not(header: bytes) -> None:
-    assert holds("key", b"Bearer key")
-    assert not holds("key", header)
+    assert accepts_key("key", b"Bearer key")
+    assert not accepts_key("key", header)
 
 
 @pytest.mark.parametrize("key", ["", " ", "a\nb", "a\x00", " a", "a ", "\udcff"])
 def test_key_that_nobody_can_show_is_refused(key: str) -> None:
     with pytest.raises(InputError, match="--api-key must be printable"):
-        _hold_key(key)
+        _check_api_key(key)
 
 
 def test_port_and_host_are_refused_by_name() -> None:
@@ -156,8 +156,8 @@ def test_port_and_host_are_refused_by_name() -> None:
     (b'{"model": "a", "prompt": [1, "b"]}', "prompt"),
     (b'{"model": "a", "prompt": {}}', "prompt")])
 def test_field_of_a_refusal_is_the_clients_own(body: bytes, field: str) -> None:
-    with pytest.raises(Refused) as refused:
-        parse(CompletionAsked, body)
+    with pytest.raises(ApiError) as refused:
+        parse(CompletionRequest, body)
     assert (refused.value.status, refused.value.field) == (400, field)
 
 
@@ -174,28 +174,31 @@ def test_field_of_a_refusal_is_the_clients_own(body: bytes, field: str) -> None:
     ({"prompt": None}, "prompt: Input should be a valid string or a valid array"),
     ({"größe": None}, "größe is not a field")])
 def test_refusal_tells_the_cause(change: dict[str, object], told: str) -> None:
-    with pytest.raises(Refused) as refused:
-        parse(CompletionAsked, json.dumps({"model": "a", "prompt": "b", **change}).encode())
+    with pytest.raises(ApiError) as refused:
+        parse(CompletionRequest, json.dumps({"model": "a", "prompt": "b", **change}).encode())
     assert refused.value.message.startswith(told)
 
 
 def test_null_is_as_if_absent() -> None:
-    nothing = dict.fromkeys(set(CompletionAsked.model_fields) - {"model", "prompt"})
+    nothing = dict.fromkeys(set(CompletionRequest.model_fields) - {"model", "prompt"})
     bodies = [json.dumps({"model": "a", "prompt": "b", **more}).encode() for more in (nothing, {})]
-    assert parse(CompletionAsked, bodies[0]) == parse(CompletionAsked, bodies[1])
+    assert parse(CompletionRequest, bodies[0]) == parse(CompletionRequest, bodies[1])
     assert "temperature" in nothing
 
 
 def test_chat_contents_in_parts_are_joined() -> None:
-    asked = parse(ChatAsked, b'{"model": "a", "messages": [{"role": "user", "name": "n", "content":'
-                             b'[{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}]}')
-    assert asked.messages[0].plain() == {"role": "user", "content": "bc", "name": "n"}
+    asked = parse(
+        ChatRequest,
+        b'{"model": "a", "messages": [{"role": "user", "name": "n", "content":'
+        b'[{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}]}',
+    )
+    assert asked.messages[0].as_template_input() == {"role": "user", "content": "bc", "name": "n"}
     assert (asked.limit, asked.top, asked.stops) == (None, None, ())
 
 
 def test_text_behind_a_stop_is_never_shown() -> None:
-    tokenizer = tokenizer_of(model_path("nano"))
-    text = Text(tokenizer, ["ne t"])
+    tokenizer = load_tokenizer(model_path("nano"))
+    text = StreamedText(tokenizer, ["ne t"])
     shown = [text.push(token) for token in tokenizer.encode("one time")]
     assert "".join(shown) + text.finish() == "o"
     assert text.stopped
@@ -216,20 +219,20 @@ def test_turnstile_lets_one_at_a_time_and_none_that_left() -> None:
         return number % 2 == 1
 
     async def all_at_once() -> list[int | BaseException]:
-        turnstile = Turnstile()
+        turnstile = SerialWorker()
         return await asyncio.gather(*(turnstile.run(partial(work, n), partial(left, n))
                                       for n in range(6)), return_exceptions=True)
 
     got = asyncio.run(all_at_once())
     assert (got[::2], ran, seen) == ([0, 2, 4], [0, 2, 4], [1, 1, 1])
-    assert [one.status for one in got[1::2] if isinstance(one, Refused)] == [499] * 3
+    assert [one.status for one in got[1::2] if isinstance(one, ApiError)] == [499] * 3
 
 
 def test_turn_goes_on_only_with_more_of_the_same() -> None:
-    turn = Turn(0, [1, 2])
-    assert turn.goes_on((1, 2, 3))
-    assert not any(turn.goes_on(prompt) for prompt in ((1, 2), (1, 3, 2), (2, 1, 2), (1,)))
-    assert not Turn().goes_on((1, 2))
+    turn = LastSlot(0, [1, 2])
+    assert turn.is_extended_by((1, 2, 3))
+    assert not any(turn.is_extended_by(prompt) for prompt in ((1, 2), (1, 3, 2), (2, 1, 2), (1,)))
+    assert not LastSlot().is_extended_by((1, 2))
 
 
 def test_uniform_numbers_fill_the_unit_interval() -> None:
@@ -242,7 +245,7 @@ def test_uniform_numbers_fill_the_unit_interval() -> None:
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (2, 127), (3, 128), (1, 129), (16, 1021), (2, 99999)])
 def test_sums_on_the_host_are_the_engines(m: int, n: int) -> None:
     weights = exp(4.0 * torch.randn(m, n, generator=torch.Generator().manual_seed(n)) - 2.0)
-    assert totals(weights) == ordered_sum(weights).tolist()
+    assert row_sums(weights) == ordered_sum(weights).tolist()
 
 
 def test_likeliest_tokens_are_told_in_order_of_ids_on_ties() -> None:

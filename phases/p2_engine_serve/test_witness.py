@@ -26,8 +26,8 @@ from engine.weights import Weight
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
 from falsifiers.witness import file, index
-from phases.p2_engine_serve.client_reply import Ask
-from phases.p2_engine_serve.harness import Site
+from phases.p2_engine_serve.client_reply import ClientRequest
+from phases.p2_engine_serve.harness import Harness
 from phases.p2_engine_serve.hybrid_engine import HybridEngine
 from phases.p2_engine_serve.increment import stack
 from phases.p2_engine_serve.wrong_rows import AnswersTheNeighbour, LoopsOverRows
@@ -41,21 +41,21 @@ four different prompts alone, and these together in both orders."""
 NOT_AT_ONCE = "the streams do not show that the requests were served at the same time"
 
 
-def rowtwin(*arguments: object) -> subprocess.CompletedProcess[str]:
+def run_rowtwin(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(ROOT / "rowtwin.py"), *map(str, arguments)],
                           capture_output=True, text=True, timeout=120)
 
 
-def site_of(path: Any, model: str = "nano", **parts: Any) -> Site:
+def make_harness(path: Any, model: str = "nano", **parts: Any) -> Harness:
     """Return a server of a model on a path, with parts of its stack replaced."""
     subject = Subject("this server", testmodels.load, path, replace(stack(), **parts))
     case = Case(phase="p2", falsifier="witness", tier="cpu", name="served", given={}, quick=True,
                 must_claim=False)
-    return Site(subject, Judge(case), model=model)
+    return Harness(subject, Judge(case), model=model)
 
 
 @contextmanager
-def meeting(site: Site, arms: tuple[int, ...]) -> Iterator[None]:
+def wait_for_arms(site: Harness, arms: tuple[int, ...]) -> Iterator[None]:
     """Let no step begin before every request of its arm was accepted."""
     scheduler, changed = site.service.scheduler, Condition()
     step, submit, due, accepted = scheduler.step, scheduler.submit, list(accumulate(arms)), [0]
@@ -84,9 +84,9 @@ def meeting(site: Site, arms: tuple[int, ...]) -> Iterator[None]:
             changed.notify_all()
 
 
-def witness_of(site: Site, out: Path) -> tuple[int, Any]:
+def take_witness(site: Harness, out: Path) -> tuple[int, Any]:
     """Return the exit code of `rowtwin witness` and the file that it wrote."""
-    taken = rowtwin("witness", site.url, "--out", out, "--c", "1,4", "--replicates", 1,
+    taken = run_rowtwin("witness", site.url, "--out", out, "--c", "1,4", "--replicates", 1,
                     "--n-predict", TOKENS, "--declared-min", TOKENS, "--commit", "c0ffee",
                     "--model-file", site.weights.path, "--binary", __file__, "--prompt", "the")
     assert "Traceback" not in taken.stderr
@@ -95,8 +95,8 @@ def witness_of(site: Site, out: Path) -> tuple[int, Any]:
 
 def test_this_server_is_witnessed_and_checked(path: Any, tmp_path: Path) -> None:
     out = tmp_path / "witness.json"
-    with site_of(path) as site, meeting(site, ARMS):
-        code, witness = witness_of(site, out)
+    with make_harness(path) as site, wait_for_arms(site, ARMS):
+        code, witness = take_witness(site, out)
         site.idle()
     assert witness["reference"] == {"tokens": TOKENS, "stable": True, "self_divergence_at": None}
     assert witness["m_formed_from"] == "histogram rowtwin_batch_size"
@@ -113,14 +113,14 @@ def test_this_server_is_witnessed_and_checked(path: Any, tmp_path: Path) -> None
         assert band["reason"] in (None, NOT_AT_ONCE)
         assert (band["result"] == "PASS") == ("wall_s" in band) == (band["reason"] is None)
     assert code == (0 if all(band["result"] == "PASS" for band in witness["bands"]) else 2)
-    hold_indices(witness["bands"])
-    checked = json.loads(rowtwin("witness", "check", out, "--json", "--model-prefix",
+    check_indices(witness["bands"])
+    checked = json.loads(run_rowtwin("witness", "check", out, "--json", "--model-prefix",
                                  site.weights.path.stem).stdout)
     rules = [reason["rule"] for reason in checked["reasons"]]
     assert [rule for rule in rules if rule not in ("S6", "S7")] == ["S2", "S2", "floor", "floor"]
 
 
-def hold_indices(bands: list[Any]) -> None:
+def check_indices(bands: list[Any]) -> None:
     """Hold every index that was told to be the product of its two causes."""
     told = [band["index"] for band in bands if "index" in band]
     assert all(set(found) == set(index.decompose(1, {1: [1.0]}, [1.0], {1: 1}) or {})
@@ -136,21 +136,21 @@ def hold_indices(bands: list[Any]) -> None:
     ids=["answers-the-neighbour", "returns-early-for-one"])
 def test_witness_of_a_wrong_server_says_so(part: dict[str, type], result: str, told: str,
                                            path: Any, tmp_path: Path) -> None:
-    with site_of(path, model="", **part) as site, meeting(site, ARMS):
-        code, witness = witness_of(site, tmp_path / "witness.json")
+    with make_harness(path, model="", **part) as site, wait_for_arms(site, ARMS):
+        code, witness = take_witness(site, tmp_path / "witness.json")
     band = witness["bands"][1]
     assert (band["result"], code) == (result, 1 if result == "FAIL" else 2)
     assert told in band["reason"]
     assert "wall_s" not in band
 
 
-class Reads:
+class ReadCounter:
     """Counts the bytes that products read: a matrix each; that it is read once is P3's claim."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
-    def counted(self, ops: Any) -> Any:
+    def count_reads(self, ops: Any) -> Any:
         """Return ops whose products are counted."""
         def project(weight: Weight, x: Tensor, out: Tensor) -> None:
             self.bytes += weight.raw.nbytes
@@ -165,17 +165,19 @@ class Reads:
 def test_looped_server_reads_its_weights_once_a_row(
         name: str, engine: type[HybridEngine] | None, times: int,
         request: pytest.FixtureRequest) -> None:
-    reads, model = Reads(), testmodels.load("nano")
+    reads, model = ReadCounter(), testmodels.load("nano")
     parts: dict[str, Any] = {"engine": engine} if engine else {}
-    site = site_of(reads.counted(request.getfixturevalue(name)), **parts)
+    site = make_harness(reads.count_reads(request.getfixturevalue(name)), **parts)
     site.subject = replace(site.subject, models=lambda _: replace(
-        model, ops=reads.counted(model.ops)))
-    asks = [Ask("completions", True, {"prompt": [5 + i], "max_tokens": 3, "ignore_eos": True})
-            for i in range(WIDEST)]
+        model, ops=reads.count_reads(model.ops)))
+    asks = [
+        ClientRequest("completions", True, {"prompt": [5 + i], "max_tokens": 3, "ignore_eos": True})
+        for i in range(WIDEST)
+    ]
     with site:
-        site.together(asks)  # a path of graphs captures now, which reads once more
+        site.ask_all(asks)  # a path of graphs captures now, which reads once more
         reads.bytes, before = 0, site.service.scheduler.counts.steps
-        site.together(asks)
+        site.ask_all(asks)
         counts = site.service.scheduler.counts
     weights = model.weights
     every = sum(weight.raw.nbytes for weight in [weights.head, *(

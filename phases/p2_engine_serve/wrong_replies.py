@@ -8,106 +8,106 @@ from typing import Any
 
 from engine.tokenizer import Detokenizer
 from phases.p0_scheduler.increment import Ended, Request, Token
-from phases.p2_engine_serve.request_stream import Done, Piece, Reply
-from phases.p2_engine_serve.stop_text import Text
+from phases.p2_engine_serve.request_stream import Piece, Reply, ReplyEnd
+from phases.p2_engine_serve.stop_text import StreamedText
 
 
-class MatchesEachTokenAlone(Text):
+class MatchesEachTokenAlone(StreamedText):
     """A stop string is looked for in the newest token's text only."""
 
-    def _show(self, new: str) -> str:
-        self._held = ""
-        shown = super()._show(new)
-        return shown + ("" if self.stopped else self._held)
+    def _add_text(self, new: str) -> str:
+        self._pending = ""
+        shown = super()._add_text(new)
+        return shown + ("" if self.stopped else self._pending)
 
 
-class ShowsBeforeDeciding(Text):
+class ShowsBeforeDeciding(StreamedText):
     """What may begin a stop string is shown at once."""
 
-    def _show(self, new: str) -> str:
-        before = self._held
-        text = super()._show(new)
-        return (text + self._held)[len(before):]
+    def _add_text(self, new: str) -> str:
+        before = self._pending
+        text = super()._add_text(new)
+        return (text + self._pending)[len(before):]
 
 
-class LosesHeldText(Text):
+class LosesHeldText(StreamedText):
     """What is held back at the end is lost."""
 
     def finish(self) -> str:
         shown = super().finish()
-        return shown[:len(shown) - len(self._words.finish())] if not self.stops else ""
+        return shown[:len(shown) - len(self._detokenizer.finish())] if not self.stops else ""
 
 
-class FirstListedStopCuts(Text):
+class FirstListedStopCuts(StreamedText):
     """The stop that is listed first cuts, though another came before it."""
 
-    def _cut(self, text: str) -> int | None:
+    def _find_stop(self, text: str) -> int | None:
         found = [at for stop in self.stops if (at := text.find(stop)) >= 0]
         return max(found) if found else None
 
 
-class StopIsShown(Text):
+class StopIsShown(StreamedText):
     """The stop string is part of the text."""
 
-    def _cut(self, text: str) -> int | None:
+    def _find_stop(self, text: str) -> int | None:
         found = [at + len(stop) for stop in self.stops if (at := text.find(stop)) >= 0]
         return min(found) if found else None
 
 
-class RestartsAfterAMiss(Text):
+class RestartsAfterAMiss(StreamedText):
     """After a beginning that fails, the characters in it are not looked at again."""
 
-    def _undecided(self, text: str) -> int:
+    def _pending_length(self, text: str) -> int:
         ats = [at for stop in self.stops
                if (at := text.find(stop[0])) >= 0 and stop.startswith(text[at:])]
         return len(text) - min(ats) if ats else 0
 
 
-class DecodesTokenByToken(Text):
+class DecodesTokenByToken(StreamedText):
     """Each token is made text by itself."""
 
     def push(self, token: int) -> str:
-        words = Detokenizer(self._words._tokenizer)
-        return self._show(words.push(token) + words.finish())
+        words = Detokenizer(self._detokenizer._tokenizer)
+        return self._add_text(words.push(token) + words.finish())
 
 
-class EndIsLost(Text):
+class EndIsLost(StreamedText):
     """Bytes that are left at the end are dropped."""
 
     def finish(self) -> str:
-        self._words = Detokenizer(self._words._tokenizer)
+        self._detokenizer = Detokenizer(self._detokenizer._tokenizer)
         return super().finish()
 
 
 class LengthBeatsStop(Reply):
     """A stop string in the last token allowed is reported as length."""
 
-    def _reason(self, event: Ended) -> str:
-        return "length" if event.reason == "length" else super()._reason(event)
+    def _finish_reason(self, event: Ended) -> str:
+        return "length" if event.reason == "length" else super()._finish_reason(event)
 
 
 class EosIsLength(Reply):
     """A text that ended by itself is reported as cut off."""
 
-    def _reason(self, event: Ended) -> str:
-        return "length" if event.reason == "eos" else super()._reason(event)
+    def _finish_reason(self, event: Ended) -> str:
+        return "length" if event.reason == "eos" else super()._finish_reason(event)
 
 
 class GoesOnBehindAStop(Reply):
     """The request is not ended at its stop string, only its text is."""
 
-    def leave(self, reason: Any = "disconnect") -> None:
+    def cancel_request(self, reason: Any = "disconnect") -> None:
         if reason != "stop":
-            super().leave(reason)
+            super().cancel_request(reason)
 
 
 class EndTokenIsNotCounted(Reply):
     """The end token is no part of the usage."""
 
-    def _post(self, piece: Piece | Done) -> None:
-        if isinstance(piece, Done) and piece.reason == "stop" and not self.text.stops:
+    def _post_to_loop(self, piece: Piece | ReplyEnd) -> None:
+        if isinstance(piece, ReplyEnd) and piece.reason == "stop" and not self.text.stops:
             piece = replace(piece, completion=piece.completion - 1)
-        super()._post(piece)
+        super()._post_to_loop(piece)
 
 
 class LongestPromptCounts(Reply):
@@ -119,15 +119,17 @@ class LongestPromptCounts(Reply):
         super().__init__(request, *rest)
         type(self).longest = max(self.longest, len(request.tokens))
 
-    def _post(self, piece: Piece | Done) -> None:
-        super()._post(replace(piece, prompt=self.longest) if isinstance(piece, Done) else piece)
+    def _post_to_loop(self, piece: Piece | ReplyEnd) -> None:
+        super()._post_to_loop(
+            replace(piece, prompt=self.longest) if isinstance(piece, ReplyEnd) else piece
+        )
 
 
 class CachedIsNotTold(Reply):
     """Reuse happens and is not told."""
 
-    def _post(self, piece: Piece | Done) -> None:
-        super()._post(replace(piece, cached=0) if isinstance(piece, Done) else piece)
+    def _post_to_loop(self, piece: Piece | ReplyEnd) -> None:
+        super()._post_to_loop(replace(piece, cached=0) if isinstance(piece, ReplyEnd) else piece)
 
 
 class PendingIsPoppedForAll(Reply):
@@ -136,18 +138,18 @@ class PendingIsPoppedForAll(Reply):
     ended = 0
     seen = 0
 
-    def _token(self, event: Token) -> None:
+    def _on_token(self, event: Token) -> None:
         self.lost, self.seen = self.seen < PendingIsPoppedForAll.ended, PendingIsPoppedForAll.ended
-        super()._token(event)
+        super()._on_token(event)
 
-    def _end(self, event: Ended) -> None:
+    def _on_end(self, event: Ended) -> None:
         PendingIsPoppedForAll.ended += 1
-        super()._end(event)
+        super()._on_end(event)
 
-    def _post(self, piece: Piece | Done) -> None:
+    def _post_to_loop(self, piece: Piece | ReplyEnd) -> None:
         if isinstance(piece, Piece) and self.lost:
             piece = replace(piece, emitted=None)
-        super()._post(piece)
+        super()._post_to_loop(piece)
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -157,26 +159,26 @@ class PendingIsPoppedForAll(Reply):
 class ErrorsAreSilent(Reply):
     """An engine error ends the request, and nobody tells the client."""
 
-    def _end(self, event: Ended) -> None:
+    def _on_end(self, event: Ended) -> None:
         if event.reason != "error":
-            super()._end(event)
+            super()._on_end(event)
 
 
 class ErrorsLookFinished(Reply):
     """A reply that an error cut off looks like a whole one."""
 
-    def _post(self, piece: Piece | Done) -> None:
-        if isinstance(piece, Done) and piece.failed is not None:
+    def _post_to_loop(self, piece: Piece | ReplyEnd) -> None:
+        if isinstance(piece, ReplyEnd) and piece.failed is not None:
             piece = replace(piece, failed=None, reason="stop")
-        super()._post(piece)
+        super()._post_to_loop(piece)
 
 
 class DisconnectIsForgotten(Reply):
     """A client that leaves is served to the end."""
 
-    def leave(self, reason: Any = "disconnect") -> None:
+    def cancel_request(self, reason: Any = "disconnect") -> None:
         if reason != "disconnect":
-            super().leave(reason)
+            super().cancel_request(reason)
 
 
 class DisconnectEndsTheNewest(Reply):
@@ -188,8 +190,8 @@ class DisconnectEndsTheNewest(Reply):
         super().send()
         DisconnectEndsTheNewest.newest = (self.request.id,)
 
-    def leave(self, reason: Any = "disconnect") -> None:
+    def cancel_request(self, reason: Any = "disconnect") -> None:
         if reason == "disconnect":
-            self._driver.cancel(DisconnectEndsTheNewest.newest[0], reason)
+            self._engine_loop.cancel(DisconnectEndsTheNewest.newest[0], reason)
         else:
-            super().leave(reason)
+            super().cancel_request(reason)

@@ -13,11 +13,11 @@ from torch import Tensor
 from engine.arithmetic import log_softmax_at
 from phases.p0_scheduler.increment import Emitted, Request, Row, Seat
 from phases.p2_engine_serve import sampling
-from phases.p2_engine_serve.hybrid_engine import HybridEngine, Limits, Turn
-from phases.p2_engine_serve.sampling import Drawn, Sampling
+from phases.p2_engine_serve.hybrid_engine import HybridEngine, LastSlot, Limits
+from phases.p2_engine_serve.sampling import DrawnToken, Sampling
 
 
-def _all(options: Sequence[Sampling], **changes: Any) -> list[Sampling]:
+def _replace_all(options: Sequence[Sampling], **changes: Any) -> list[Sampling]:
     return [replace(option, **changes) for option in options]
 
 
@@ -25,16 +25,16 @@ class GreedyForEveryone(HybridEngine):
     """The step ends in an argmax; no row's options are read."""
 
     @staticmethod
-    def draw(*rows: Any) -> list[Drawn]:
+    def draw(*rows: Any) -> list[DrawnToken]:
         logits, choices, options, numbers = rows
-        return sampling.draw(logits, choices, _all(options, temperature=0.0), numbers)
+        return sampling.draw(logits, choices, _replace_all(options, temperature=0.0), numbers)
 
 
 class FirstRowsOptions(HybridEngine):
     """The first row's options are used for the whole batch."""
 
     @staticmethod
-    def draw(*rows: Any) -> list[Drawn]:
+    def draw(*rows: Any) -> list[DrawnToken]:
         logits, choices, options, numbers = rows
         kept = [replace(options[0], top=option.top) for option in options]
         return sampling.draw(logits, choices, kept, numbers)
@@ -44,7 +44,7 @@ class PlainRowsTakeNoPlace(HybridEngine):
     """Greedy rows have no place in the list of options, which then slides under the rows."""
 
     @staticmethod
-    def draw(*rows: Any) -> list[Drawn]:
+    def draw(*rows: Any) -> list[DrawnToken]:
         logits, choices, options, numbers = rows
         own = [option for option in options if option.temperature > 0]
         slid = own + [Sampling()] * (len(options) - len(own))
@@ -60,8 +60,8 @@ class CountsFallShortOfRows(HybridEngine):
         self.rows: list[int] = []
         self.counts: list[int] = []
 
-    def _seat(self, request: Request, *, alone: bool) -> Seat:
-        seat = super()._seat(request, alone=alone)
+    def _assign_slot(self, request: Request, *, alone: bool) -> Seat:
+        seat = super()._assign_slot(request, alone=alone)
         self.rows.append(seat.slot)
         if self.tenants[seat.slot].sampling.temperature > 0:
             self.counts.append(0)
@@ -69,9 +69,9 @@ class CountsFallShortOfRows(HybridEngine):
 
     def _sample(self, plan: Sequence[Row], logits: Tensor) -> list[Emitted]:
         for slot, count in zip(self.rows, self.counts, strict=False):
-            self.tenants[slot].drawn = count
+            self.tenants[slot].drawn_count = count
         emitted = super()._sample(plan, logits)
-        self.counts = [self.tenants[slot].drawn
+        self.counts = [self.tenants[slot].drawn_count
                        for slot, _ in zip(self.rows, self.counts, strict=False)]
         return emitted
 
@@ -89,25 +89,25 @@ class TopKIsDropped(HybridEngine):
     """top_k is not handed to the batch's sampler."""
 
     @staticmethod
-    def draw(*rows: Any) -> list[Drawn]:
+    def draw(*rows: Any) -> list[DrawnToken]:
         logits, choices, options, numbers = rows
-        return sampling.draw(logits, choices, _all(options, top_k=0), numbers)
+        return sampling.draw(logits, choices, _replace_all(options, top_k=0), numbers)
 
 
 class TopPIsDropped(HybridEngine):
     """top_p is not handed to the batch's sampler."""
 
     @staticmethod
-    def draw(*rows: Any) -> list[Drawn]:
+    def draw(*rows: Any) -> list[DrawnToken]:
         logits, choices, options, numbers = rows
-        return sampling.draw(logits, choices, _all(options, top_p=1.0), numbers)
+        return sampling.draw(logits, choices, _replace_all(options, top_p=1.0), numbers)
 
 
 class SeedOfTheRow(HybridEngine):
     """The generator is keyed by the row's place in the batch."""
 
     @staticmethod
-    def draw(*rows: Any) -> list[Drawn]:
+    def draw(*rows: Any) -> list[DrawnToken]:
         logits, choices, options, numbers = rows
         kept = [replace(option, seed=row) for row, option in enumerate(options)]
         return sampling.draw(logits, choices, kept, numbers)
@@ -117,7 +117,7 @@ class NumberOfTheBatch(HybridEngine):
     """The generator counts the longest row's tokens, not the row's own."""
 
     @staticmethod
-    def draw(*rows: Any) -> list[Drawn]:
+    def draw(*rows: Any) -> list[DrawnToken]:
         logits, choices, options, numbers = rows
         return sampling.draw(logits, choices, options, [max(numbers)] * len(numbers))
 
@@ -130,7 +130,7 @@ class OneGeneratorForAll(HybridEngine):
         stream = np.random.default_rng(1)
 
         def draw(logits: Tensor, choices: Sequence[int], options: Sequence[Sampling],
-                 numbers: Sequence[int]) -> list[Drawn]:
+                 numbers: Sequence[int]) -> list[DrawnToken]:
             kept = [replace(option, seed=int(stream.integers(1 << 30))) for option in options]
             return sampling.draw(logits, choices, kept, numbers)
 
@@ -141,7 +141,7 @@ class NeighboursLogprobs(HybridEngine):
     """Log-probs are one row off."""
 
     @staticmethod
-    def draw(*rows: Any) -> list[Drawn]:
+    def draw(*rows: Any) -> list[DrawnToken]:
         drawn = sampling.draw(*rows)
         return [replace(one, logprob=other.logprob)
                 for one, other in zip(drawn, drawn[1:] + drawn[:1], strict=True)]
@@ -151,7 +151,7 @@ class LogprobsAfterTemperature(HybridEngine):
     """Log-probs are those of the scaled logits, not of the model."""
 
     @staticmethod
-    def draw(*rows: Any) -> list[Drawn]:
+    def draw(*rows: Any) -> list[DrawnToken]:
         logits, _, options, _ = rows
         return [replace(one, logprob=log_softmax_at(logits[row] / (option.temperature or 1.0),
                                                     one.token))
@@ -186,16 +186,16 @@ class LoopsOverRows(HybridEngine):
 class SlotIsNotCleared(HybridEngine):
     """A slot is handed on with its last tenant's recurrent state."""
 
-    def _seat(self, request: Request, *, alone: bool) -> Seat:
+    def _assign_slot(self, request: Request, *, alone: bool) -> Seat:
         held = self.pool.slot
-        self.pool.slot = lambda index: _Dirty(held(index))  # type: ignore[method-assign,assignment,return-value]
+        self.pool.slot = lambda index: _UnclearedState(held(index))  # type: ignore[method-assign,assignment,return-value]
         try:
-            return super()._seat(request, alone=alone)
+            return super()._assign_slot(request, alone=alone)
         finally:
             self.pool.slot = held  # type: ignore[method-assign]
 
 
-class _Dirty:
+class _UnclearedState:
     def __init__(self, state: Any) -> None:
         self.state = state
 
@@ -206,33 +206,33 @@ class _Dirty:
 class NeverGoesOn(HybridEngine):
     """Every turn starts cold."""
 
-    def _turn(self, request: Request) -> tuple[int, int]:
+    def _find_extended_slot(self, request: Request) -> tuple[int, int]:
         return -1, 0
 
 
 class GoesOnByLength(HybridEngine):
     """A longer prompt with the same beginning is taken for the next turn."""
 
-    def _turn(self, request: Request) -> tuple[int, int]:
-        n = len(self.last.tokens)
-        if 0 < n < len(request.tokens) and list(request.tokens[:3]) == self.last.tokens[:3]:
-            return self.last.slot, n
+    def _find_extended_slot(self, request: Request) -> tuple[int, int]:
+        n = len(self.last_slot.tokens)
+        if 0 < n < len(request.tokens) and list(request.tokens[:3]) == self.last_slot.tokens[:3]:
+            return self.last_slot.slot, n
         return -1, 0
 
 
 class GoesOnInCompany(HybridEngine):
     """The last slot is reused though others are served."""
 
-    def _seat(self, request: Request, *, alone: bool) -> Seat:
-        tenants, last = dict(self.tenants), self.last
-        if last.slot not in tenants and last.goes_on(request.tokens):
+    def _assign_slot(self, request: Request, *, alone: bool) -> Seat:
+        tenants, last = dict(self.tenants), self.last_slot
+        if last.slot not in tenants and last.is_extended_by(request.tokens):
             self.tenants.clear()
-            seat = super()._seat(request, alone=True)
+            seat = super()._assign_slot(request, alone=True)
             self.tenants.update(tenants)
             return seat
-        seat = super()._seat(request, alone=alone)
+        seat = super()._assign_slot(request, alone=alone)
         if seat.slot != last.slot:
-            self.last = last
+            self.last_slot = last
         return seat
 
 
@@ -242,10 +242,10 @@ class TurnSurvivesErrors(HybridEngine):
     def reset(self) -> None:
         self.tenants.clear()
 
-    def _seat(self, request: Request, *, alone: bool) -> Seat:
-        last = self.last
-        seat = super()._seat(request, alone=alone)
-        self.last = last
+    def _assign_slot(self, request: Request, *, alone: bool) -> Seat:
+        last = self.last_slot
+        seat = super()._assign_slot(request, alone=alone)
+        self.last_slot = last
         return seat
 
 
@@ -261,7 +261,7 @@ class BudgetForgetsKeys(HybridEngine):
 class TokensAreNotChecked(HybridEngine):
     """A prompt takes its slot before anybody looks at its tokens."""
 
-    def _check(self, request: Request) -> None:
+    def _check_request(self, request: Request) -> None:
         return None
 
 
@@ -276,7 +276,7 @@ class ResetKeepsSlots(HybridEngine):
     """After an error the slots stay taken."""
 
     def reset(self) -> None:
-        self.last = Turn()
+        self.last_slot = LastSlot()
 
 
 class MemoryIsKept(HybridEngine):
@@ -290,7 +290,7 @@ class DropsTheOddTie(HybridEngine):
     """Of equally likely tokens the last is taken, in the greedy choice."""
 
     @staticmethod
-    def draw(*rows: Any) -> list[Drawn]:
+    def draw(*rows: Any) -> list[DrawnToken]:
         logits, _, options, numbers = rows
         last = [int((line == line.max()).nonzero()[-1]) for line in torch.unbind(logits)]
         return sampling.draw(logits, last, options, numbers)

@@ -12,13 +12,20 @@ from typing import Any
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
-from phases.p0_scheduler.increment import Counts, Driver, Job, QueueFullError, Request, Scheduler
-from phases.p2_engine_serve.api import Api, EventStream, Opened
-from phases.p2_engine_serve.api_error import Refused
+from phases.p0_scheduler.increment import (
+    Counts,
+    EngineLoop,
+    QueueFullError,
+    Request,
+    RequestState,
+    Scheduler,
+)
+from phases.p2_engine_serve.api import Api, EventStream, OpenReply
+from phases.p2_engine_serve.api_error import ApiError
 from phases.p2_engine_serve.metrics import Metrics
-from phases.p2_engine_serve.request_schema import Options
-from phases.p2_engine_serve.request_stream import Done, Piece, Reply
-from phases.p2_engine_serve.response_format import ChatShape, Shape
+from phases.p2_engine_serve.request_schema import CommonRequest
+from phases.p2_engine_serve.request_stream import Piece, Reply, ReplyEnd
+from phases.p2_engine_serve.response_format import ChatFormat, ReplyFormat
 from phases.p2_engine_serve.sampling import Sampling
 from phases.p2_engine_serve.service import Service
 
@@ -26,38 +33,38 @@ from phases.p2_engine_serve.service import Service
 class ReturnsEarlyForOne(Scheduler):
     """While one request is served no other is seated: the batch never forms."""
 
-    def _next(self) -> list[Job]:
-        return [] if self._live else super()._next()[:1]
+    def _next_requests(self) -> list[RequestState]:
+        return [] if self._live else super()._next_requests()[:1]
 
 
-class LocksTheStep(Driver):
+class LocksTheStep(EngineLoop):
     """One lock is held over every step, and by whoever submits."""
 
     def __init__(self, *args: Any) -> None:
-        self._everything = threading.Lock()
+        self._step_lock = threading.Lock()
         super().__init__(*args)
 
     def send(self, request: Request, deliver: Any) -> None:
-        with self._everything:
+        with self._step_lock:
             super().send(request, deliver)
 
-    def _turn(self) -> None:
+    def _step_once(self) -> None:
         if self.scheduler.idle:
             self._wake.wait()
             self._wake.clear()
-        with self._everything:
+        with self._step_lock:
             events = self.scheduler.step()
-        if self._observe is not None:
-            self._observe(self.scheduler.counts)
+        if self._on_step is not None:
+            self._on_step(self.scheduler.counts)
         self._dispatch(events)
 
 
 class LeavesSlotsOfTheGone(Scheduler):
     """A disconnect ends the request and leaves the slot taken."""
 
-    def _release(self, job: Job) -> None:
+    def _release_slot(self, job: RequestState) -> None:
         if job.ending != "disconnect" or job.seat is None:
-            super()._release(job)
+            super()._release_slot(job)
 
 
 class OneRequestAtATime(Api):
@@ -74,19 +81,19 @@ class OneRequestAtATime(Api):
 class WholeRepliesAreNotWatched(Api):
     """Only streams notice that their client is gone."""
 
-    async def _whole(self, request: HttpRequest, opened: Opened) -> Response:
+    async def _respond_whole(self, request: HttpRequest, opened: OpenReply) -> Response:
         reply, shape = opened
         pieces = [piece async for piece in reply.pieces()]
         done = pieces.pop()
-        assert isinstance(done, Done)
+        assert isinstance(done, ReplyEnd)
         if done.failed is not None:
             raise done.failed
-        return JSONResponse(shape.whole([p for p in pieces if isinstance(p, Piece)], done))
+        return JSONResponse(shape.full_reply([p for p in pieces if isinstance(p, Piece)], done))
 
 
-class _MissesTheLast(EventStream):
-    def _chunks(self, shape: Shape, piece: Piece | Done) -> list[dict[str, Any]]:
-        if isinstance(piece, Done):
+class _EarlyUsageStream(EventStream):
+    def _chunks(self, shape: ReplyFormat, piece: Piece | ReplyEnd) -> list[dict[str, Any]]:
+        if isinstance(piece, ReplyEnd):
             piece = replace(piece, completion=piece.completion - 1)
         return super()._chunks(shape, piece)
 
@@ -94,12 +101,12 @@ class _MissesTheLast(EventStream):
 class UsageOfAStreamMissesTheLast(Api):
     """A stream's usage is told before its last token is counted."""
 
-    stream = _MissesTheLast
+    stream = _EarlyUsageStream
 
 
-class _Silent(EventStream):
-    def _chunks(self, shape: Shape, piece: Piece | Done) -> list[dict[str, Any]]:
-        if isinstance(piece, Done) and piece.failed is not None:
+class _SilentErrorStream(EventStream):
+    def _chunks(self, shape: ReplyFormat, piece: Piece | ReplyEnd) -> list[dict[str, Any]]:
+        if isinstance(piece, ReplyEnd) and piece.failed is not None:
             return []
         return super()._chunks(shape, piece)
 
@@ -107,14 +114,14 @@ class _Silent(EventStream):
 class StreamsHideErrors(Api):
     """A stream that fails just ends."""
 
-    stream = _Silent
+    stream = _SilentErrorStream
 
 
 class UnknownFieldsAreDropped(Api):
     """A field that nobody knows is dropped without a word."""
 
-    async def _body(self, request: HttpRequest) -> bytes:
-        body = await super()._body(request)
+    async def _read_body(self, request: HttpRequest) -> bytes:
+        body = await super()._read_body(request)
         try:
             fields = json.loads(body)
         except (ValueError, RecursionError):
@@ -127,58 +134,58 @@ class UnknownFieldsAreDropped(Api):
 class NumbersMayBeText(Api):
     """A number in quotes is taken for one."""
 
-    async def _body(self, request: HttpRequest) -> bytes:
-        return (await super()._body(request)).replace(b'"max_tokens": "4"', b'"max_tokens": 4')
+    async def _read_body(self, request: HttpRequest) -> bytes:
+        return (await super()._read_body(request)).replace(b'"max_tokens": "4"', b'"max_tokens": 4')
 
 
 class OnlyAnnouncedSizesCount(Api):
     """A body that does not say its length may have any."""
 
-    async def _body(self, request: HttpRequest) -> bytes:
+    async def _read_body(self, request: HttpRequest) -> bytes:
         if "content-length" in request.headers:
-            return await super()._body(request)
+            return await super()._read_body(request)
         return await request.body()
 
 
 class KeyByItsBeginning(Api):
     """The beginning of the key opens the door."""
 
-    def _hold_key(self, request: HttpRequest) -> None:
+    def _check_key(self, request: HttpRequest) -> None:
         shown = request.headers.get("authorization", "").removeprefix("Bearer ")
         if not str(self.service.terms.key or "").startswith(shown):
-            super()._hold_key(request)
+            super()._check_key(request)
 
 
 class ChatHasNoDoor(Api):
     """One route forgets to ask for the key."""
 
-    def _hold_key(self, request: HttpRequest) -> None:
+    def _check_key(self, request: HttpRequest) -> None:
         if "chat" not in request.url.path:
-            super()._hold_key(request)
+            super()._check_key(request)
 
 
 class ChatIgnoresStops(Service):
     """One endpoint does not hand on the stop strings."""
 
-    def _open(self, asked: Options, prompt: Sequence[int], field: str,
-              shape: type[Shape]) -> tuple[Reply, Shape]:
-        if shape is ChatShape:
+    def _submit_request(self, asked: CommonRequest, prompt: Sequence[int], field: str,
+              shape: type[ReplyFormat]) -> tuple[Reply, ReplyFormat]:
+        if shape is ChatFormat:
             asked = asked.model_copy(update={"stop": None})
-        return super()._open(asked, prompt, field, shape)
+        return super()._submit_request(asked, prompt, field, shape)
 
 
 class EndTokensAreIgnored(Service):
     """No request ends at an end token."""
 
-    def _open(self, asked: Options, *rest: Any) -> tuple[Reply, Shape]:
-        return super()._open(asked.model_copy(update={"ignore_eos": True}), *rest)
+    def _submit_request(self, asked: CommonRequest, *rest: Any) -> tuple[Reply, ReplyFormat]:
+        return super()._submit_request(asked.model_copy(update={"ignore_eos": True}), *rest)
 
 
 class EndTokensAlwaysEnd(Service):
     """Also a request that asked to go on ends at an end token."""
 
-    def _open(self, asked: Options, *rest: Any) -> tuple[Reply, Shape]:
-        return super()._open(asked.model_copy(update={"ignore_eos": False}), *rest)
+    def _submit_request(self, asked: CommonRequest, *rest: Any) -> tuple[Reply, ReplyFormat]:
+        return super()._submit_request(asked.model_copy(update={"ignore_eos": False}), *rest)
 
 
 class SeedOfTheFirst(Service):
@@ -186,8 +193,8 @@ class SeedOfTheFirst(Service):
 
     first: Sampling | None = None
 
-    def sampling_of(self, asked: Options) -> Sampling:  # type: ignore[override]
-        made = Service.sampling_of(asked)
+    def sampling_options(self, asked: CommonRequest) -> Sampling:  # type: ignore[override]
+        made = Service.sampling_options(asked)
         self.first = self.first or made
         return replace(made, seed=self.first.seed)
 
@@ -195,15 +202,15 @@ class SeedOfTheFirst(Service):
 class SeedIsIgnored(Service):
     """Every request gets a seed of its own, asked for or not."""
 
-    def sampling_of(self, asked: Options) -> Sampling:  # type: ignore[override]
-        return Service.sampling_of(asked.model_copy(update={"seed": None}))
+    def sampling_options(self, asked: CommonRequest) -> Sampling:  # type: ignore[override]
+        return Service.sampling_options(asked.model_copy(update={"seed": None}))
 
 
 class RepliesAreKept(Service):
     """A table of replies is never cleared."""
 
-    def _open(self, *args: Any) -> tuple[Reply, Shape]:
-        opened = super()._open(*args)
+    def _submit_request(self, *args: Any) -> tuple[Reply, ReplyFormat]:
+        opened = super()._submit_request(*args)
         self.kept = [*getattr(self, "kept", ()), opened[0]]
         return opened
 
@@ -211,44 +218,44 @@ class RepliesAreKept(Service):
 class LimitIsNotChecked(Service):
     """A limit that does not fit is left for the scheduler to refuse."""
 
-    def _limit(self, asked: Options, prompt: int, field: str) -> int:
+    def _max_tokens(self, asked: CommonRequest, prompt: int, field: str) -> int:
         return asked.limit or self.capacity - prompt + 1
 
 
 class LongTextsAreEncoded(Service):
     """A text is measured by its tokens alone, however long they take."""
 
-    def _hold_size(self, text: str, field: str) -> None:
+    def _check_size(self, text: str, field: str) -> None:
         return
 
 
 class FullQueueIsAFault(Service):
     """A full queue is answered as a fault of the request."""
 
-    def _open(self, *args: Any) -> tuple[Reply, Shape]:
+    def _submit_request(self, *args: Any) -> tuple[Reply, ReplyFormat]:
         try:
-            return super()._open(*args)
-        except Refused as refused:
+            return super()._submit_request(*args)
+        except ApiError as refused:
             status = 400 if refused.status == 429 else refused.status
-            raise Refused(status, refused.message, refused.field, refused.code) from None
+            raise ApiError(status, refused.message, refused.field, refused.code) from None
 
 
 class NoWordOfLater(Service):
     """A full queue does not say when to come again."""
 
-    def _open(self, *args: Any) -> tuple[Reply, Shape]:
+    def _submit_request(self, *args: Any) -> tuple[Reply, ReplyFormat]:
         try:
-            return super()._open(*args)
-        except Refused as refused:
-            raise Refused(refused.status, refused.message, refused.field, refused.code) from None
+            return super()._submit_request(*args)
+        except ApiError as refused:
+            raise ApiError(refused.status, refused.message, refused.field, refused.code) from None
 
 
 class QueueTakesOneMore(Scheduler):
     """A full queue takes one more, and one more."""
 
-    def _check(self, request: Request) -> None:
+    def _check_request(self, request: Request) -> None:
         try:
-            super()._check(request)
+            super()._check_request(request)
         except QueueFullError:
             return
 
@@ -261,7 +268,7 @@ class ShutdownCancels(Service):
         super().close()
 
 
-class _CountsRequests(Metrics):
+class _RequestCountMetrics(Metrics):
     def observe(self, counts: Counts) -> None:
         super().observe(replace(counts, batch=counts.live + counts.waiting))
 
@@ -269,4 +276,4 @@ class _CountsRequests(Metrics):
 class MetricsCountRequests(Service):
     """The histogram counts requests instead of the rows of a step."""
 
-    counting = _CountsRequests
+    metrics_class = _RequestCountMetrics

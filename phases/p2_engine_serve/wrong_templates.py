@@ -14,7 +14,7 @@ from phases.p2_engine_serve.template import Template
 class TemplateWithoutASandbox(Template):
     """The template is run in the server, by an environment that trusts it."""
 
-    def _ask(self, line: str) -> dict[str, Any]:
+    def _query_process(self, line: str) -> dict[str, Any]:
         asked = json.loads(line)
         try:
             text = jinja2.Environment().from_string(asked["source"]).render(**asked["values"])
@@ -26,18 +26,18 @@ class TemplateWithoutASandbox(Template):
 class OneChatRefusesAll(Template):
     """A chat that the template cannot be applied to is the last one."""
 
-    def _refusal(self, answer: dict[str, Any]) -> Any:
-        refusal = super()._refusal(answer)
-        self._refused = str(refusal)
+    def _to_input_error(self, answer: dict[str, Any]) -> Any:
+        refusal = super()._to_input_error(answer)
+        self._broken_reason = str(refusal)
         return refusal
 
 
 class TemplateIsTriedAgain(Template):
     """A template that is broken is run again for the next request."""
 
-    def _refusal(self, answer: dict[str, Any]) -> Any:
-        refusal = super()._refusal(answer)
-        self._refused = ""
+    def _to_input_error(self, answer: dict[str, Any]) -> Any:
+        refusal = super()._to_input_error(answer)
+        self._broken_reason = ""
         return refusal
 
 

@@ -16,68 +16,68 @@ from engine.state import State
 from engine.tokenizer import Tokenizer
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.subject import Subject
-from phases.p7_prefix_reuse.harness import House, scribble
+from phases.p7_prefix_reuse.harness import Harness, poison_slot
 
 
-def scribbles(house: House) -> None:
+def check_overwritten_slots(house: Harness) -> None:
     """Write over slots after they were kept and after they were restored, and hold the rest."""
     judge = house.judge
     first = house.ask(house.prompt(1, 18), limit=1)
     house.serve(first, reused=0)
-    house.scribble()
-    house.checkpoints_are_exact()
-    held = house.held(first)
+    house.poison_slots()
+    house.check_checkpoints()
+    held = house.turn_tokens(first)
     for seed in (2, 3):  # both slots are restored from one checkpoint
-        house.ask(house.parting(held, 18, seed, 9), limit=4)
+        house.ask(house.diverging_prompt(held, 18, seed, 9), limit=4)
     house.step()
-    slots = [house.engine.pool.slot(tenancy.slot) for tenancy in house.watched.live.values()]
+    slots = [house.engine.pool.slot(tenancy.slot) for tenancy in house.recorder.live.values()]
     before = slots[1].digest(18)
-    scribble(slots[0])
+    poison_slot(slots[0])
     judge.unchanged("the state of the other slot", before, slots[1].digest(18))
-    house.scribble()
-    house.checkpoints_are_exact()
+    house.poison_slots()
+    house.check_checkpoints()
     house.scheduler.abort()
     house.serve()
     house.store.clear()
-    house.serve(house.ask(house.parting(held, 18, 4)), reused=0)
+    house.serve(house.ask(house.diverging_prompt(held, 18, 4)), reused=0)
     before = house.engine.pool.slot(0).digest()
     house.store.clear()
     judge.unchanged("a slot", before, house.engine.pool.slot(0).digest())
 
 
 @dataclass(frozen=True)
-class Torn(State):
+class UnwritableState(State):
     """A slot of which only the first tensors can be written."""
 
-    good: int = 0
+    writable: int = 0
 
     def named(self, length: int | None = None) -> dict[str, Tensor]:
         """Return the slot's tensors, those past the good ones as such that refuse a copy."""
-        return {name: x if i < self.good else x.new_zeros(1).expand(x.shape)
+        return {name: x if i < self.writable else x.new_zeros(1).expand(x.shape)
                 for i, (name, x) in enumerate(super().named(length).items())}
 
 
-class Exhausted(State):
+class FailingState(State):
     """A slot whose tensors can be asked for some times, until memory runs out."""
 
-    left = 0
+    calls_left = 0
 
     def named(self, length: int | None = None) -> dict[str, Tensor]:
         """Return the slot's tensors, or fail."""
-        type(self).left -= 1
-        if self.left < 0:
+        type(self).calls_left -= 1
+        if self.calls_left < 0:
             raise MemoryError("no memory for a copy")
         return super().named(length)
 
 
-class Tripping:
+class InterruptedPrefixes:
     """Stands before the prefixes of an engine, to let a copy be interrupted or fail."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: Harness) -> None:
         self.inner = house.reuse
         self.slot: Callable[[State], State] = lambda state: state
         """Takes the next slot that is copied from or to."""
-        self.during: Callable[[], None] = lambda: None
+        self.interrupt: Callable[[], None] = lambda: None
         house.engine.prefixes = self
 
     def __getattr__(self, name: str) -> Any:
@@ -85,101 +85,104 @@ class Tripping:
 
     def admit(self, tokens: Sequence[int], state: State) -> int:
         """Restore, with something happening before and after."""
-        self.during()
-        reused: int = self.inner.admit(tokens, self._once(state))
-        self.during()
+        self.interrupt()
+        reused: int = self.inner.admit(tokens, self._wrap_once(state))
+        self.interrupt()
         return reused
 
-    def released(self, tokens: Sequence[int], state: State) -> None:
+    def on_release(self, tokens: Sequence[int], state: State) -> None:
         """Keep."""
-        self.inner.released(tokens, self._once(state))
+        self.inner.on_release(tokens, self._wrap_once(state))
 
-    def _once(self, state: State) -> State:
+    def _wrap_once(self, state: State) -> State:
         state, self.slot = self.slot(state), lambda state: state
         return state
 
 
-def _restore_fails(house: House, good: int) -> None:
+def _fail_restore(house: Harness, good: int) -> None:
     first = house.ask(house.prompt(1, 11), limit=3)
     house.serve(first, reused=0)
-    held, trip = house.held(first), Tripping(house)
-    trip.slot = lambda state: Torn(state.pool, state.index, good)
+    held, trip = house.turn_tokens(first), InterruptedPrefixes(house)
+    trip.slot = lambda state: UnwritableState(state.pool, state.index, good)
     house.serve(house.ask((*held, 5, 6)), reused=0)
     house.judge.law(house.store.meter.failed == 1, f"{house.store.meter.failed} failed copies are "
                     f"told, but there was 1")
     house.serve(house.ask((*held, 5, 6)), reused=8)
-    house.checkpoints_are_exact()
+    house.check_checkpoints()
 
 
-def _restore_fails_half_way(house: House) -> None:
-    _restore_fails(house, 3)
+def _fail_restore_half_way(house: Harness) -> None:
+    _fail_restore(house, 3)
 
 
-def _restore_fails_at_once(house: House) -> None:
-    _restore_fails(house, 0)
+def _fail_restore_at_once(house: Harness) -> None:
+    _fail_restore(house, 0)
 
 
-def _keep_fails(house: House) -> None:
-    trip = Tripping(house)
+def _fail_keep(house: Harness) -> None:
+    trip = InterruptedPrefixes(house)
     for good in range(3):
         def exhausted(state: State, good: int = good) -> State:
-            Exhausted.left = good
-            return Exhausted(state.pool, state.index)
+            FailingState.calls_left = good
+            return FailingState(state.pool, state.index)
 
         first = house.ask(house.prompt(good, 11), limit=3)
         house.step(3)  # the next ends the turn
         trip.slot = exhausted
         house.serve(first, reused=0)
-        weigh(house)
-        house.serve(house.ask((*house.held(first), 5)), reused=8)
+        check_bytes(house)
+        house.serve(house.ask((*house.turn_tokens(first), 5)), reused=8)
     house.judge.law(house.store.meter.failed == 3, f"{house.store.meter.failed} failed copies are "
                     f"told, but there were 3")
-    house.checkpoints_are_exact()
+    house.check_checkpoints()
 
 
-def _step_fails(house: House) -> None:
+def _fail_step(house: Harness) -> None:
     first = house.ask(house.prompt(1, 11), limit=3)
     house.serve(first, reused=0)
     trouble = iter((False, False, False, True))
 
     def fail(rows: Rows) -> None:
         if next(trouble, False):
-            house.scribble()
+            house.poison_slots()
             raise RuntimeError("an accident")
 
     house.before_step = fail
-    asked = house.ask((*house.held(first), 5, 6), limit=4), house.ask(house.prompt(2, 15), limit=4)
+    asked = (
+        house.ask((*house.turn_tokens(first), 5, 6), limit=4),
+        house.ask(house.prompt(2, 15), limit=4),
+    )
     house.serve(*asked)
-    house.checkpoints_are_exact()
+    house.check_checkpoints()
 
 
-def _cancel_in_restore(house: House) -> None:
+def _cancel_in_restore(house: Harness) -> None:
     first = house.ask(house.prompt(1, 11), limit=3)
     house.serve(first, reused=0)
-    held, trip = house.held(first), Tripping(house)
+    held, trip = house.turn_tokens(first), InterruptedPrefixes(house)
     gone = house.ask((*held, 5, 6), limit=4)
-    trip.during = lambda: (house.scheduler.cancel(gone.id), None)[1]
+    trip.interrupt = lambda: (house.scheduler.cancel(gone.id), None)[1]
     house.step()
-    trip.during = lambda: None
+    trip.interrupt = lambda: None
     house.serve(house.ask((*held, 5, 7)), reused=len(held))
     house.judge.law(house.ended[gone.id].reason == "cancel", f"a request that was cancelled ended "
                     f"with {house.ended[gone.id].reason}")
-    house.checkpoints_are_exact()
+    house.check_checkpoints()
 
 
-FAILURES: dict[str, Callable[[House], None]] = {
-    "restore_half_way": _restore_fails_half_way, "restore_at_once": _restore_fails_at_once,
-    "keep": _keep_fails, "step": _step_fails, "cancel_in_restore": _cancel_in_restore}
+FAILURES: dict[str, Callable[[Harness], None]] = {
+    "restore_half_way": _fail_restore_half_way, "restore_at_once": _fail_restore_at_once,
+    "keep": _fail_keep, "step": _fail_step, "cancel_in_restore": _cancel_in_restore}
 
 
-def serve_and_weigh(house: House) -> None:
+def serve_and_check_bytes(house: Harness) -> None:
     """Serve what was submitted, and weigh the store after every step."""
     while not house.scheduler.idle:
         house.step()
-        weigh(house)
+        check_bytes(house)
 
 
-def weigh(house: House) -> None:
+def check_bytes(house: Harness) -> None:
     """Hold the store's bytes, as told and as found in memory, to each other and to the budget."""
     meter, found = house.store.meter, held_bytes(house.store)
     house.judge.law(meter.bytes == found, f"the store tells {meter.bytes:,} bytes, but holds "
@@ -212,14 +215,14 @@ def _is_model(one: Any) -> bool:
     return hasattr(one, "forward_single")
 
 
-def another(subject: Subject, differs: str) -> tuple[str, Path | None]:
+def other_model_or_path(subject: Subject, differs: str) -> tuple[str, Path | None]:
     """Return a model's name and a path that differ from `nano` on the subject's path in one."""
     if differs == "model":
         return "nano-tied", None
     return "nano", replace(subject.path, name=f"{subject.path.name} again")
 
 
-def same_text(model: Any, count: int) -> list[tuple[int, tuple[int, int]]]:
+def same_text_tokens(model: Any, count: int) -> list[tuple[int, tuple[int, int]]]:
     """Return tokens, each with two that together stand for the same bytes."""
     tokenizer = Tokenizer.from_metadata(open_gguf(model.path).metadata, model.config.vocab)
     pieces = {tokenizer.piece(token): token for token in range(model.config.vocab)}

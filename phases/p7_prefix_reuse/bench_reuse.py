@@ -16,7 +16,7 @@ from phases.p7_prefix_reuse.increment import PrefixEngine, prefixes
 PREFIX, TURN, CHUNK = 2_000, 20, 64
 
 
-def prefill(engine: PrefixEngine, tokens: list[int]) -> tuple[float, int]:
+def time_prefill(engine: PrefixEngine, tokens: list[int]) -> tuple[float, int]:
     """Return the seconds from a request's admission to its first token, and the tokens reused."""
     started = time.perf_counter()
     seat = engine.add_slot(Request("r", tuple(tokens), 1))
@@ -34,11 +34,11 @@ def test_chat_turn_behind_a_long_prefix(path: Any, benchmark: Any) -> None:
                           prefixes(model, path, 1 << 30))
     first = prompt_of(1, PREFIX, model.config.vocab)
     turn = [*first, *prompt_of(2, TURN, model.config.vocab)]
-    cold, none = prefill(engine, first)
+    cold, none = time_prefill(engine, first)
     warm: list[float] = []
 
     def again() -> None:
-        seconds, reused = prefill(engine, turn)
+        seconds, reused = time_prefill(engine, turn)
         assert (none, reused) == (0, PREFIX)
         warm.append(seconds)
 

@@ -12,7 +12,7 @@ from phases.p2_engine_serve.increment import Emitted, Limits, Request
 
 
 @dataclass(frozen=True)
-class Cold:
+class ColdResult:
     """What a request gets alone and from nothing."""
 
     emitted: tuple[Emitted, ...]
@@ -21,25 +21,25 @@ class Cold:
 
 
 @dataclass
-class Peer:
+class ColdBaseline:
     """A cold engine of one slot over a model and a path; what it found once is kept."""
 
     model: Any
     path: Path
     capacity: int
-    known: dict[Request, Cold] = field(default_factory=dict)
+    results: dict[Request, ColdResult] = field(default_factory=dict)
     digests: dict[tuple[int, ...], str] = field(default_factory=dict)
 
-    def serve(self, request: Request) -> Cold:
+    def serve(self, request: Request) -> ColdResult:
         """Return what the request gets when it runs to its limit."""
         nameless = replace(request, id="peer")
-        if nameless not in self.known:
+        if nameless not in self.results:
             engine = before.stack().engine(self.model, self.path, Limits(1, self.capacity))
             with closing(engine.run_single(nameless)) as run:  # type: ignore[type-var]
                 emitted = tuple(next(run) for _ in range(request.limit))
                 digest = engine.pool.slot(0).digest(engine.tenants[0].fed)
-            self.known[nameless] = Cold(emitted, digest)
-        return self.known[nameless]
+            self.results[nameless] = ColdResult(emitted, digest)
+        return self.results[nameless]
 
     def digest(self, tokens: tuple[int, ...]) -> str:
         """Return the digest of the state after tokens, all in one chunk."""
@@ -50,13 +50,13 @@ class Peer:
         return self.digests[tokens]
 
 
-_PEERS: list[Peer] = []
+_BASELINES: list[ColdBaseline] = []
 
 
-def peer_of(model: Any, path: Path, capacity: int) -> Peer:
+def get_baseline(model: Any, path: Path, capacity: int) -> ColdBaseline:
     """Return the peer of exactly this model and path; mutants share it, for they change neither."""
-    for peer in _PEERS:
+    for peer in _BASELINES:
         if peer.model is model and peer.path is path and peer.capacity == capacity:
             return peer
-    _PEERS.append(Peer(model, path, capacity))
-    return _PEERS[-1]
+    _BASELINES.append(ColdBaseline(model, path, capacity))
+    return _BASELINES[-1]

@@ -30,9 +30,9 @@ from phases.p2_engine_serve.increment import (
     Settings,
     Token,
 )
-from phases.p7_prefix_reuse.cold_baseline import peer_of
+from phases.p7_prefix_reuse.cold_baseline import get_baseline
 
-PLENTY = 1 << 40
+AMPLE_BUDGET = 1 << 40
 
 
 @dataclass
@@ -42,20 +42,20 @@ class Tenancy:
     request: Request
     slot: int
     reused: int
-    due: int
+    expected_reuse: int
     """Tokens of its longest prefix in the store at that moment, its last token left out."""
     computed: int = 0
 
 
-class Watched:
+class RecordingEngine:
     """The seven methods of an engine, with an account of every tenancy."""
 
-    def __init__(self, house: House) -> None:
-        self.house, self.engine = house, house.engine
+    def __init__(self, house: Harness) -> None:
+        self.harness, self.engine = house, house.engine
         self.live: dict[int, Tenancy] = {}
-        self.past: list[Tenancy] = []
+        self.finished: list[Tenancy] = []
         self.digests: dict[str, str] = {}
-        self.stray = 0  # tokens computed in slots that nobody had
+        self.stray_tokens = 0  # tokens computed in slots that nobody had
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
@@ -66,7 +66,7 @@ class Watched:
 
     def add_slot(self, request: Request) -> Seat:
         """Seat a request."""
-        due = self.house.deepest(request.tokens)
+        due = self.harness.longest_kept_prefix(request.tokens)
         seat: Seat = self.engine.add_slot(request)
         self.live[seat.slot] = Tenancy(request, seat.slot, seat.reused, due)
         return seat
@@ -78,10 +78,10 @@ class Watched:
     def recycle_slot(self, slot: int) -> None:
         """Take the digest of what a slot ends in, free it, and poison it."""
         tenancy, tenant = self.live.pop(slot), self.engine.tenants[slot]
-        self.past.append(tenancy)
+        self.finished.append(tenancy)
         self.digests[tenancy.request.id] = self.engine.pool.slot(slot).digest(tenant.fed)
         self.engine.recycle_slot(slot)
-        scribble(self.engine.pool.slot(slot))
+        poison_slot(self.engine.pool.slot(slot))
 
     def reset(self) -> None:
         """Forget every tenancy that an error cut short."""
@@ -89,26 +89,26 @@ class Watched:
         self.engine.reset()
 
 
-class House:
+class Harness:
     """A stack of one model, one path, one store and one engine."""
 
     def __init__(self, case: Case, subject: Subject, judge: Judge, *, model: str = "nano",
-                 slots: int = 1, chunk: int = 64, capacity: int = 64, budget: int = PLENTY,
+                 slots: int = 1, chunk: int = 64, capacity: int = 64, budget: int = AMPLE_BUDGET,
                  block: int = 4, stride: int = 8, store: Any = None,
                  path: Path | None = None) -> None:
         self.case, self.subject, self.judge, self.block = case, subject, judge, block
         self.model = subject.models(case.given.get("model", model))
-        self.peer = peer_of(self.model, path or subject.path, capacity)
-        self.path = replace(path or subject.path, step_rows=self._counted)
+        self.baseline = get_baseline(self.model, path or subject.path, capacity)
+        self.path = replace(path or subject.path, step_rows=self._count_step)
         self.store = store if store is not None else subject.stack.store(budget, block)
         self.reuse = subject.stack.reuse(self.store, self.model, self.path, stride)
         self.engine = subject.stack.engine(self.model, self.path, Limits(slots, capacity),
                                            self.reuse)
         self.before_step: Callable[[Rows], None] = lambda rows: None
-        self.watched = Watched(self)
-        self.scribble()
+        self.recorder = RecordingEngine(self)
+        self.poison_slots()
         self.scheduler = subject.stack.scheduler(
-            self.watched, Settings(slots=slots, queue=1000, chunk=chunk, context=capacity))
+            self.recorder, Settings(slots=slots, queue=1000, chunk=chunk, context=capacity))
         self.tokens: dict[str, list[Emitted]] = {}
         self.ended: dict[str, Ended] = {}
 
@@ -152,51 +152,59 @@ class House:
         while not self.scheduler.idle:
             self.step()
         for request in requests:
-            self.hold(request)
+            self.check_request(request)
             if reused is not None:
                 got = self.ended[request.id].reused
                 self.judge.law(got == reused, f"{got} tokens of a prompt of {len(request.tokens)} "
                                f"were reused, but {reused} should be", request=request.id)
 
-    def hold(self, request: Request) -> None:
+    def check_request(self, request: Request) -> None:
         """Hold a request to its tokens, log-probabilities and state from a cold start."""
-        cold, name, ended = self.peer.serve(request), request.id, self.ended[request.id]
+        cold, name, ended = self.baseline.serve(request), request.id, self.ended[request.id]
         self.judge.law(ended.reason == "length", f"request {name!r} ended with {ended.reason} "
                        f"{ended.detail}", request=name)
         for what in ("token", "logprob", "top"):
-            self.judge.equal(what, _told(self.tokens[name], what), _told(cold.emitted, what),
-                             request=name)
-        self.judge.law(self.watched.digests[name] == cold.digest, f"the state that request "
+            self.judge.equal(
+                what,
+                _field_tensor(self.tokens[name], what),
+                _field_tensor(cold.emitted, what),
+                request=name,
+            )
+        self.judge.law(self.recorder.digests[name] == cold.digest, f"the state that request "
                        f"{name!r} ends in is not that of a cold start ({ended.reused} tokens "
                        f"were reused)", rung="bits", request=name)
 
-    def account(self) -> None:
+    def check_accounting(self) -> None:
         """Hold every report of reuse to what was computed and to what could be reused."""
-        past, meter, counts = self.watched.past, self.store.meter, self.scheduler.counts
+        past, meter, counts = self.recorder.finished, self.store.meter, self.scheduler.counts
         for one in [one for one in past if self.ended[one.request.id].reason == "length"]:
             name = one.request.id
             after = max(len(self.tokens[name]) - 1, 0)
             due = len(one.request.tokens) - one.reused + after
             self.judge.law(one.computed == due, f"{one.computed} tokens were computed, but "
                            f"{one.reused} reported as reused leave {due}", request=name)
-            self.judge.law(one.reused == one.due, f"{one.reused} tokens were reused, but the "
-                           f"deepest state that was kept is that of {one.due}", request=name)
+            self.judge.law(
+                one.reused == one.expected_reuse,
+                f"{one.reused} tokens were reused, but the "
+                f"deepest state that was kept is that of {one.expected_reuse}",
+                request=name,
+            )
         total = sum(one.reused for one in past)
         hits = sum(one.reused > 0 for one in past)
         for what, got, want in (
                 ("the store's reused tokens", meter.reused, total), ("hits", meter.hits, hits),
                 ("misses", meter.misses, len(past) - hits),
-                ("the tokens computed for nobody", self.watched.stray, 0),
+                ("the tokens computed for nobody", self.recorder.stray_tokens, 0),
                 ("the scheduler's reused tokens", counts.reused, total)):
             self.judge.law(got == want, f"{what} are told as {got}, but are {want}")
         self.judge.engaged(requests=len(past), reused=total,
                            computed=sum(one.computed for one in past))
 
-    def held(self, request: Request) -> tuple[int, ...]:
+    def turn_tokens(self, request: Request) -> tuple[int, ...]:
         """Return the tokens in the state that a request's turn ended in."""
         return (*request.tokens, *(one.token for one in self.tokens[request.id][:-1]))
 
-    def parting(self, tokens: Sequence[int], at: int, seed: int,
+    def diverging_prompt(self, tokens: Sequence[int], at: int, seed: int,
                 length: int = 2) -> tuple[int, ...]:
         """Return a prompt that shares exactly `at` tokens with others and goes on for `length`."""
         fresh = self.prompt(seed, length)
@@ -204,7 +212,7 @@ class House:
             fresh = ((fresh[0] + 1) % self.model.config.vocab, *fresh[1:])
         return (*tokens[:at], *fresh)
 
-    def size(self, *positions: int) -> int:
+    def checkpoint_bytes(self, *positions: int) -> int:
         """Return the bytes of checkpoints at some positions of one sequence, the deepest last."""
         state = self.engine.pool.slot(0)
         recurrent, row = (sum(x.nbytes for x in state.named(rows).values()) for rows in (0, 1))
@@ -212,56 +220,59 @@ class House:
         rows = tails + max(positions) // self.block * self.block
         return int(len(positions) * recurrent + rows * (row - recurrent))
 
-    def kept(self) -> list[tuple[int, ...]]:
+    def checkpoint_tokens(self) -> list[tuple[int, ...]]:
         """Return the tokens of this model's checkpoints."""
         return [tokens for key, tokens in self.store.contents() if key == self.reuse.source]
 
-    def deepest(self, tokens: Sequence[int]) -> int:
+    def longest_kept_prefix(self, tokens: Sequence[int]) -> int:
         """Return the length of the longest proper prefix that is kept, by looking at each."""
-        return max((len(one) for one in self.kept()
+        return max((len(one) for one in self.checkpoint_tokens()
                     if len(one) < len(tokens) and tuple(tokens[:len(one)]) == one), default=0)
 
-    def restored(self, tokens: Sequence[int]) -> State:
+    def restore_checkpoint(self, tokens: Sequence[int]) -> State:
         """Return a slot, poisoned before, with the checkpoint that is kept after tokens."""
         pool = Pool(self.model.config, 1, self.engine.limits.capacity, self.model.device)
-        scribble(pool.slot(0))
+        poison_slot(pool.slot(0))
         got: int = self.store.restore(self.reuse.source, (*tokens, 0), pool.slot(0))
         self.judge.law(got == len(tokens), f"a checkpoint of {len(tokens)} tokens is listed, but "
                        f"a prompt behind it reuses {got}")
         return pool.slot(0)
 
-    def checkpoints_are_exact(self) -> None:
+    def check_checkpoints(self) -> None:
         """Hold every checkpoint to the state after its tokens, from a cold start."""
-        for tokens in self.kept():
-            self.judge.law(self.restored(tokens).digest(len(tokens)) == self.peer.digest(tokens),
-                           f"the checkpoint after {len(tokens)} tokens is not the state after "
-                           f"them", rung="bits", position=len(tokens))
+        for tokens in self.checkpoint_tokens():
+            self.judge.law(
+                self.restore_checkpoint(tokens).digest(len(tokens)) == self.baseline.digest(tokens),
+                f"the checkpoint after {len(tokens)} tokens is not the state after them",
+                rung="bits",
+                position=len(tokens),
+            )
 
-    def scribble(self) -> None:
+    def poison_slots(self) -> None:
         """Write over every slot of the pool, as tenants to come might."""
         for slot in range(self.engine.limits.slots):
-            scribble(self.engine.pool.slot(slot))
+            poison_slot(self.engine.pool.slot(slot))
 
-    def _counted(self, path: Path, model: Any, pool: Pool, tokens: Sequence[int], rows: Rows,
+    def _count_step(self, path: Path, model: Any, pool: Pool, tokens: Sequence[int], rows: Rows,
                  sink: Any) -> Tensor:
         self.before_step(rows)
         for slot, count in zip(rows.slots, rows.counts, strict=True):
-            if slot in self.watched.live:
-                self.watched.live[slot].computed += count
+            if slot in self.recorder.live:
+                self.recorder.live[slot].computed += count
             else:
-                self.watched.stray += count
-        inner = self.peer.path
+                self.recorder.stray_tokens += count
+        inner = self.baseline.path
         return inner.step_rows(replace(path, step_rows=inner.step_rows), model, pool, tokens, rows,
                                sink)
 
 
-def scribble(slot: State) -> None:
+def poison_slot(slot: State) -> None:
     """Write NaN over everything that a slot holds."""
     for tensor in slot.named().values():
         tensor.fill_(float("nan"))
 
 
-def _told(emitted: Iterable[Emitted], name: str) -> Tensor:
+def _field_tensor(emitted: Iterable[Emitted], name: str) -> Tensor:
     """Return one field of some tokens as numbers."""
     values = [getattr(one, name) for one in emitted]
     return torch.tensor(values, dtype=torch.float64)

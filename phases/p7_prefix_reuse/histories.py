@@ -19,9 +19,11 @@ from falsifiers.judging.subject import Subject
 from phases.p7_prefix_reuse.reference import DullStore
 
 LONGEST = 12
-LINES = tuple(tuple(map(int, line)) for line in (
+TOKEN_LINES = tuple(tuple(map(int, line)) for line in (
     "000000000000", "000100000000", "000011111111", "000000000111", "100000000000"))
-Runs = st.builds(lambda line, end: line[:end], st.sampled_from(LINES), st.integers(1, LONGEST))
+Runs = st.builds(
+    lambda line, end: line[:end], st.sampled_from(TOKEN_LINES), st.integers(1, LONGEST)
+)
 Ends = st.sampled_from([(), (0,), (1,), (1, 0, 1)])
 Keys = st.sampled_from(["a", "b"])
 
@@ -31,80 +33,82 @@ class Histories(RuleBasedStateMachine):
 
     def __init__(self, subject: Subject, judge: Judge, pool: Pool, fit: int, block: int) -> None:
         super().__init__()
-        self.judge, self.slot, self.other = judge, pool.slot(0), pool.slot(1)
+        self.judge, self.slot, self.reference_slot = judge, pool.slot(0), pool.slot(1)
         # half a checkpoint more, so that tails and blocks decide what fits
         budget = int((fit + 0.5) * sum(x.nbytes for x in self.slot.named(LONGEST).values()))
-        self.store, self.dull = subject.stack.store(budget, block), DullStore(budget, block)
+        self.store, self.reference = subject.stack.store(budget, block), DullStore(budget, block)
 
     @rule(key=Keys, tokens=Runs)
     def keep(self, key: str, tokens: tuple[int, ...]) -> None:
         """Keep the state after tokens, then write over the slot it came from."""
-        fill(self.slot, key, tokens)
-        self._same("whether it was kept", self.store.keep(key, tokens, self.slot),
-                   self.dull.keep(key, tokens, self.slot))
-        fill(self.slot, "nobody", (7,) * LONGEST)
-        self._agree()
+        fill_slot(self.slot, key, tokens)
+        self._check_equal("whether it was kept", self.store.keep(key, tokens, self.slot),
+                   self.reference.keep(key, tokens, self.slot))
+        fill_slot(self.slot, "nobody", (7,) * LONGEST)
+        self._check_agreement()
 
     @rule(key=Keys, tokens=Runs)
     def restore(self, key: str, tokens: tuple[int, ...]) -> None:
         """Restore what is kept of a prompt, and hold the slot's bits."""
-        for slot in (self.slot, self.other):
-            fill(slot, "nobody", (7,) * LONGEST)
-        length = self.dull.restore(key, tokens, self.other)
-        self._same("the tokens reused", self.store.restore(key, tokens, self.slot), length)
-        got, want = (state_digest(slot.named(length)) for slot in (self.slot, self.other))
-        self._same("the digest of the restored state", got, want)
-        self._agree()
+        for slot in (self.slot, self.reference_slot):
+            fill_slot(slot, "nobody", (7,) * LONGEST)
+        length = self.reference.restore(key, tokens, self.reference_slot)
+        self._check_equal("the tokens reused", self.store.restore(key, tokens, self.slot), length)
+        got, want = (state_digest(slot.named(length)) for slot in (self.slot, self.reference_slot))
+        self._check_equal("the digest of the restored state", got, want)
+        self._check_agreement()
 
-    @precondition(lambda self: self.dull.entries)
+    @precondition(lambda self: self.reference.entries)
     @rule(pick=st.integers(0, 9), more=Ends)
     def restore_what_is_kept(self, pick: int, more: tuple[int, ...]) -> None:
         """Restore a prompt that is, or goes on from, something that is kept."""
-        key, tokens = self._picked(pick)
+        key, tokens = self._pick_entry(pick)
         self.restore(key, tokens + more)
 
-    @precondition(lambda self: self.dull.entries)
+    @precondition(lambda self: self.reference.entries)
     @rule(pick=st.integers(0, 9), more=Ends)
     def keep_further(self, pick: int, more: tuple[int, ...]) -> None:
         """Keep what goes on from something that is kept, or that itself."""
-        key, tokens = self._picked(pick)
+        key, tokens = self._pick_entry(pick)
         self.keep(key, (tokens + more)[:LONGEST])
 
     def teardown(self) -> None:
         """Drop everything."""
         self.store.clear()
-        self.dull.entries.clear()
-        self._agree()
+        self.reference.entries.clear()
+        self._check_agreement()
 
-    def _picked(self, pick: int) -> tuple[Any, tuple[int, ...]]:
-        entries = list(self.dull.entries)
+    def _pick_entry(self, pick: int) -> tuple[Any, tuple[int, ...]]:
+        entries = list(self.reference.entries)
         return entries[pick % len(entries)]
 
-    def _agree(self) -> None:
+    def _check_agreement(self) -> None:
         """Hold what is kept, its order of use and its size to the dull store's."""
-        self._same("what is kept, the least recently used first",
+        self._check_equal("what is kept, the least recently used first",
                    [(key, tuple(tokens)) for key, tokens in self.store.contents()],
-                   list(self.dull.entries))
+                   list(self.reference.entries))
         meter = self.store.meter
-        self._same("bytes", meter.bytes, self.dull.bytes)
-        self._same("blocks", meter.blocks, len(self.dull.blocks_of(list(self.dull.entries))))
-        self._same("checkpoints", meter.checkpoints, len(self.dull.entries))
+        self._check_equal("bytes", meter.bytes, self.reference.bytes)
+        self._check_equal(
+            "blocks", meter.blocks, len(self.reference.blocks_of(list(self.reference.entries)))
+        )
+        self._check_equal("checkpoints", meter.checkpoints, len(self.reference.entries))
 
-    def _same(self, what: str, got: Any, want: Any) -> None:
+    def _check_equal(self, what: str, got: Any, want: Any) -> None:
         self.judge.law(got == want, f"{what} is {got}, but should be {want}")
 
 
-def fill(slot: State, key: str, tokens: tuple[int, ...]) -> None:
+def fill_slot(slot: State, key: str, tokens: tuple[int, ...]) -> None:
     """Write a state that tokens decide: row i of the KV by those up to it, the rest by all."""
     for i in range(len(tokens)):
         for name, rows in slot.named().items():
             if name.endswith((".k", ".v")):
-                rows[i] = _number(name, key, tokens[:i + 1])
+                rows[i] = _hash_number(name, key, tokens[:i + 1])
             elif i == len(tokens) - 1:
-                rows.fill_(_number(name, key, tokens))
+                rows.fill_(_hash_number(name, key, tokens))
 
 
-def _number(*parts: object) -> float:
+def _hash_number(*parts: object) -> float:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:3], "little") / 2
 
 

@@ -18,9 +18,9 @@ from phases.p2_engine_serve.increment import (
     Service,
     Terms,
 )
-from phases.p7_prefix_reuse.reuse_policy import Reuse
+from phases.p7_prefix_reuse.reuse_policy import ReusePolicy
 from phases.p7_prefix_reuse.store import Store
-from phases.p7_prefix_reuse.store_metrics import Figures
+from phases.p7_prefix_reuse.store_metrics import StoreMetrics
 
 BUDGET = 256 << 20
 
@@ -28,27 +28,32 @@ BUDGET = 256 << 20
 class PrefixEngine(HybridEngine):
     """The hybrid engine whose steps stop where a state is to be kept."""
 
-    prefixes: Reuse
+    prefixes: ReusePolicy
 
     def __init__(self, model: Model, path: Path, limits: Limits,
-                 prefixes: Reuse | None = None) -> None:
-        super().__init__(model, path, limits, prefixes or Reuse(Store(BUDGET), model, path))
+                 prefixes: ReusePolicy | None = None) -> None:
+        super().__init__(model, path, limits, prefixes or ReusePolicy(Store(BUDGET), model, path))
 
     def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
         """Compute every row; one that passes a place to keep is computed in parts."""
         emitted: list[Emitted] = []
         left = list(plan)
         while left:
-            now = [Row(row.slot, min(row.count, self.prefixes.room(self.tenants[row.slot].fed)))
-                   for row in left]
+            now = [
+                Row(
+                    row.slot,
+                    min(row.count, self.prefixes.tokens_until_keep(self.tenants[row.slot].fed)),
+                )
+                for row in left
+            ]
             emitted += super().decode_step(now)
             left = [Row(row.slot, row.count - part.count)
                     for row, part in zip(left, now, strict=True) if row.count > part.count]
         return emitted
 
-    def _turn(self, request: Request) -> tuple[int, int]:
+    def _find_extended_slot(self, request: Request) -> tuple[int, int]:
         """Leave every turn to the store, which knows them all, unless it may hold none."""
-        return (-1, 0) if self.prefixes.store.budget else super()._turn(request)
+        return (-1, 0) if self.prefixes.store.budget else super()._find_extended_slot(request)
 
 
 class PrefixService(Service):
@@ -57,12 +62,12 @@ class PrefixService(Service):
     def __init__(self, stack: Stack, engine: PrefixEngine, tokenizer: Tokenizer,
                  terms: Terms) -> None:
         super().__init__(stack, engine, tokenizer, terms)
-        self.metrics.add(Figures(engine.prefixes.store))
+        self.metrics.add(StoreMetrics(engine.prefixes.store))
 
 
-def prefixes(model: Model, path: Path, budget: int) -> Reuse:
+def prefixes(model: Model, path: Path, budget: int) -> ReusePolicy:
     """Return what an engine of a model and a path keeps in a store of its own."""
-    return Reuse(Store(budget), model, path)
+    return ReusePolicy(Store(budget), model, path)
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ class Stack(before.Stack):
 
     store: type[Store]
     """Called with a budget in bytes and the rows of a block."""
-    reuse: type[Reuse]
+    reuse: type[ReusePolicy]
     """Called with a store, a model, a path and a stride."""
 
 
@@ -79,4 +84,4 @@ def stack() -> Stack:
     """Return the stack of this phase."""
     parts = vars(before.stack())
     mine = {"engine": PrefixEngine, "service": PrefixService, "prefixes": prefixes}
-    return Stack(**{**parts, **mine}, store=Store, reuse=Reuse)
+    return Stack(**{**parts, **mine}, store=Store, reuse=ReusePolicy)

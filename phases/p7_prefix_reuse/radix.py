@@ -24,7 +24,7 @@ class Node(Generic[T]):
     parent: Node[T] | None = None
     children: dict[int, Node[T]] = field(default_factory=dict)
     """By the first token of their labels."""
-    held: T | None = None
+    value: T | None = None
 
     @property
     def tokens(self) -> Tokens:
@@ -45,44 +45,44 @@ class Tree(Generic[T]):
     @property
     def empty(self) -> bool:
         """Whether nothing is held."""
-        return not self.root.children and self.root.held is None
+        return not self.root.children and self.root.value is None
 
-    def along(self, tokens: Tokens) -> Iterator[T]:
+    def values_along(self, tokens: Tokens) -> Iterator[T]:
         """Yield what is held for prefixes of `tokens`, shortest first."""
         for _, node in self._walk(tokens):
-            if node.held is not None:
-                yield node.held
+            if node.value is not None:
+                yield node.value
 
-    def meet(self, tokens: Tokens) -> tuple[int, T | None]:
+    def longest_match(self, tokens: Tokens) -> tuple[int, T | None]:
         """Return how many first tokens a held sequence shares, and one that shares as many."""
         *_, (depth, node) = self._walk(tokens)
         below = node.children.get(tokens[depth]) if depth < len(tokens) else None
         if below is not None:
-            depth, node = depth + _shared(below.label, tokens[depth:]), below
-        while node.held is None and node.children:
+            depth, node = depth + _common_length(below.label, tokens[depth:]), below
+        while node.value is None and node.children:
             node = next(iter(node.children.values()))
-        return depth, node.held
+        return depth, node.value
 
-    def put(self, tokens: Tokens, held: T) -> Node[T]:
+    def insert(self, tokens: Tokens, held: T) -> Node[T]:
         """Hold a value for `tokens`; return its node, which stays valid until it is dropped."""
         *_, (depth, node) = self._walk(tokens)
         if depth < len(tokens):
             below, rest = node.children.get(tokens[depth]), tokens[depth:]
             if below is not None:
-                shared = _shared(below.label, rest)
-                node, rest = self._split(below, shared), rest[shared:]
+                shared = _common_length(below.label, rest)
+                node, rest = self._split_edge(below, shared), rest[shared:]
             if rest:
                 node = _attach(node, Node(rest))
-        node.held = held
+        node.value = held
         return node
 
-    def drop(self, node: Node[T]) -> None:
+    def remove(self, node: Node[T]) -> None:
         """Hold nothing at a node any more, and take away what stood there for it alone."""
-        node.held = None
-        while node.parent is not None and node.held is None and not node.children:
+        node.value = None
+        while node.parent is not None and node.value is None and not node.children:
             del node.parent.children[node.label[0]]
             node = node.parent
-        if node.parent is not None and node.held is None and len(node.children) == 1:
+        if node.parent is not None and node.value is None and len(node.children) == 1:
             (child,) = node.children.values()
             child.label = node.label + child.label
             _attach(node.parent, child)
@@ -97,7 +97,7 @@ class Tree(Generic[T]):
                 return
             depth, node = depth + len(below.label), below
 
-    def _split(self, node: Node[T], at: int) -> Node[T]:
+    def _split_edge(self, node: Node[T], at: int) -> Node[T]:
         """Put a new node on the edge above `node`, `at` tokens down, and return it."""
         assert node.parent is not None
         middle = _attach(node.parent, Node(node.label[:at]))
@@ -106,7 +106,7 @@ class Tree(Generic[T]):
         return middle
 
 
-def _shared(a: Tokens, b: Tokens) -> int:
+def _common_length(a: Tokens, b: Tokens) -> int:
     """Return how many first tokens two sequences have in common."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y),
                 min(len(a), len(b)))

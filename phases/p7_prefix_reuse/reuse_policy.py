@@ -28,7 +28,7 @@ class Source:
         return hash((id(self.model), id(self.path)))
 
 
-class Reuse:
+class ReusePolicy:
     """One engine's use of a store, which others may use too: P2's `Prefixes`."""
 
     def __init__(self, store: Store, model: Model, path: Path, stride: int = STRIDE) -> None:
@@ -37,7 +37,7 @@ class Reuse:
                              f"{store.block} rows of a block")
         self.store, self.source, self.stride = store, Source(model, path), stride
 
-    def room(self, held: int) -> int:
+    def tokens_until_keep(self, held: int) -> int:
         """Return how many tokens a slot that holds `held` takes before it must be looked at."""
         return self.stride - held % self.stride
 
@@ -45,12 +45,12 @@ class Reuse:
         """Write the deepest state kept of a prompt into a fresh slot; return its length."""
         return self.store.restore(self.source, tokens, state)
 
-    def advanced(self, tokens: Sequence[int], state: State) -> None:
+    def on_advance(self, tokens: Sequence[int], state: State) -> None:
         """Keep a state whose position is on the stride."""
         if len(tokens) % self.stride == 0:
             self.store.keep(self.source, tokens, state)
 
-    def released(self, tokens: Sequence[int], state: State) -> None:
+    def on_release(self, tokens: Sequence[int], state: State) -> None:
         """Keep the state at the end of a turn, wherever that is."""
         if tokens:
             self.store.keep(self.source, tokens, state)

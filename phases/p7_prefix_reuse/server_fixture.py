@@ -17,61 +17,61 @@ from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
 from phases.p2_engine_serve.increment import Limits, Server, Terms, address, bound
 
-PATIENCE = 60.0
-BUDGET = 64 << 20
+WAIT_SECONDS = 60.0
+STORE_BUDGET = 64 << 20
 
 
 @dataclass(frozen=True)
-class Client:
+class ServerFixture:
     """One client of one server."""
 
     url: str
 
     def complete(self, tokens: Sequence[int]) -> dict[str, Any]:
         """Return the body that answers a completion of four tokens."""
-        body: dict[str, Any] = json.loads(self._open("/v1/completions", {
+        body: dict[str, Any] = json.loads(self._fetch("/v1/completions", {
             "model": "m", "prompt": list(tokens), "max_tokens": 4, "temperature": 0,
             "ignore_eos": True, "return_token_ids": True, "logprobs": 3}))
         return body
 
-    def metric(self, name: str) -> float:
+    def read_metric(self, name: str) -> float:
         """Return a figure as the server tells it, or -1."""
-        lines = self._open("/metrics").splitlines()
+        lines = self._fetch("/metrics").splitlines()
         return next((float(line.split()[1]) for line in lines if line.startswith(f"{name} ")), -1.0)
 
-    def _open(self, path: str, body: dict[str, Any] | None = None) -> str:
+    def _fetch(self, path: str, body: dict[str, Any] | None = None) -> str:
         data = None if body is None else json.dumps(body).encode()
         request = Request(self.url + path, data, {"Content-Type": "application/json"})
-        with build_opener(ProxyHandler({})).open(request, timeout=PATIENCE) as answer:
+        with build_opener(ProxyHandler({})).open(request, timeout=WAIT_SECONDS) as answer:
             text: str = answer.read().decode()
         return text
 
 
 @contextmanager
-def served(subject: Subject, budget: int) -> Iterator[Client]:
+def run_server(subject: Subject, budget: int) -> Iterator[ServerFixture]:
     """Serve `nano` on the subject's stack and path, with a store of a budget."""
     stack, model = subject.stack, subject.models("nano")
     tokenizer = Tokenizer.from_metadata(open_gguf(model.path).metadata, model.config.vocab)
     engine = stack.engine(model, subject.path, Limits(2, 64),
                           stack.prefixes(model, subject.path, budget))
-    service = stack.service(stack, engine, tokenizer, Terms("m", grace=PATIENCE))
+    service = stack.service(stack, engine, tokenizer, Terms("m", grace=WAIT_SECONDS))
     listening = bound("127.0.0.1", 0)
     server = Server(service)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
-        yield Client(address(listening))
+        yield ServerFixture(address(listening))
     finally:
         server.should_exit = True
-        thread.join(PATIENCE)
+        thread.join(WAIT_SECONDS)
         listening.close()
 
 
-def chat(subject: Subject, judge: Judge, turns: int) -> None:
+def check_chat(subject: Subject, judge: Judge, turns: int) -> None:
     """Hold every turn of a chat to the same turn of a server without a store, usage apart."""
     text = list(prompt_of(1, 14, subject.models("nano").config.vocab))
     due, total, hits = 0, 0, 0
-    with served(subject, BUDGET) as warm, served(subject, 0) as cold:
+    with run_server(subject, STORE_BUDGET) as warm, run_server(subject, 0) as cold:
         for turn in range(turns):
             cold.complete([7])  # so that not even a session's turn goes on
             got, want = warm.complete(text), cold.complete(text)
@@ -87,8 +87,10 @@ def chat(subject: Subject, judge: Judge, turns: int) -> None:
             due, text = len(text) + len(reply) - 1, [*text, *reply, 5, 6]
         for name, value in (("prefix_reused_total", total), ("prefix_hits_total", hits),
                             ("reused_total", total), ("prefix_checkpoints", turns),
-                            ("prefix_budget", BUDGET)):
-            told = warm.metric(f"rowtwin_{name}")
+                            ("prefix_budget", STORE_BUDGET)):
+            told = warm.read_metric(f"rowtwin_{name}")
             judge.law(told == value, f"rowtwin_{name} is {told:g}, but should be {value}")
-        judge.law(0 < warm.metric("rowtwin_prefix_bytes") <= BUDGET, "rowtwin_prefix_bytes is "
-                  "outside 1 to the budget")
+        judge.law(
+            0 < warm.read_metric("rowtwin_prefix_bytes") <= STORE_BUDGET,
+            "rowtwin_prefix_bytes is outside 1 to the budget",
+        )

@@ -53,12 +53,12 @@ class Block:
     """The KV rows of one stretch of positions, of every attention layer."""
 
     rows: Tensors
-    users: int = 0
+    ref_count: int = 0
     """Checkpoints that need it."""
 
 
 @dataclass(eq=False, slots=True)
-class Saved:
+class StoredCheckpoint:
     """A checkpoint: everything that a sequence's state is after `position` tokens."""
 
     key: Hashable
@@ -67,12 +67,12 @@ class Saved:
     blocks: list[Block]
     tail: Tensors
     """KV rows behind the last whole block."""
-    node: Node[Saved] | None = None
+    node: Node[StoredCheckpoint] | None = None
 
     @property
-    def own(self) -> int:
+    def unshared_bytes(self) -> int:
         """Bytes of what it shares with nobody."""
-        return _bytes(self.recurrent) + _bytes(self.tail)
+        return _total_bytes(self.recurrent) + _total_bytes(self.tail)
 
 
 class Store:
@@ -82,7 +82,7 @@ class Store:
     block: KV rows that are shared as one.
     """
 
-    tree = Tree[Saved]
+    tree = Tree[StoredCheckpoint]
 
     def __init__(self, budget: int, block: int = BLOCK) -> None:
         if budget < 0:
@@ -90,21 +90,28 @@ class Store:
         if block < 1:
             raise InputError(f"blocks of {block} KV rows are refused: 1 or more")
         self.budget, self.block = budget, block
-        self._trees: dict[Hashable, Tree[Saved]] = {}
-        self._used: OrderedDict[Saved, None] = OrderedDict()  # least recently used first
+        self._trees: dict[Hashable, Tree[StoredCheckpoint]] = {}
+        self._by_last_use: OrderedDict[StoredCheckpoint, None] = (
+            OrderedDict()
+        )  # least recently used first
         self._bytes = self._blocks = 0
-        self._tally: Counter[str] = Counter()
+        self._counters: Counter[str] = Counter()
 
     @property
     def meter(self) -> Meter:
         """What is held and was done so far; any thread may read it."""
         names = ("hits", "misses", "reused", "kept", "evictions", "refused", "failed")
-        return Meter(budget=self.budget, bytes=self._bytes, blocks=self._blocks,
-                     checkpoints=len(self._used), **{name: self._tally[name] for name in names})
+        return Meter(
+            budget=self.budget,
+            bytes=self._bytes,
+            blocks=self._blocks,
+            checkpoints=len(self._by_last_use),
+            **{name: self._counters[name] for name in names},
+        )
 
     def contents(self) -> Iterator[tuple[Hashable, Tokens]]:
         """Yield key and tokens of every checkpoint, the least recently used first."""
-        for saved in self._used:
+        for saved in self._by_last_use:
             assert saved.node is not None
             yield saved.key, saved.node.tokens
 
@@ -114,19 +121,19 @@ class Store:
         At least the last token is left to be computed, since its logits are needed. With 0 the
         slot is fresh if it was, and also after a copy that failed.
         """
-        saved = self._deepest(key, tuple(tokens))
+        saved = self._find_deepest(key, tuple(tokens))
         if saved is None:
-            self._tally["misses"] += 1
+            self._counters["misses"] += 1
             return 0
         try:
             self._copy_in(saved, state)
         except (RuntimeError, MemoryError) as error:  # torch raises RuntimeError for both
-            self._lose(f"a checkpoint of {saved.position} tokens was not restored", error)
-            self._mend(saved, state)
+            self._report_failure(f"a checkpoint of {saved.position} tokens was not restored", error)
+            self._discard_partial(saved, state)
             return 0
         self._touch(saved)
-        self._tally["hits"] += 1
-        self._tally["reused"] += saved.position
+        self._counters["hits"] += 1
+        self._counters["reused"] += saved.position
         return saved.position
 
     def keep(self, key: Hashable, tokens: Sequence[int], state: State) -> bool:
@@ -134,135 +141,139 @@ class Store:
         tokens = tuple(tokens)
         if not tokens:
             raise InputError("a checkpoint before the first token is refused")
-        depth, known = self._trees.get(key, self.tree()).meet(tokens)
+        depth, known = self._trees.get(key, self.tree()).longest_match(tokens)
         if known is not None and depth == known.position == len(tokens):
             self._touch(known)
             return True
-        shared = self._shared(known, depth) if known is not None else []
+        shared = self._shared_blocks(known, depth) if known is not None else []
         try:
-            return self._keep(key, tokens, shared, state)
+            return self._store_checkpoint(key, tokens, shared, state)
         except (RuntimeError, MemoryError) as error:
-            self._lose(f"a checkpoint of {len(tokens)} tokens was not kept", error)
+            self._report_failure(f"a checkpoint of {len(tokens)} tokens was not kept", error)
             return False
 
     def clear(self) -> None:
         """Drop everything; what was counted stays."""
-        while self._used:
-            self._evict(next(iter(self._used)))
+        while self._by_last_use:
+            self._evict(next(iter(self._by_last_use)))
 
-    def _deepest(self, key: Hashable, tokens: Tokens) -> Saved | None:
-        found = list(self._trees.get(key, self.tree()).along(tokens[:-1]))
+    def _find_deepest(self, key: Hashable, tokens: Tokens) -> StoredCheckpoint | None:
+        found = list(self._trees.get(key, self.tree()).values_along(tokens[:-1]))
         return found[-1] if found else None
 
-    def _shared(self, known: Saved, depth: int) -> list[Block]:
+    def _shared_blocks(self, known: StoredCheckpoint, depth: int) -> list[Block]:
         """Return the blocks of a checkpoint that hold no row past the tokens it shares."""
         return known.blocks[:depth // self.block]
 
-    def _keep(self, key: Hashable, tokens: Tokens, shared: list[Block], state: State) -> bool:
-        size = _size(state, len(tokens))
+    def _store_checkpoint(
+        self, key: Hashable, tokens: Tokens, shared: list[Block], state: State
+    ) -> bool:
+        size = _checkpoint_bytes(state, len(tokens))
         if size > self.budget:
-            self._tally["refused"] += 1
+            self._counters["refused"] += 1
             return False
         for block in shared:  # before room is made, which may free who else uses them
-            self._use(block)
+            self._acquire_block(block)
         try:
-            self._make_room(size - sum(_bytes(block.rows) for block in shared))
-            self._hold(tokens, self._copy_out(key, len(tokens), shared, state))
+            self._make_room(size - sum(_total_bytes(block.rows) for block in shared))
+            self._add_checkpoint(tokens, self._copy_out(key, len(tokens), shared, state))
         except BaseException:
             for block in shared:
-                self._disuse(block)
+                self._release_block(block)
             raise
         return True
 
     def _make_room(self, need: int) -> None:
         while self._bytes + need > self.budget:
-            self._evict(next(iter(self._used)))
+            self._evict(next(iter(self._by_last_use)))
 
-    def _hold(self, tokens: Tokens, saved: Saved) -> None:
+    def _add_checkpoint(self, tokens: Tokens, saved: StoredCheckpoint) -> None:
         for block in saved.blocks:
-            if not block.users:  # a new one; the shared are counted already
-                self._use(block)
-        self._bytes += saved.own
-        self._used[saved] = None
-        saved.node = self._trees.setdefault(saved.key, self.tree()).put(tokens, saved)
-        self._tally["kept"] += 1
+            if not block.ref_count:  # a new one; the shared are counted already
+                self._acquire_block(block)
+        self._bytes += saved.unshared_bytes
+        self._by_last_use[saved] = None
+        saved.node = self._trees.setdefault(saved.key, self.tree()).insert(tokens, saved)
+        self._counters["kept"] += 1
 
-    def _evict(self, saved: Saved) -> None:
-        self._tally["evictions"] += 1
-        del self._used[saved]
-        self._bytes -= saved.own
+    def _evict(self, saved: StoredCheckpoint) -> None:
+        self._counters["evictions"] += 1
+        del self._by_last_use[saved]
+        self._bytes -= saved.unshared_bytes
         for block in saved.blocks:
-            self._disuse(block)
+            self._release_block(block)
         assert saved.node is not None
         tree = self._trees[saved.key]
-        tree.drop(saved.node)
+        tree.remove(saved.node)
         if tree.empty:
             del self._trees[saved.key]
 
-    def _lose(self, what: str, error: BaseException) -> None:
-        self._tally["failed"] += 1
+    def _report_failure(self, what: str, error: BaseException) -> None:
+        self._counters["failed"] += 1
         log.warning("%s: %s: %s", what, type(error).__name__, error)
 
-    def _mend(self, saved: Saved, state: State) -> None:
+    def _discard_partial(self, saved: StoredCheckpoint, state: State) -> None:
         """Make a slot fresh that was restored in part, and give up what did that."""
         self._evict(saved)
         state.clear()
 
-    def _touch(self, saved: Saved) -> None:
-        self._used.move_to_end(saved)
+    def _touch(self, saved: StoredCheckpoint) -> None:
+        self._by_last_use.move_to_end(saved)
 
-    def _use(self, block: Block) -> None:
-        if not block.users:
+    def _acquire_block(self, block: Block) -> None:
+        if not block.ref_count:
             self._blocks += 1
-            self._bytes += _bytes(block.rows)
-        block.users += 1
+            self._bytes += _total_bytes(block.rows)
+        block.ref_count += 1
 
-    def _disuse(self, block: Block) -> None:
-        block.users -= 1
-        if not block.users:
+    def _release_block(self, block: Block) -> None:
+        block.ref_count -= 1
+        if not block.ref_count:
             self._blocks -= 1
-            self._bytes -= _bytes(block.rows)
+            self._bytes -= _total_bytes(block.rows)
 
-    def _copy_out(self, key: Hashable, position: int, shared: list[Block], state: State) -> Saved:
+    def _copy_out(
+        self, key: Hashable, position: int, shared: list[Block], state: State
+    ) -> StoredCheckpoint:
         """Copy what a checkpoint needs and does not find in the shared blocks, its first ones."""
-        rows, size = rows_of(state, position), self.block
+        rows, size = kv_row_views(state, position), self.block
         whole = position - position % size
-        blocks = [Block(copies(rows, start, start + size))
+        blocks = [Block(copy_rows(rows, start, start + size))
                   for start in range(size * len(shared), whole, size)]
-        return Saved(key, position, copies(recurrent_of(state)), shared + blocks,
-                     copies(rows, whole, position))
+        return StoredCheckpoint(key, position, copy_rows(recurrent_views(state)), shared + blocks,
+                     copy_rows(rows, whole, position))
 
-    def _copy_in(self, saved: Saved, state: State) -> None:
+    def _copy_in(self, saved: StoredCheckpoint, state: State) -> None:
         """Copy a checkpoint into a slot; KV rows past its position stay as they are."""
-        for name, view in recurrent_of(state).items():
+        for name, view in recurrent_views(state).items():
             view.copy_(saved.recurrent[name])
-        views = rows_of(state, saved.position)
+        views = kv_row_views(state, saved.position)
         for number, rows in enumerate([*(block.rows for block in saved.blocks), saved.tail]):
             start = number * self.block
             for name, view in views.items():
                 view[start:start + self.block].copy_(rows[name])
 
 
-def _bytes(tensors: Tensors) -> int:
+def _total_bytes(tensors: Tensors) -> int:
     return sum(tensor.nbytes for tensor in tensors.values())
 
 
-def _size(state: State, position: int) -> int:
+def _checkpoint_bytes(state: State, position: int) -> int:
     """Return the bytes of a whole checkpoint after `position` tokens."""
-    return _bytes(state.named(position))
+    return _total_bytes(state.named(position))
 
 
-def recurrent_of(state: State) -> Tensors:
+def recurrent_views(state: State) -> Tensors:
     """Return views of a slot's conv windows and recurrent states."""
     return {name: view for name, view in state.named().items() if name.endswith(RECURRENT)}
 
 
-def rows_of(state: State, position: int) -> Tensors:
+def kv_row_views(state: State, position: int) -> Tensors:
     """Return views of a slot's first `position` KV rows."""
     return {name: view for name, view in state.named(position).items()
             if not name.endswith(RECURRENT)}
 
 
-def copies(views: Tensors, start: int = 0, end: int | None = None) -> Tensors:
+def copy_rows(views: Tensors, start: int = 0, end: int | None = None) -> Tensors:
     """Return copies of rows `start` to `end` that share no memory."""
     return {name: view[start:end].clone() for name, view in views.items()}

@@ -26,7 +26,7 @@ COUNTERS = {
 }
 
 
-class Figures(Collector):
+class StoreMetrics(Collector):
     """Shows the meter of one store."""
 
     def __init__(self, store: Store) -> None:

@@ -15,66 +15,70 @@ from engine.path import reference
 from phases.p2_engine_serve.increment import Limits, Request, Row
 from phases.p7_prefix_reuse.increment import BUDGET, PrefixEngine, stack
 from phases.p7_prefix_reuse.radix import Node, Tokens, Tree
-from phases.p7_prefix_reuse.reuse_policy import Reuse
-from phases.p7_prefix_reuse.store import Meter, Store, recurrent_of
+from phases.p7_prefix_reuse.reuse_policy import ReusePolicy
+from phases.p7_prefix_reuse.store import Meter, Store, recurrent_views
 
 
 def test_tree_parts_runs_and_joins_them_again() -> None:
     tree: Tree[str] = Tree()
     long, short, other = (1, 2, 3, 4, 5), (1, 2, 3), (1, 2, 9)
-    nodes = {tokens: tree.put(tokens, str(tokens)) for tokens in (long, short, other)}
-    assert [tree.meet(tokens) for tokens in (long, short, other)] == [
+    nodes = {tokens: tree.insert(tokens, str(tokens)) for tokens in (long, short, other)}
+    assert [tree.longest_match(tokens) for tokens in (long, short, other)] == [
         (5, str(long)), (3, str(short)), (3, str(other))]
-    assert list(tree.along((1, 2, 3, 4, 5, 6))) == [str(short), str(long)]
+    assert list(tree.values_along((1, 2, 3, 4, 5, 6))) == [str(short), str(long)]
     assert all(node.tokens == tokens for tokens, node in nodes.items())
-    tree.drop(nodes[short])
-    tree.drop(nodes[other])
+    tree.remove(nodes[short])
+    tree.remove(nodes[other])
     assert [child.label for child in tree.root.children.values()] == [long]
-    tree.drop(nodes[long])
+    tree.remove(nodes[long])
     assert tree.empty
 
 
 def test_tree_meets_in_the_middle_of_a_run() -> None:
     tree: Tree[str] = Tree()
-    tree.put((1, 2, 3, 4), "a")
-    assert tree.meet((1, 2, 9)) == (2, "a")
-    assert tree.meet((1, 2)) == (2, "a")
-    assert tree.meet((7,)) == (0, "a")
-    assert list(tree.along((1, 2, 3))) == []
+    tree.insert((1, 2, 3, 4), "a")
+    assert tree.longest_match((1, 2, 9)) == (2, "a")
+    assert tree.longest_match((1, 2)) == (2, "a")
+    assert tree.longest_match((7,)) == (0, "a")
+    assert list(tree.values_along((1, 2, 3))) == []
 
 
-RUNS = st.lists(st.integers(0, 1), max_size=5).map(tuple)
+TOKEN_RUNS = st.lists(st.integers(0, 1), max_size=5).map(tuple)
 
 
-@given(st.lists(st.tuples(st.booleans(), RUNS), max_size=12), RUNS)
+@given(st.lists(st.tuples(st.booleans(), TOKEN_RUNS), max_size=12), TOKEN_RUNS)
 def test_tree_answers_as_a_table_does(history: list[tuple[bool, Tokens]], asked: Tokens) -> None:
     tree: Tree[str] = Tree()
     held: dict[Tokens, Node[str]] = {}
     for puts, tokens in history:
         if puts:
-            held[tokens] = tree.put(tokens, f"held for {tokens}")
+            held[tokens] = tree.insert(tokens, f"held for {tokens}")
         elif tokens in held:
-            tree.drop(held.pop(tokens))
+            tree.remove(held.pop(tokens))
         assert [node.tokens for node in held.values()] == list(held)
-        assert all(node.held is not None or len(node.children) > 1 for node in below(tree.root))
+        assert all(
+            node.value is not None or len(node.children) > 1 for node in descendants(tree.root)
+        )
         assert tree.empty == (not held)
     starts = [asked[:end] for end in range(len(asked) + 1)]
-    assert list(tree.along(asked)) == [f"held for {start}" for start in starts if start in held]
-    depth, found = tree.meet(asked)
-    assert depth == max((shared(asked, tokens) for tokens in held), default=0)
-    sharing = {f"held for {tokens}" for tokens in held if shared(asked, tokens) == depth}
+    assert list(tree.values_along(asked)) == [
+        f"held for {start}" for start in starts if start in held
+    ]
+    depth, found = tree.longest_match(asked)
+    assert depth == max((common_length(asked, tokens) for tokens in held), default=0)
+    sharing = {f"held for {tokens}" for tokens in held if common_length(asked, tokens) == depth}
     assert found in sharing if held else found is None
 
 
-def shared(a: Tokens, b: Tokens) -> int:
+def common_length(a: Tokens, b: Tokens) -> int:
     return max(n for n in range(min(len(a), len(b)) + 1) if a[:n] == b[:n])
 
 
-def below(node: Node[str]) -> Iterator[Node[str]]:
+def descendants(node: Node[str]) -> Iterator[Node[str]]:
     for first, child in node.children.items():
         assert (child.parent, child.label[0]) == (node, first)
         yield child
-        yield from below(child)
+        yield from descendants(child)
 
 
 @pytest.mark.parametrize(("budget", "block", "value"), [(-1, 64, "-1"), (1, 0, "0")])
@@ -137,7 +141,7 @@ def test_copy_that_fails_is_counted_and_leaves_nothing_behind(
         broken.setattr(Store, "_copy_in", fail)
         assert store.restore("m", (1, 2, 3), slot) == 0
     assert store.meter == replace(before, failed=2, bytes=0, blocks=0, checkpoints=0, evictions=1)
-    assert not any(view.any() for view in recurrent_of(slot).values())
+    assert not any(view.any() for view in recurrent_views(slot).values())
     assert caplog.messages == ["a checkpoint of 3 tokens was not kept: MemoryError: no room",
                                "a checkpoint of 2 tokens was not restored: MemoryError: no room"]
 
@@ -146,13 +150,13 @@ def test_copy_that_fails_is_counted_and_leaves_nothing_behind(
 def test_stride_that_is_not_of_whole_blocks_is_refused(stride: int) -> None:
     model, path = testmodels.load("nano"), reference()
     with pytest.raises(InputError, match=f"stride of {stride} tokens"):
-        Reuse(Store(0), model, path, stride)
+        ReusePolicy(Store(0), model, path, stride)
 
 
 @pytest.mark.parametrize("budget", [0, 1 << 30])
 def test_turn_goes_on_with_and_without_a_store(budget: int) -> None:
     model, path = testmodels.load("nano"), reference()
-    engine = PrefixEngine(model, path, Limits(2, 32), Reuse(Store(budget), model, path))
+    engine = PrefixEngine(model, path, Limits(2, 32), ReusePolicy(Store(budget), model, path))
     first = engine.add_slot(Request("a", (5, 6, 7), 1))
     engine.decode_step([Row(first.slot, 3)])
     engine.recycle_slot(first.slot)
@@ -162,13 +166,13 @@ def test_turn_goes_on_with_and_without_a_store(budget: int) -> None:
 @pytest.mark.parametrize("kv", ["f16", "bf16"])
 def test_narrow_keys_and_values_are_kept_and_found_as_they_are(kv: str) -> None:
     model, path, tokens = testmodels.load("nano").with_kv(kv), reference(), (5, 6, 7, 8, 9)
-    reuse = Reuse(Store(1 << 30, 2), model, path, 4)
+    reuse = ReusePolicy(Store(1 << 30, 2), model, path, 4)
     states = [model.new_state(8) for _ in range(2)]
     model.prefill(tokens, states[0])
-    reuse.released(tokens, states[0])
+    reuse.on_release(tokens, states[0])
     assert reuse.admit((*tokens, 1), states[1]) == 5
     assert states[1].digest(5) == states[0].digest(5)
-    wide = Reuse(reuse.store, testmodels.load("nano"), path, 4)
+    wide = ReusePolicy(reuse.store, testmodels.load("nano"), path, 4)
     assert wide.admit((*tokens, 1), testmodels.load("nano").new_state(8)) == 0
 
 

@@ -14,23 +14,23 @@ from engine.tokenizer import Tokenizer
 from falsifiers.judging.subject import Subject
 from phases.p2_engine_serve.increment import Emitted, HybridEngine, Request, Row, Seat, Service
 from phases.p7_prefix_reuse.increment import PrefixEngine, PrefixService
-from phases.p7_prefix_reuse.reuse_policy import STRIDE, Reuse
-from phases.p7_prefix_reuse.store import Saved, Store
-from phases.p7_prefix_reuse.store_metrics import Figures
+from phases.p7_prefix_reuse.reuse_policy import STRIDE, ReusePolicy
+from phases.p7_prefix_reuse.store import Store, StoredCheckpoint
+from phases.p7_prefix_reuse.store_metrics import StoreMetrics
 
 
-class FloorsTheKey(Reuse):
+class FloorsTheKey(ReusePolicy):
     """The end of a turn is filed under the last whole block, though the state is further."""
 
-    def released(self, tokens: Sequence[int], state: State) -> None:
-        super().released(tokens[:len(tokens) - len(tokens) % self.store.block], state)
+    def on_release(self, tokens: Sequence[int], state: State) -> None:
+        super().on_release(tokens[:len(tokens) - len(tokens) % self.store.block], state)
 
 
-class FilesATokenShort(Reuse):
+class FilesATokenShort(ReusePolicy):
     """The end of a turn is filed under one token fewer than the state was fed."""
 
-    def released(self, tokens: Sequence[int], state: State) -> None:
-        super().released(tokens[:-1], state)
+    def on_release(self, tokens: Sequence[int], state: State) -> None:
+        super().on_release(tokens[:-1], state)
 
 
 class FilesTheTokenToCome(PrefixEngine):
@@ -50,13 +50,13 @@ class FilesTheWholePrompt(PrefixEngine):
         super().recycle_slot(slot)
 
 
-class FilesChunksUnderTheStride(Reuse):
+class FilesChunksUnderTheStride(ReusePolicy):
     """A chunk runs past the stride, and what it leaves is filed under the stride's place."""
 
-    def room(self, held: int) -> int:
+    def tokens_until_keep(self, held: int) -> int:
         return 1 << 30
 
-    def advanced(self, tokens: Sequence[int], state: State) -> None:
+    def on_advance(self, tokens: Sequence[int], state: State) -> None:
         whole = len(tokens) - len(tokens) % self.stride
         if whole:
             self.store.keep(self.source, tokens[:whole], state)
@@ -69,10 +69,10 @@ class RunsPastTheStride(PrefixEngine):
         return HybridEngine.decode_step(self, plan)
 
 
-class NeverKeepsTurns(Reuse):
+class NeverKeepsTurns(ReusePolicy):
     """The end of a turn is not kept."""
 
-    def released(self, tokens: Sequence[int], state: State) -> None:
+    def on_release(self, tokens: Sequence[int], state: State) -> None:
         return
 
 
@@ -90,11 +90,11 @@ class WritesShortChunksBack(PrefixEngine):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.source: dict[int, Saved | None] = {}
+        self.source: dict[int, StoredCheckpoint | None] = {}
 
-    def _seat(self, request: Request, *, alone: bool) -> Seat:
-        found = self.prefixes.store._deepest(self.prefixes.source, request.tokens)
-        seat = super()._seat(request, alone=alone)
+    def _assign_slot(self, request: Request, *, alone: bool) -> Seat:
+        found = self.prefixes.store._find_deepest(self.prefixes.source, request.tokens)
+        seat = super()._assign_slot(request, alone=alone)
         self.source[seat.slot] = found
         return seat
 
@@ -109,7 +109,7 @@ class WritesShortChunksBack(PrefixEngine):
         return emitted
 
 
-class ComputesWhatItReuses(Reuse):
+class ComputesWhatItReuses(ReusePolicy):
     """The prefix that is told as reused is computed again."""
 
     def admit(self, tokens: Sequence[int], state: State) -> int:
@@ -127,8 +127,8 @@ class TellsNoReuse(PrefixEngine):
         super().__init__(*args)
         self.owed: dict[int, int] = {}
 
-    def _seat(self, request: Request, *, alone: bool) -> Seat:
-        seat = super()._seat(request, alone=alone)
+    def _assign_slot(self, request: Request, *, alone: bool) -> Seat:
+        seat = super()._assign_slot(request, alone=alone)
         self.owed[seat.slot] = seat.reused
         return replace(seat, reused=0)
 
@@ -145,8 +145,8 @@ class TellsNoReuse(PrefixEngine):
 class BeginsAtPositionZero(PrefixEngine):
     """The tokens behind a reused prefix get positions from 0 on."""
 
-    def _seat(self, request: Request, *, alone: bool) -> Seat:
-        seat = super()._seat(request, alone=alone)
+    def _assign_slot(self, request: Request, *, alone: bool) -> Seat:
+        seat = super()._assign_slot(request, alone=alone)
         tenant = self.tenants[seat.slot]
         tenant.tokens, tenant.fed = tenant.tokens[seat.reused:], 0
         return seat
@@ -155,13 +155,13 @@ class BeginsAtPositionZero(PrefixEngine):
 class CountsDrawsFromReuse(PrefixEngine):
     """A sampler's count goes on from the tokens that were reused."""
 
-    def _seat(self, request: Request, *, alone: bool) -> Seat:
-        seat = super()._seat(request, alone=alone)
-        self.tenants[seat.slot].drawn = seat.reused
+    def _assign_slot(self, request: Request, *, alone: bool) -> Seat:
+        seat = super()._assign_slot(request, alone=alone)
+        self.tenants[seat.slot].drawn_count = seat.reused
         return seat
 
 
-class RestoresIntoTheNeighbour(Reuse):
+class RestoresIntoTheNeighbour(ReusePolicy):
     """The prefix is copied into the next slot."""
 
     def admit(self, tokens: Sequence[int], state: State) -> int:
@@ -169,7 +169,7 @@ class RestoresIntoTheNeighbour(Reuse):
         return super().admit(tokens, pool.slot((state.index + 1) % pool.slots))
 
 
-class SharesAmongModels(Reuse):
+class SharesAmongModels(ReusePolicy):
     """The key is the tokens alone."""
 
     def __init__(self, store: Store, model: Model, path: Path, stride: int = STRIDE) -> None:
@@ -177,7 +177,7 @@ class SharesAmongModels(Reuse):
         self.source: Any = "every model"
 
 
-class SharesAmongPaths(Reuse):
+class SharesAmongPaths(ReusePolicy):
     """The key is the model and the tokens, whatever path computed the state."""
 
     def __init__(self, store: Store, model: Model, path: Path, stride: int = STRIDE) -> None:
@@ -185,7 +185,7 @@ class SharesAmongPaths(Reuse):
         self.source: Any = id(model)
 
 
-class _Noted(Reuse):
+class _NotedMatches(ReusePolicy):
     noted: dict[tuple[int, ...], int]
 
     def admit(self, tokens: Sequence[int], state: State) -> int:
@@ -202,20 +202,20 @@ def matches_at_enqueue(subject: Subject) -> Subject:
             super().submit(request)
             reuse = self.engine.prefixes
             noted = vars(reuse).setdefault("noted", {})
-            found = reuse.store._deepest(reuse.source, request.tokens)
+            found = reuse.store._find_deepest(reuse.source, request.tokens)
             noted[request.tokens] = found.position if found is not None else 0
 
-    return replace(subject, stack=replace(subject.stack, scheduler=Early, reuse=_Noted))
+    return replace(subject, stack=replace(subject.stack, scheduler=Early, reuse=_NotedMatches))
 
 
 class KeyedByText(Store):
     """A prompt is looked up by the text of its tokens."""
 
     def restore(self, key: Hashable, tokens: Sequence[int], state: State) -> int:
-        texts = {_text(key, saved.node.tokens): saved for saved in self._used
+        texts = {_token_bytes(key, saved.node.tokens): saved for saved in self._by_last_use
                  if saved.node is not None and saved.key == key}
         for length in range(len(tokens) - 1, 0, -1):
-            saved = texts.get(_text(key, tokens[:length]))
+            saved = texts.get(_token_bytes(key, tokens[:length]))
             if saved is not None:
                 self._copy_in(saved, state)
                 return length
@@ -225,7 +225,7 @@ class KeyedByText(Store):
 _TOKENIZERS: dict[int, Tokenizer] = {}
 
 
-def _text(key: Hashable, tokens: Sequence[int]) -> bytes:
+def _token_bytes(key: Hashable, tokens: Sequence[int]) -> bytes:
     model = key.model  # type: ignore[attr-defined]
     if id(model) not in _TOKENIZERS:
         metadata = open_gguf(model.path).metadata
@@ -235,8 +235,8 @@ def _text(key: Hashable, tokens: Sequence[int]) -> bytes:
 
 def serves_without_a_store(subject: Subject) -> Subject:
     """Drop the budget on the way from the option to the store."""
-    def prefixes(model: Model, path: Path, budget: int) -> Reuse:
-        return Reuse(Store(0), model, path)
+    def prefixes(model: Model, path: Path, budget: int) -> ReusePolicy:
+        return ReusePolicy(Store(0), model, path)
 
     return replace(subject, stack=replace(subject.stack, prefixes=prefixes))
 
@@ -246,4 +246,4 @@ class ShowsAnotherMeter(PrefixService):
 
     def __init__(self, stack: Any, engine: PrefixEngine, tokenizer: Any, terms: Any) -> None:
         Service.__init__(self, stack, engine, tokenizer, terms)
-        self.metrics.add(Figures(Store(engine.prefixes.store.budget)))
+        self.metrics.add(StoreMetrics(Store(engine.prefixes.store.budget)))

@@ -10,16 +10,18 @@ from engine.state import State
 from phases.p7_prefix_reuse.radix import Node, Tokens, Tree
 from phases.p7_prefix_reuse.store import (
     Block,
-    Saved,
     Store,
+    StoredCheckpoint,
     Tensors,
-    copies,
-    recurrent_of,
-    rows_of,
+    copy_rows,
+    kv_row_views,
+    recurrent_views,
 )
 
 
-def _blocks_as_views(saved: Saved, shared: int, rows: Tensors, size: int) -> Saved:
+def _blocks_as_views(
+    saved: StoredCheckpoint, shared: int, rows: Tensors, size: int
+) -> StoredCheckpoint:
     for number, block in enumerate(saved.blocks[shared:], shared):
         block.rows = {name: view[number * size:(number + 1) * size]
                       for name, view in rows.items()}
@@ -30,13 +32,13 @@ class ReusesKvAlone(Store):
     """KV rows are reused as far as they reach, with whatever recurrent state the slot has."""
 
     def restore(self, key: Hashable, tokens: Sequence[int], state: State) -> int:
-        depth, saved = self._trees.get(key, self.tree()).meet(tuple(tokens[:-1]))
+        depth, saved = self._trees.get(key, self.tree()).longest_match(tuple(tokens[:-1]))
         whole = depth - depth % self.block
         if saved is None or not whole:
             return super().restore(key, tokens, state)
         for number, block in enumerate(saved.blocks[:whole // self.block]):
             start = number * self.block
-            for name, view in rows_of(state, start + self.block).items():
+            for name, view in kv_row_views(state, start + self.block).items():
                 view[start:].copy_(block.rows[name])
         return whole
 
@@ -45,7 +47,7 @@ class TrimsTheRecurrentState(Store):
     """A deeper checkpoint is cut back to the shared tokens by its length alone."""
 
     def restore(self, key: Hashable, tokens: Sequence[int], state: State) -> int:
-        depth, saved = self._trees.get(key, self.tree()).meet(tuple(tokens[:-1]))
+        depth, saved = self._trees.get(key, self.tree()).longest_match(tuple(tokens[:-1]))
         if saved is not None and depth:
             self._copy_in(saved, state)
         return depth
@@ -54,7 +56,9 @@ class TrimsTheRecurrentState(Store):
 class KeepsNoRecurrentState(Store):
     """Keeping succeeds, but the recurrent part was never written."""
 
-    def _copy_out(self, key: Hashable, position: int, shared: list[Block], state: State) -> Saved:
+    def _copy_out(
+        self, key: Hashable, position: int, shared: list[Block], state: State
+    ) -> StoredCheckpoint:
         saved = super()._copy_out(key, position, shared, state)
         for tensor in saved.recurrent.values():
             tensor.zero_()
@@ -64,22 +68,22 @@ class KeepsNoRecurrentState(Store):
 class QueuesTheCopy(Store):
     """The copy into the slot is put off and never done."""
 
-    def _copy_in(self, saved: Saved, state: State) -> None:
+    def _copy_in(self, saved: StoredCheckpoint, state: State) -> None:
         return
 
 
 class RefusesShortPrefixes(Store):
     """A checkpoint of fewer than 64 tokens counts as none."""
 
-    def _deepest(self, key: Hashable, tokens: Tokens) -> Saved | None:
-        saved = super()._deepest(key, tokens)
+    def _find_deepest(self, key: Hashable, tokens: Tokens) -> StoredCheckpoint | None:
+        saved = super()._find_deepest(key, tokens)
         return saved if saved is not None and saved.position >= 64 else None
 
 
 class FindsNothing(Store):
     """What is kept is listed and never found."""
 
-    def _deepest(self, key: Hashable, tokens: Tokens) -> Saved | None:
+    def _find_deepest(self, key: Hashable, tokens: Tokens) -> StoredCheckpoint | None:
         return None
 
 
@@ -88,9 +92,9 @@ class ForgetsTheWindow(Store):
 
     kinds = ("conv",)
 
-    def _copy_in(self, saved: Saved, state: State) -> None:
+    def _copy_in(self, saved: StoredCheckpoint, state: State) -> None:
         super()._copy_in(saved, state)
-        for name, view in recurrent_of(state).items():
+        for name, view in recurrent_views(state).items():
             if name.endswith(self.kinds):
                 view.zero_()
 
@@ -104,43 +108,47 @@ class ForgetsTheRecurrentState(ForgetsTheWindow):
 class LosesTheTail(Store):
     """KV rows behind the last whole block are not kept."""
 
-    def _copy_in(self, saved: Saved, state: State) -> None:
+    def _copy_in(self, saved: StoredCheckpoint, state: State) -> None:
         whole = len(saved.blocks) * self.block
-        before = copies(rows_of(state, saved.position), whole)
+        before = copy_rows(kv_row_views(state, saved.position), whole)
         super()._copy_in(saved, state)
-        for name, view in rows_of(state, saved.position).items():
+        for name, view in kv_row_views(state, saved.position).items():
             view[whole:].copy_(before[name])
 
 
 class KeepsViews(Store):
     """What is kept are views of the slot."""
 
-    def _copy_out(self, key: Hashable, position: int, shared: list[Block], state: State) -> Saved:
+    def _copy_out(
+        self, key: Hashable, position: int, shared: list[Block], state: State
+    ) -> StoredCheckpoint:
         saved = super()._copy_out(key, position, shared, state)
-        saved.recurrent = recurrent_of(state)
+        saved.recurrent = recurrent_views(state)
         return saved
 
 
 class KeepsBlocksAsViews(Store):
     """The KV rows of a block are views of the slot."""
 
-    def _copy_out(self, key: Hashable, position: int, shared: list[Block], state: State) -> Saved:
+    def _copy_out(
+        self, key: Hashable, position: int, shared: list[Block], state: State
+    ) -> StoredCheckpoint:
         saved = super()._copy_out(key, position, shared, state)
-        return _blocks_as_views(saved, len(shared), rows_of(state, position), self.block)
+        return _blocks_as_views(saved, len(shared), kv_row_views(state, position), self.block)
 
 
 class GivesItselfAway(Store):
     """The slot that was restored goes on in the checkpoint's own memory."""
 
-    def _copy_in(self, saved: Saved, state: State) -> None:
+    def _copy_in(self, saved: StoredCheckpoint, state: State) -> None:
         super()._copy_in(saved, state)
-        saved.recurrent = recurrent_of(state)
+        saved.recurrent = recurrent_views(state)
 
 
 class FreesSharedBlocks(Store):
     """An evicted checkpoint's blocks are used anew, though others need them."""
 
-    def _evict(self, saved: Saved) -> None:
+    def _evict(self, saved: StoredCheckpoint) -> None:
         for block in saved.blocks:
             for rows in block.rows.values():
                 rows.fill_(float("nan"))
@@ -150,40 +158,42 @@ class FreesSharedBlocks(Store):
 class LeaksUsers(Store):
     """A block whose checkpoint is evicted keeps its user."""
 
-    def _disuse(self, block: Block) -> None:
+    def _release_block(self, block: Block) -> None:
         return
 
 
 class CountsOneUser(Store):
     """A block has a user or none, however many need it."""
 
-    def _use(self, block: Block) -> None:
-        super()._use(block)
-        block.users = 1
+    def _acquire_block(self, block: Block) -> None:
+        super()._acquire_block(block)
+        block.ref_count = 1
 
 
 class HitsTheWholePrompt(Store):
     """A checkpoint at the end of the prompt is used, and nothing is left to compute."""
 
-    def _deepest(self, key: Hashable, tokens: Tokens) -> Saved | None:
-        return super()._deepest(key, (*tokens, -1))
+    def _find_deepest(self, key: Hashable, tokens: Tokens) -> StoredCheckpoint | None:
+        return super()._find_deepest(key, (*tokens, -1))
 
 
 class HidesBehindTheWholePrompt(Store):
     """A checkpoint at the end of the prompt is found, cannot be used, and ends the search."""
 
-    def _deepest(self, key: Hashable, tokens: Tokens) -> Saved | None:
-        whole = super()._deepest(key, (*tokens, -1))
+    def _find_deepest(self, key: Hashable, tokens: Tokens) -> StoredCheckpoint | None:
+        whole = super()._find_deepest(key, (*tokens, -1))
         return whole if whole is not None and whole.position < len(tokens) else None
 
 
 class SharesTheBlockThatParts(Store):
     """A block is shared although the tokens part inside it."""
 
-    def _shared(self, known: Saved, depth: int) -> list[Block]:
+    def _shared_blocks(self, known: StoredCheckpoint, depth: int) -> list[Block]:
         return known.blocks[:-(-depth // self.block)]
 
-    def _copy_out(self, key: Hashable, position: int, shared: list[Block], state: State) -> Saved:
+    def _copy_out(
+        self, key: Hashable, position: int, shared: list[Block], state: State
+    ) -> StoredCheckpoint:
         return super()._copy_out(key, position, shared[:position // self.block], state)
 
 
@@ -192,13 +202,13 @@ class EvictsTheNewest(Store):
 
     def _make_room(self, need: int) -> None:
         while self._bytes + need > self.budget:
-            self._evict(next(reversed(self._used)))
+            self._evict(next(reversed(self._by_last_use)))
 
 
 class EvictsTheOldest(Store):
     """What was kept first goes first, however often it is used."""
 
-    def _touch(self, saved: Saved) -> None:
+    def _touch(self, saved: StoredCheckpoint) -> None:
         return
 
 
@@ -214,9 +224,9 @@ class KeepsWhatIsEvicted(Store):
 
     def __init__(self, budget: int, block: int = 64) -> None:
         super().__init__(budget, block)
-        self.graves: list[Saved] = []
+        self.graves: list[StoredCheckpoint] = []
 
-    def _evict(self, saved: Saved) -> None:
+    def _evict(self, saved: StoredCheckpoint) -> None:
         super()._evict(saved)
         self.graves.append(saved)
 
@@ -224,15 +234,17 @@ class KeepsWhatIsEvicted(Store):
 class KeepsOneLargeCopy(Store):
     """Blocks are views of a copy of the whole slot."""
 
-    def _copy_out(self, key: Hashable, position: int, shared: list[Block], state: State) -> Saved:
+    def _copy_out(
+        self, key: Hashable, position: int, shared: list[Block], state: State
+    ) -> StoredCheckpoint:
         saved = super()._copy_out(key, position, shared, state)
-        whole = copies(rows_of(state, state.pool.capacity))
+        whole = copy_rows(kv_row_views(state, state.pool.capacity))
         return _blocks_as_views(saved, len(shared), whole, self.block)
 
 
-class _Forgetful(Tree[Saved]):
-    def _split(self, node: Node[Saved], at: int) -> Node[Saved]:
-        middle = super()._split(node, at)
+class _ForgetfulTree(Tree[StoredCheckpoint]):
+    def _split_edge(self, node: Node[StoredCheckpoint], at: int) -> Node[StoredCheckpoint]:
+        middle = super()._split_edge(node, at)
         middle.children.clear()
         return middle
 
@@ -240,20 +252,20 @@ class _Forgetful(Tree[Saved]):
 class LosesAChild(Store):
     """An edge that parts loses what was below it."""
 
-    tree = _Forgetful
+    tree = _ForgetfulTree
 
 
 class LeavesHalfACopy(Store):
     """A slot is not made fresh after a copy that failed."""
 
-    def _mend(self, saved: Saved, state: State) -> None:
+    def _discard_partial(self, saved: StoredCheckpoint, state: State) -> None:
         self._evict(saved)
 
 
 class LetsCopiesFail(Store):
     """A copy that fails is an error of the request."""
 
-    def _lose(self, what: str, error: BaseException) -> None:
+    def _report_failure(self, what: str, error: BaseException) -> None:
         raise error
 
 
@@ -262,14 +274,16 @@ class CountsPrompts(Store):
 
     def restore(self, key: Hashable, tokens: Sequence[int], state: State) -> int:
         got = super().restore(key, tokens, state)
-        self._tally["reused"] += len(tokens) - got if got else 0
+        self._counters["reused"] += len(tokens) - got if got else 0
         return got
 
 
 class RoundsTheRecurrentState(Store):
     """The recurrent state is kept in bfloat16 to save memory."""
 
-    def _copy_out(self, key: Hashable, position: int, shared: list[Block], state: State) -> Saved:
+    def _copy_out(
+        self, key: Hashable, position: int, shared: list[Block], state: State
+    ) -> StoredCheckpoint:
         saved = super()._copy_out(key, position, shared, state)
         saved.recurrent = {name: x.to(torch.bfloat16).float()
                            for name, x in saved.recurrent.items()}
