@@ -26,14 +26,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     named = session.config.getoption("--candidate")
     if named is None:
         return
-    from falsifiers.gate.candidates import must_have_part
-    from falsifiers.gate.pytest_plugin import case_of
+    from falsifiers.gate.candidates import check_phases
+    from falsifiers.gate.pytest_plugin import item_case
     from falsifiers.judging.errors import SuiteError
     from phases.vector_sets import require_programs
-    phases = sorted({case.phase for item in session.items if (case := case_of(item)) is not None})
+    phases = sorted({case.phase for item in session.items if (case := item_case(item)) is not None})
     try:
         if phases:
-            must_have_part(named, phases)
+            check_phases(named, phases)
         if named.startswith("cmd:"):
             require_programs(named, phases)
     except SuiteError as error:

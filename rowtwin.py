@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from falsifiers.console.cli_app import group_of, readable, run
+from falsifiers.console.cli_app import escape_non_utf8, make_group, run_app
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -84,10 +84,12 @@ def assemble(path: str | None = "newest", stack: str | None = "newest",
     stand in for the path's ops of the same name; those of one that is no Python are what `phase`
     puts before it. Raises `SuiteError` for an unknown part.
     """
-    from falsifiers.gate.candidates import load
+    from falsifiers.gate.candidates import load_candidate
     from falsifiers.judging.subject import Subject
     register_candidate_kinds()
-    offered = load(candidate, partial(_phase_offer, phase)) if candidate is not None else None
+    offered = (
+        load_candidate(candidate, partial(_phase_offer, phase)) if candidate is not None else None
+    )
     decode, serving = (
         _import_increment(path, DECODE_PHASES),
         _import_increment(stack, SERVING_PHASES),
@@ -207,7 +209,7 @@ def open_model(file: str, candidate: str | None = None) -> UserModel:
 
     c = model.config
     return UserModel(
-        name=readable(file), size=Path(file).stat().st_size,
+        name=escape_non_utf8(file), size=Path(file).stat().st_size,
         shape=f"{c.layers} layers ({sum(c.recurrent)} recurrent), width {c.embd}, "
               f"feed-forward {c.ffn}, vocabulary {c.vocab:,}",
         vocab=c.vocab, path=subject.path.name, rows=Rows, oracle=oracle,
@@ -236,12 +238,12 @@ def build_bisect_setup(model: str, phase: str, candidate: str | None, against: s
 
 def find_case(name: str, candidate: str | None) -> tuple[Case, Bank, Subject]:
     """Return a case by its id, its phase's falsifiers and mutants, and what it is about."""
-    from falsifiers.gate.candidates import must_have_part
-    from falsifiers.gate.runner import contracts_of
+    from falsifiers.gate.candidates import check_phases
+    from falsifiers.gate.runner import contracts_by_phase
     from falsifiers.gate.runner import find_case as case_of
-    case = case_of(name, contracts_of())
+    case = case_of(name, contracts_by_phase())
     if candidate is not None:
-        must_have_part(candidate, [case.phase])
+        check_phases(candidate, [case.phase])
     return case, phase_bank(case.phase), subject_for(case, candidate)
 
 
@@ -270,7 +272,7 @@ def golden_makers() -> GoldenMakers:
                   compute_logits, own, provenance)
 
 
-app = typer.Typer(cls=group_of(COMMANDS), add_completion=False, no_args_is_help=True,
+app = typer.Typer(cls=make_group(COMMANDS), add_completion=False, no_args_is_help=True,
                   epilog="Example: rowtwin gate --phase 1")
 
 
@@ -288,7 +290,7 @@ def _user_errors() -> tuple[type[Exception], ...]:
 
 def main() -> None:
     """Run the command line; a user's mistake ends in one sentence and exit code 2."""
-    run(app, _user_errors)
+    run_app(app, _user_errors)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from engine.emulate.emulator import KernelFault
 from engine.emulate.fixtures import HEAD, launch, shown
 from engine.errors import InputError
 from engine.kernels.nvrtc import CudaError
-from falsifiers.gate.runner import contracts_of, find_case
+from falsifiers.gate.runner import contracts_by_phase, find_case
 
 pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("emulated")]
 
@@ -117,7 +117,7 @@ def test_thread_may_have_as_much_memory_as_on_a_device() -> None:
 
 
 def test_what_is_judged_there_fails_by_faults_of_kernels_alone() -> None:
-    case = find_case("p3/rows_equal_alone[emulate-exact-23-Q4_K-k256]", contracts_of())
+    case = find_case("p3/rows_equal_alone[emulate-exact-23-Q4_K-k256]", contracts_by_phase())
     assert rowtwin.subject_for(case).faults == (KernelFault,)
     assert rowtwin.subject_for(case.model_copy(update={"tier": "cpu"})).faults == ()
 

@@ -14,7 +14,7 @@ def run(phase: int | str, candidate: str | None = None, *, device: str = "auto",
 
     Runs in a pytest process of its own. Raises `ContractError` or `SuiteError` on bad use.
     """
-    from falsifiers.gate.runner import Wanted, phase_name, run_gate
+    from falsifiers.gate.runner import GateRequest, parse_phase, run_gate
     from falsifiers.vectors import candidate_kinds  # noqa: F401 (registers cmd: and vectors:)
-    return run_gate(Wanted((phase_name(str(phase)),), candidate=candidate, device=device,
+    return run_gate(GateRequest((parse_phase(str(phase)),), candidate=candidate, device=device,
                            thorough=thorough)).results[0]

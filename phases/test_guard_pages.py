@@ -14,7 +14,7 @@ from engine.kernels.nvrtc import CudaError
 from engine.rope import rope_table
 from engine.state import Ints, Refs
 from engine.weights import Weight
-from falsifiers.instruments.guard_pages import at_the_end
+from falsifiers.instruments.guard_pages import copy_before_guard_page
 from phases.p3_row_twin.data import activations, blocks
 from phases.p3_row_twin.increment import gemv_rows
 from phases.p6_batched_attention.increment import path
@@ -24,12 +24,14 @@ pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("emulated")]
 
 def random_tensor(seed: int, *shape: int) -> Tensor:
     """Return normal values, at the end of memory."""
-    return at_the_end(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)))
+    return copy_before_guard_page(
+        torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    )
 
 
 def empty_output(*shape: int) -> Tensor:
     """Return room for a result, at the end of memory."""
-    return at_the_end(torch.full(shape, torch.nan))
+    return copy_before_guard_page(torch.full(shape, torch.nan))
 
 
 def test_there_is_no_memory_behind() -> None:
@@ -43,7 +45,7 @@ def test_there_is_no_memory_behind() -> None:
 @pytest.mark.parametrize(("kind", "k", "m"), [("Q8_0", 352, 3), ("Q4_K", 256, 17)])
 def test_product(kind: str, k: int, m: int) -> None:
     weight, x, out = Weight("w", kind, blocks(kind, 17, k)), activations(m, k), empty_output(m, 17)
-    gemv_rows(weight, at_the_end(x), out)
+    gemv_rows(weight, copy_before_guard_page(x), out)
     assert torch.equal(out, weight.product(x))
 
 
@@ -52,7 +54,7 @@ def test_sum_and_norm() -> None:
         [random_tensor(i, 2, 300) for i in range(3)],
         [torch.empty(2, 300) for _ in range(2)],
     )
-    x, y, weight = given[0], given[1], at_the_end(given[2][0])
+    x, y, weight = given[0], given[1], copy_before_guard_page(given[2][0])
     got = [empty_output(2, 300) for _ in range(2)]
     ops.add_norm(ops.norm, x, y, weight, 1e-6, *want)
     path().add_norm(path().norm, x, y, weight, 1e-6, *got)
@@ -82,7 +84,7 @@ def test_gated_norm() -> None:
 def test_convolution() -> None:
     x, taps, state = random_tensor(1, 6, 384), random_tensor(2, 384, 4), torch.randn(1, 384, 3)
     own, want, got = state.clone(), torch.empty(6, 384), empty_output(6, 384)
-    held = at_the_end(state)
+    held = copy_before_guard_page(state)
     ops.conv_step(x, taps, Refs(own, (0,)), (6,), want)
     path().conv_step(x, taps, Refs(held, (0,)), Ints((6,)), got)
     assert torch.equal(got, want)
@@ -105,11 +107,11 @@ def test_gates() -> None:
 def test_delta_rule() -> None:
     q, k, v = random_tensor(1, 3, 1, 128), random_tensor(2, 3, 1, 128), random_tensor(3, 3, 2, 128)
     g, beta = (
-        at_the_end(random_tensor(4, 3, 2).sigmoid()),
-        at_the_end(random_tensor(5, 3, 2).sigmoid()),
+        copy_before_guard_page(random_tensor(4, 3, 2).sigmoid()),
+        copy_before_guard_page(random_tensor(5, 3, 2).sigmoid()),
     )
     state = torch.randn(1, 2, 128, 128)
-    own, held = state.clone(), at_the_end(state)
+    own, held = state.clone(), copy_before_guard_page(state)
     want, got = torch.empty(3, 2, 128), empty_output(3, 2, 128)
     ops.delta_step(q, k, v, g, beta, Refs(own, (0,)), (3,), want)
     path().delta_step(q, k, v, g, beta, Refs(held, (0,)), Ints((3,)), got)
@@ -122,7 +124,7 @@ def test_attention(kv: torch.dtype) -> None:
     q, k, v, gate = (random_tensor(i, 2, heads, 256) for i, heads in enumerate((4, 2, 2, 4)))
     caches = [torch.randn(1, 67, 2, 256).to(kv) for _ in range(2)]
     keys, values = own = [Refs(x.clone(), (0,)) for x in caches]
-    held = [Refs(at_the_end(x), (0,)) for x in caches]
+    held = [Refs(copy_before_guard_page(x), (0,)) for x in caches]
     want, got = torch.empty(2, 4, 256), empty_output(2, 4, 256)
     ops.attend(q, k, v, gate, keys, values, (65,), (2,), want)
     path().attend(q, k, v, gate, *held, Ints((65,)), Ints((2,)), got)
@@ -135,11 +137,11 @@ def test_norm_and_rotation() -> None:
         [random_tensor(1, 2, 3, 256), random_tensor(2, 2, 1, 256)],
         [random_tensor(3, 256), random_tensor(4, 256)],
     )
-    table = at_the_end(rope_table(8, 64, 1e7))
+    table = copy_before_guard_page(rope_table(8, 64, 1e7))
     want, got = ([[make(*x.shape) for x in xs] for _ in range(2)]
                  for make in (torch.empty, empty_output))
     ops.norm_rotate(ops.norm, ops.rotate, xs, weights, 1e-6, table, [7, 2], *want)
     path().norm_rotate(path().norm, path().rotate, xs, weights, 1e-6, table,
-                       at_the_end(torch.tensor([7, 2])), *got)
+                       copy_before_guard_page(torch.tensor([7, 2])), *got)
     assert all(torch.equal(a, b) for x, y in zip(got, want, strict=True)
                for a, b in zip(x, y, strict=True))

@@ -12,11 +12,11 @@ import pytest
 
 from contracts.load import load_contract
 from contracts.schema import Case
-from falsifiers.gate.candidates import Candidate, load
+from falsifiers.gate.candidates import Candidate, load_candidate
 from falsifiers.judging.errors import ParityBroken
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
-from falsifiers.meta.tree.documents import ROOT, blocks, followed
+from falsifiers.meta.tree.documents import ROOT, parse_blocks, run_document
 from phases.p3_row_twin import test_falsifier
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
@@ -24,11 +24,11 @@ BUG_FIX = ("parts = 4 if m == 1 else 1", "parts = 4")
 
 
 def tutorial_kernel(folder: Path, *, mended: bool) -> Candidate:
-    (text,) = [block.text for block in blocks(TUTORIAL) if block.kind == "file"]
+    (text,) = [block.text for block in parse_blocks(TUTORIAL) if block.kind == "file"]
     assert text.count(BUG_FIX[0]) == 1
     path = folder / "mine.py"
     path.write_text(text.replace(*BUG_FIX) if mended else text)
-    return load(f"file:{path}")
+    return load_candidate(f"file:{path}")
 
 
 def tutorial_case() -> Case:
@@ -69,7 +69,7 @@ def test_every_case_that_the_text_names_exists() -> None:
 @pytest.mark.emulated
 def test_commands_do_what_the_text_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spent, output = 0.0, ""
-    for done in followed(TUTORIAL, tmp_path):
+    for done in run_document(TUTORIAL, tmp_path):
         spent, output = spent + done.seconds, output + done.output
         with capsys.disabled():
             print(f"\n{done.seconds:6.1f} s  exit {done.code}  {done.command}")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.candidate import Engine, engine_of
 from engine.path import Rows
-from falsifiers.judging.batch_driver import Stream, alone, prompt_of
+from falsifiers.judging.batch_driver import SoloStream, make_prompt, run_solo
 from falsifiers.judging.judge import as_bits
 from falsifiers.judging.matrix import Bank
 from falsifiers.judging.subject import Mutant, Subject
@@ -166,22 +166,22 @@ def _prompt_shape(scene: BatchScenario, row: int) -> tuple[int, int]:
     return (200 + row if scene.distinct else 200), 1 + (5 * row + 2) % 7 if scene.ragged else 4
 
 
-_SOLO_STREAMS: dict[tuple[str, int, int], Stream] = {}
+_SOLO_STREAMS: dict[tuple[str, int, int], SoloStream] = {}
 
 
-def _solo_stream(right: Subject, seed: int, length: int) -> Stream:
+def _solo_stream(right: Subject, seed: int, length: int) -> SoloStream:
     """Return what the unbroken path gives a prompt alone, run once a path."""
     key = right.path.name, seed, length
     if key not in _SOLO_STREAMS:
         model = right.models(MODEL)
-        prompt = prompt_of(seed, length, model.config.vocab)
-        _SOLO_STREAMS[key] = alone(
+        prompt = make_prompt(seed, length, model.config.vocab)
+        _SOLO_STREAMS[key] = run_solo(
             engine_of(right.path, None, model), Rows, prompt, DECODE_STEPS, CAPACITY
         )
     return _SOLO_STREAMS[key]
 
 
-def _run_batch(engine: Engine, streams: Sequence[Stream], tenant: float) -> StepPairs:
+def _run_batch(engine: Engine, streams: Sequence[SoloStream], tenant: float) -> StepPairs:
     """Yield each step: prompts in two chunks, all rows both ways round, all but one, all."""
     width = len(streams)
     pool = engine.new_pool(width, CAPACITY)
@@ -202,7 +202,7 @@ def _run_batch(engine: Engine, streams: Sequence[Stream], tenant: float) -> Step
         yield step(rows, [1] * len(rows))
 
 
-def _run_step(engine: Engine, pool: object, streams: Sequence[Stream], fed: list[int],
+def _run_step(engine: Engine, pool: object, streams: Sequence[SoloStream], fed: list[int],
           rows: Sequence[int], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     given = [token for row, count in zip(rows, counts, strict=True)
              for token in streams[row].tokens[fed[row]:fed[row] + count]]

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from falsifiers.gate.tiers import BROWSERS
+from falsifiers.gate.tiers import BROWSER_PROGRAMS
 
 ANSWER_TIMEOUT = 120.0
 """Seconds that any answer may take; a browser that is silent for longer is broken."""
@@ -56,7 +56,7 @@ class Chromium:
     """A headless browser; a context manager that ends it."""
 
     def __init__(self) -> None:
-        program = next(filter(None, map(shutil.which, BROWSERS)))
+        program = next(filter(None, map(shutil.which, BROWSER_PROGRAMS)))
         self._profile = tempfile.TemporaryDirectory(prefix="rowtwin-browser-")
         read, self._write = os.pipe()
         self._read, write = os.pipe()

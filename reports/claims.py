@@ -110,7 +110,7 @@ def collect_proofs(contracts: Mapping[str, Contract], verdicts: Iterable[Verdict
     proofs: dict[str, Proof] = {}
     for contract in contracts.values() if tree else ():
         found = receipts.load_receipts(contract.phase, root)
-        now = receipts.digest_of(contract, root) if found else ""
+        now = receipts.phase_digest(contract, root) if found else ""
         for receipt in found:
             told = f"{receipt.device}, {receipt.measured}"
             for verdict in receipt.verdicts:

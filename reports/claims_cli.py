@@ -36,12 +36,12 @@ def claims(
     """
     from dataclasses import asdict
 
-    from falsifiers.console.table import show
-    from falsifiers.gate.runner import ROOT, contracts_of, phase_name
+    from falsifiers.console.table import print_table
+    from falsifiers.gate.runner import ROOT, contracts_by_phase, parse_phase
     from reports import claims as known
-    contracts = contracts_of()
+    contracts = contracts_by_phase()
     if phase is not None:
-        contracts = {name: c for name, c in contracts.items() if name == phase_name(phase)}
+        contracts = {name: c for name, c in contracts.items() if name == parse_phase(phase)}
     verdicts, fresh, told = _load_verdicts(report)
     proofs = known.collect_proofs(contracts, verdicts, ROOT, fresh=fresh, by=told)
     lines = known.group_claims(contracts, proofs)
@@ -54,7 +54,7 @@ def claims(
     if as_json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
         raise typer.Exit(code)
-    show(known.HEADER, [known.table_row(line) for line in lines])
+    print_table(known.HEADER, [known.table_row(line) for line in lines])
     print()
     for tier, (cases, shown, red) in sums.items():
         broken = f", {red:,} broken" if red else ""
@@ -68,14 +68,14 @@ def claims(
 def _load_verdicts(report: Path | None) -> tuple[list[Verdict], bool, str]:
     """Return a report's verdicts, whether they are of this code, and whose they are."""
     from falsifiers.gate.runner import ROOT
-    from falsifiers.judging.errors import SuiteError, printable
+    from falsifiers.judging.errors import SuiteError, shorten_name
     from reports import run_metadata
     from reports.claims import code_digest
     if report is None:
         return [], True, ""
     kept = run_metadata.load_run(report)
     if kept.run.subject != "in-tree":
-        raise SuiteError(f"{report}: is about {printable(kept.run.subject)}, which is not what "
+        raise SuiteError(f"{report}: is about {shorten_name(kept.run.subject)}, which is not what "
                          f"the contracts claim of this tree")
     return (list(kept.verdicts.values()), kept.run.code == code_digest(ROOT),
             f"report of {kept.run.made}")

@@ -40,7 +40,7 @@ def report(
     if ctx.invoked_subcommand is not None:
         return
     import rowtwin
-    from falsifiers.gate.runner import phase_name
+    from falsifiers.gate.runner import parse_phase
     from reports.produce import ReportOptions, make_report
 
     asked = ReportOptions(
@@ -50,7 +50,7 @@ def report(
         candidate=candidate,
         model=model,
         minutes=minutes,
-        phases=tuple(map(phase_name, phase or ())),
+        phases=tuple(map(parse_phase, phase or ())),
         mutants=mutants,
         command=shlex.join(["rowtwin", *sys.argv[1:]]),
     )
@@ -70,7 +70,7 @@ def diff(
 
     Exits 1 when anything is newly broken, 2 when less is proven or run than was, else 0.
     """
-    from falsifiers.gate.runner import contracts_of
+    from falsifiers.gate.runner import contracts_by_phase
     from reports import run_metadata
     from reports.diff import compare_runs, format_diff
 
@@ -80,5 +80,5 @@ def diff(
         across_contracts=across_contracts,
         across_devices=across_devices,
     )
-    print(format_diff(found, contracts_of()), end="")
+    print(format_diff(found, contracts_by_phase()), end="")
     raise typer.Exit(found.exit_code)

@@ -139,9 +139,10 @@ def _check_tools(nvrtc: Callable[[], str | None]) -> Iterator[Check]:
     why = nvrtc()
     yield Check("NVRTC", why is None, why or "loaded", "compiles CUDA C++ for sm_90 without a GPU")
     for what, names, so in (
-            ("C++ compiler", (tiers.compiler(),), "runs CUDA C++ on the CPU (docs/emulated.md)"),
-            ("ncu", ("ncu",), "counts on a GPU how often weights are read"),
-            ("browser", tiers.BROWSERS, "tests open the report in it")):
+        ("C++ compiler", (tiers.find_compiler(),), "runs CUDA C++ on the CPU (docs/emulated.md)"),
+        ("ncu", ("ncu",), "counts on a GPU how often weights are read"),
+        ("browser", tiers.BROWSER_PROGRAMS, "tests open the report in it"),
+    ):
         path = next(filter(None, map(shutil.which, names)), None)
         yield Check(what, path is not None, path or f"no {' or '.join(names)} on the PATH", so)
 

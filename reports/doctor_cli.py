@@ -34,9 +34,9 @@ def doctor(
     from dataclasses import asdict
 
     from engine.toolchain import nvrtc_unavailable_reason
-    from falsifiers.gate.runner import ROOT, contracts_of
+    from falsifiers.gate.runner import ROOT, contracts_by_phase
     from reports.doctor import examine
-    found = examine(ROOT, contracts_of(), nvrtc_unavailable_reason)
+    found = examine(ROOT, contracts_by_phase(), nvrtc_unavailable_reason)
     if as_json:
         print(json.dumps(asdict(found), indent=2))
     else:
@@ -46,13 +46,13 @@ def doctor(
 
 def print_findings(found: Findings) -> None:
     """Print what was found, what can be proven first."""
-    from falsifiers.console.table import show
+    from falsifiers.console.table import print_table
     from falsifiers.gate import tiers
-    show(("what", "here", "command", "why not"), [
+    print_table(("what", "here", "command", "why not"), [
         (line.what, _yes_or_no(line), line.so, line.found) for line in found.provable],
         "What can be proven here")
     print()
-    show(("phase", *tiers.TIERS, "device proof"), found.phases, "Quick cases by tier")
+    print_table(("phase", *tiers.TIERS, "device proof"), found.phases, "Quick cases by tier")
     print()
     _print_checks("Machine", found.machine, "used by")
     _print_checks("Compilers and tools", found.tools, "what for")
@@ -69,8 +69,8 @@ def print_findings(found: Findings) -> None:
 
 
 def _print_checks(title: str, lines: Iterable[Check], so: str) -> None:
-    from falsifiers.console.table import show
-    show(("what", "here", "found", so), [
+    from falsifiers.console.table import print_table
+    print_table(("what", "here", "found", so), [
         (line.what, _yes_or_no(line), line.found, line.so) for line in lines], title)
     print()
 

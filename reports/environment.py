@@ -11,7 +11,7 @@ from pathlib import Path
 
 from contracts.schema import Contract
 from falsifiers.gate import receipts, tiers
-from falsifiers.gate.tiers import Tiers
+from falsifiers.gate.tiers import TierSelection
 from reports.evidence import SkippedCases
 
 PACKAGES = ("torch", "triton", "numpy", "gguf", "hypothesis", "pytest", "transformers")
@@ -20,7 +20,7 @@ TIER_WORDS = {"cpu": "PyTorch on the CPU", "interpret": "Triton's interpreter", 
               "emulate": "a GPU emulated on the CPU"}
 
 
-def describe_machine(root: Path, chosen: Tiers) -> dict[str, str]:
+def describe_machine(root: Path, chosen: TierSelection) -> dict[str, str]:
     """Return the facts of this machine and checkout, in the order in which they are told."""
     run = [tier for tier in chosen.run if tier not in chosen.absent]
     facts = {"tiers run": ", ".join(f"{tier} ({TIER_WORDS[tier]})" for tier in run) or "none",
@@ -39,7 +39,7 @@ def list_skipped_cases(
 
     `judged` are the ids of the cases that left a verdict.
     """
-    chosen = tiers.choose(device)
+    chosen = tiers.select_tiers(device)
     counts: dict[tuple[str, str], Counter[str]] = {}
     for case in (case for contract in contracts.values() for case in contract.expand()):
         if case.id not in judged:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from contracts.schema import Case, Contract, Falsifier
 from falsifiers.gate import phase_status
-from falsifiers.gate.benchmark_records import Products, Steps
+from falsifiers.gate.benchmark_records import ProductTimes, StepTimes
 from falsifiers.gate.phase_status import PhaseResult
-from falsifiers.judging.matrix import Matrix
+from falsifiers.judging.matrix import KillMatrix
 from falsifiers.judging.verdict import Verdict
 from reports.claims import ClaimGroup
 
@@ -52,7 +52,7 @@ class UserModelRun:
 class MutantResults:
     """The kill matrix, and what could not be told about some mutants."""
 
-    matrix: Matrix
+    matrix: KillMatrix
     inconclusive: Mapping[str, str] = field(default_factory=dict)
     """Why nothing can be said, by `phase/name`: a right version that fails its case as well."""
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class MutantResults:
 class StoredBenchmark:
     """Times kept beside the receipts."""
 
-    figures: Steps | Products
+    figures: StepTimes | ProductTimes
     fresh: bool
     """Whether the kernels that were measured are those of this checkout."""
 

@@ -50,8 +50,10 @@ def verdict(case: Case, outcome: str = "passed", text: str = PLAIN_TEXT, **more:
 
 def kills(text: str = PLAIN_TEXT, **fates: Any) -> MutantResults:
     """Return a matrix of three mutants: one that died, one as `fates` say, one for a device."""
-    def row(name: str, device: Any = "cpu", **more: Any) -> matrix.Row:
-        return matrix.Row(name=name, phase="p1", fault=f"{text} is wrong.", device=device, **more)
+    def row(name: str, device: Any = "cpu", **more: Any) -> matrix.MutantResult:
+        return matrix.MutantResult(
+            name=name, phase="p1", fault=f"{text} is wrong.", device=device, **more
+        )
 
     died = row("rolled", expected=("rows_hold",), killed_by=("rows_hold",), rung="bits",
                seconds=1.0)
@@ -60,7 +62,7 @@ def kills(text: str = PLAIN_TEXT, **fates: Any) -> MutantResults:
     away = row("shown_on_gpu", "cuda", expected=("slots_hold",))
     untold = fates.get("untold", {})
     return MutantResults(
-        matrix.Matrix(
+        matrix.KillMatrix(
             mutants=(died, other, away),
             survivors=fates.get("survivors", ()),
             idle_falsifiers=fates.get("idle", ()),
@@ -137,5 +139,7 @@ def failing_evidence(text: str = PLAIN_TEXT) -> Evidence:
 
 def empty_evidence() -> Evidence:
     """Return the evidence of a checkout in which nothing is built."""
-    none = MutantResults(matrix.Matrix(mutants=(), survivors=(), idle_falsifiers=(), not_run=()))
+    none = MutantResults(
+        matrix.KillMatrix(mutants=(), survivors=(), idle_falsifiers=(), not_run=())
+    )
     return Evidence([], {}, [], none, {}, "rowtwin report", "2026-01-31 12:00 UTC")

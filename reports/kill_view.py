@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from falsifiers.judging.matrix import Row
+from falsifiers.judging.matrix import MutantResult
 from reports.evidence import MutantResults
 from reports.mutant_runner import mutant_name
 
@@ -17,7 +17,7 @@ FATE_CSS = {"died": "died", "survived": "survived", "cannot tell": "tell", "not 
 class MutantLine:
     """One wrong version and what became of it."""
 
-    result: Row
+    result: MutantResult
     fate: str
     """`died`, `survived`, `not run`, or `cannot tell`: a right version fails the case as well."""
     source: str
@@ -74,7 +74,7 @@ def kill_view(kills: MutantResults, phase: str) -> KillView:
                     tuple(line.result.name for line in told if line.fate == "not run"))
 
 
-def mutant_fate(kills: MutantResults, row: Row) -> str:
+def mutant_fate(kills: MutantResults, row: MutantResult) -> str:
     """Say in a word what became of a mutant."""
     name = mutant_name(row)
     if name in kills.inconclusive:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from falsifiers.gate.benchmark_records import Steps
+from falsifiers.gate.benchmark_records import StepTimes
 
 LABEL = "llama.cpp, measured separately"
 CONDITIONS = ("llama.cpp, measured separately on the same GPU model with a file of the same shape "
@@ -11,7 +11,7 @@ MILLISECONDS = {1: 3.62, 2: 4.05, 4: 5.49, 8: 7.78, 16: 9.53, 32: 13.9}
 DEVICE, SHAPE, CONTEXTS = "NVIDIA H200", "32 layers (24 recurrent), width 2,560,", range(128, 385)
 
 
-def is_comparable(steps: Steps) -> bool:
+def is_comparable(steps: StepTimes) -> bool:
     """Return whether the peer's conditions are those of some of these figures."""
     return steps.device == DEVICE and steps.model.startswith(SHAPE) and \
         any(f.context in CONTEXTS for f in steps.figures)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from falsifiers.console.cli_app import told
+from falsifiers.console.cli_app import escape_control
 from reports import summary_line, views
 from reports.evidence import Evidence
 from reports.views import FailureGroup
@@ -69,14 +69,14 @@ def _mutant_lines(evidence: Evidence) -> Iterator[str]:
 
 def escape_text(text: str) -> str:
     """Return a text on one line, with nothing that Markdown, HTML or a terminal would act on."""
-    text = told(" ".join(text.split()))
+    text = escape_control(" ".join(text.split()))
     return re.sub(r"[\\`*<>|#&@~]|\b_|_\b|(?<=\])[(\[:]|!(?=\[)",
                   lambda found: f"&#{ord(found[0])};", text)
 
 
 def code_span(text: str) -> str:
     """Return a text as a code span on one line, however many backticks it holds."""
-    text = told(" ".join(text.split()))
+    text = escape_control(" ".join(text.split()))
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     pad = " " if "`" in text else ""
     return f"{fence}{pad}{text}{pad}{fence}"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from falsifiers.gate import receipts, tiers
 from falsifiers.gate.runner import ROOT
-from falsifiers.gate.tiers import Tiers
+from falsifiers.gate.tiers import TierSelection
 from falsifiers.judging.errors import SuiteError
-from falsifiers.judging.matrix import Bank, Row
+from falsifiers.judging.matrix import Bank, MutantResult
 from falsifiers.judging.subject import Mutant
 from falsifiers.mutation import mutants
 from reports.evidence import MutantResults
@@ -24,16 +24,16 @@ BankOf = Callable[[str], Bank]
 class TrialResult:
     """What trying one mutant said: a row, or why nothing can be told."""
 
-    mutant_result: Row
+    mutant_result: MutantResult
     inconclusive: str | None = None
 
 
 def run_mutants(
     bank_of: BankOf,
     phases: Sequence[str],
-    chosen: Tiers,
+    chosen: TierSelection,
     jobs: int,
-    on_row: Callable[[Row], None] = lambda row: None,
+    on_row: Callable[[MutantResult], None] = lambda row: None,
     on_total: Callable[[int], None] = lambda total: None,
     few: bool = False,
 ) -> MutantResults:
@@ -44,10 +44,10 @@ def run_mutants(
     tiers.fix_triton_mode(chosen)
     banks = [load_bank(bank_of, phase, chosen) for phase in phases]
     every = [(bank, mutant) for bank in banks for mutant in bank.mutants]
-    work, left = every, list[Row]()
+    work, left = every, list[MutantResult]()
     if few:
         drawn = {(bank.contract.phase, name) for bank in banks
-                 for name in mutants.sample([m.name for m in bank.mutants])}
+                 for name in mutants.sample_names([m.name for m in bank.mutants])}
         work = [pair for pair in every if (pair[0].contract.phase, pair[1].name) in drawn]
         left = [untried_result(bank, mutant) for bank, mutant in every
                 if (bank.contract.phase, mutant.name) not in drawn]
@@ -62,18 +62,18 @@ def run_mutants(
     untold = {mutant_name(t.mutant_result): t.inconclusive for t in tried if t.inconclusive}
     away = [mutant_name(t.mutant_result) for t, (bank, mutant) in zip(tried, work, strict=True)
             if not t.mutant_result.from_receipt and not bank.runs_here(mutant)]
-    matrix = mutants.close(banks, [*(t.mutant_result for t in tried), *left],
+    matrix = mutants.make_matrix(banks, [*(t.mutant_result for t in tried), *left],
                            [*away, *untold, *map(mutant_name, left)])
     sources = {f"{bank.contract.phase}/{m.name}": m.source for bank, m in every if m.source}
     return MutantResults(matrix, untold, sources)
 
 
-def mutant_name(row: Row) -> str:
+def mutant_name(row: MutantResult) -> str:
     """Return a mutant's name as the matrix lists it, `p1/row_index_is_the_slot`."""
     return f"{row.phase}/{row.name}"
 
 
-def load_bank(bank_of: BankOf, phase: str, chosen: Tiers) -> Bank:
+def load_bank(bank_of: BankOf, phase: str, chosen: TierSelection) -> Bank:
     """Return a phase's bank for the tiers that run here."""
     return bank_of(phase).on(chosen.run)
 
@@ -91,18 +91,18 @@ def attempt(bank: Bank, mutant: Mutant) -> TrialResult:
         return TrialResult(untried_result(bank, mutant), str(error))
 
 
-def untried_result(bank: Bank, mutant: Mutant) -> Row:
+def untried_result(bank: Bank, mutant: Mutant) -> MutantResult:
     """Return the row of a mutant that was not tried, or of which nothing can be told."""
-    return Row(name=mutant.name, phase=bank.contract.phase, fault=mutant.fault,
+    return MutantResult(name=mutant.name, phase=bank.contract.phase, fault=mutant.fault,
                device="cuda" if mutant.device == "cuda" else "cpu", expected=mutant.killers)
 
 
 def _run_in_processes(
     bank_of: BankOf,
     work: Sequence[tuple[Bank, Mutant]],
-    chosen: Tiers,
+    chosen: TierSelection,
     jobs: int,
-    on_row: Callable[[Row], None],
+    on_row: Callable[[MutantResult], None],
 ) -> list[TrialResult]:
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     with ProcessPoolExecutor(jobs, context, _start_worker, (bank_of, chosen)) as pool:
@@ -120,11 +120,11 @@ def _run_in_processes(
 
 _banks: dict[str, Bank] = {}
 """The banks of a worker process, each made once."""
-_worker_setup: list[tuple[BankOf, Tiers]] = []
+_worker_setup: list[tuple[BankOf, TierSelection]] = []
 
 
-def _start_worker(bank_of: BankOf, chosen: Tiers) -> None:
-    tiers.one_thread()
+def _start_worker(bank_of: BankOf, chosen: TierSelection) -> None:
+    tiers.limit_torch_threads()
     _worker_setup.append((bank_of, chosen))
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contracts.schema import Case, Contract
-from falsifiers.console.progress import Stage
+from falsifiers.console.progress import ProgressBar
 from falsifiers.gate import candidates, phase_status, runner, tiers
-from falsifiers.gate.runner import ROOT, Gated, Wanted
+from falsifiers.gate.runner import ROOT, GateRequest, GateResult
 from falsifiers.judging import outcome
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.verdict import Verdict
@@ -53,7 +53,7 @@ def make_report(asked: ReportOptions, bank_of: BankOf, open_model: ModelOpener |
     """Make the report, say where it lies, and return the gate's exit code."""
     if not 0 < asked.minutes < float("inf"):
         raise SuiteError(f"--minutes {asked.minutes:g} is refused: give a number above 0")
-    chosen, contracts = tiers.choose(asked.device), runner.contracts_of()
+    chosen, contracts = tiers.select_tiers(asked.device), runner.contracts_by_phase()
     tiers.fix_triton_mode(chosen)
     built, aside = _choose_phases(asked, contracts)
     opened = _open_model(asked, open_model)
@@ -61,8 +61,13 @@ def make_report(asked: ReportOptions, bank_of: BankOf, open_model: ModelOpener |
     started = time.perf_counter()
     own = _judge_user_model(asked, opened)
     phases = tuple(phase for phase in built if phase not in aside)
-    wanted = Wanted(phases, candidate=asked.candidate, device=asked.device, thorough=asked.thorough,
-                    jobs=1 if "cuda" in chosen.run else min(2, os.cpu_count() or 1))
+    wanted = GateRequest(
+        phases,
+        candidate=asked.candidate,
+        device=asked.device,
+        thorough=asked.thorough,
+        jobs=1 if "cuda" in chosen.run else min(2, os.cpu_count() or 1),
+    )
     expected = expected_cases(wanted, contracts)
     with one_thread():
         gated = _run_gate(wanted, len(expected))
@@ -108,7 +113,7 @@ def _choose_phases(
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the phases that are built, and those of them that are not judged, with the reason."""
     built = tuple(
-        p for p in ("engine", *phase_status.PHASES) if runner.built(contracts.get(p), ROOT)
+        p for p in ("engine", *phase_status.PHASES) if runner.is_built(contracts.get(p), ROOT)
     )
     if absent := [phase for phase in asked.phases if phase not in built]:
         raise SuiteError(f"phase {absent[0]} is not built")
@@ -125,7 +130,7 @@ def phases_not_judged(candidate: str | None, phases: Sequence[str],
     """
     if candidate is None:
         return {}
-    offered = candidates.load(candidate)
+    offered = candidates.load_candidate(candidate)
     engine = offered.op("engine") is not None
     known = sorted({op for phase in phases for op in contracts[phase].ops})
     why = "what this phase asks of a program, if anything, is asked by `rowtwin gate` alone" \
@@ -162,24 +167,24 @@ def _judge_user_model(asked: ReportOptions, opened: UserModel | None) -> UserMod
     if opened is None:
         return None
     from reports.user_model import judge_model
-    with Stage("your model") as tell:
+    with ProgressBar("your model") as tell:
         return judge_model(opened, asked.minutes, asked.candidate or "in-tree",
                            lambda line: print(line, flush=True), tell)
 
 
-def _run_gate(wanted: Wanted, total: int) -> Gated:
-    with Stage("cases", total) as tell:
+def _run_gate(wanted: GateRequest, total: int) -> GateResult:
+    with ProgressBar("cases", total) as tell:
         return runner.run_gate(wanted, through=True, on_verdict=lambda v: tell(v.case))
 
 
 def _run_mutants(
-    bank_of: BankOf, phases: Sequence[str], chosen: tiers.Tiers, few: bool
+    bank_of: BankOf, phases: Sequence[str], chosen: tiers.TierSelection, few: bool
 ) -> MutantResults:
     if chosen.absent or not phases:  # what was asked for cannot be had: nothing can be killed
-        return MutantResults(mutants.close([], [], []))
-    here = tiers.choose("auto")  # a mutant that another tier shows has not survived this one
+        return MutantResults(mutants.make_matrix([], [], []))
+    here = tiers.select_tiers("auto")  # a mutant that another tier shows has not survived this one
     tried = chosen if "cuda" in (*here.run, *chosen.run) else here
-    with Stage("mutants") as tell:
+    with ProgressBar("mutants") as tell:
         return mutant_runner.run_mutants(
             bank_of,
             phases,
@@ -191,9 +196,9 @@ def _run_mutants(
         )
 
 
-def expected_cases(wanted: Wanted, contracts: Mapping[str, Contract]) -> list[Case]:
+def expected_cases(wanted: GateRequest, contracts: Mapping[str, Contract]) -> list[Case]:
     """Return every case that must leave a verdict, over all the processes of a run."""
-    return [case for device in tiers.passes(wanted.device) for phase in wanted.phases
+    return [case for device in tiers.device_passes(wanted.device) for phase in wanted.phases
             for case in runner.expected_cases(wanted, contracts[phase], device)]
 
 
@@ -207,9 +212,9 @@ def missing_verdicts(
     known = {verdict.case for verdict in verdicts}
     for case in expected:
         if case.id not in known:
-            repro = outcome.repro_of(case, contracts[case.phase].package, asked.candidate,
+            repro = outcome.repro_command(case, contracts[case.phase].package, asked.candidate,
                                        asked.device)
-            yield outcome.record(case, SuiteError("it left no verdict"), None, seconds=0.0,
+            yield outcome.make_verdict(case, SuiteError("it left no verdict"), None, seconds=0.0,
                                    subject=asked.candidate or "in-tree", repro=repro)
 
 

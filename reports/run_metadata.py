@@ -15,9 +15,9 @@ from contracts.schema import Contract, Tier
 from falsifiers.gate.phase_status import PhaseResult
 from falsifiers.gate.tiers import TIERS
 from falsifiers.judging.errors import SuiteError
-from falsifiers.judging.matrix import Matrix
+from falsifiers.judging.matrix import KillMatrix
 from falsifiers.judging.verdict import Record, Verdict
-from falsifiers.tensor_files.safetensors_file import UnreadableError, content
+from falsifiers.tensor_files.safetensors_file import UnreadableError, read_bytes
 from reports.evidence import Evidence
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
@@ -57,7 +57,7 @@ class SavedRun:
     run: RunRecord
     verdicts: Mapping[str, Verdict]
     """By case."""
-    matrix: Matrix
+    matrix: KillMatrix
 
 
 def make_record(evidence: Evidence) -> RunRecord:
@@ -94,7 +94,7 @@ def _utf8_text(words: str) -> str:
 def load_run(folder: Path) -> SavedRun:
     """Read a report's folder; raise `SuiteError` in one sentence when it is none, or not whole."""
     run = _parse_json(RunRecord, folder / "run.json", _read_file(folder / "run.json"))
-    matrix = _parse_json(Matrix, folder / "mutants.json", _read_file(folder / "mutants.json"))
+    matrix = _parse_json(KillMatrix, folder / "mutants.json", _read_file(folder / "mutants.json"))
     path = folder / "verdicts.jsonl"
     lines = _read_file(path).split(b"\n")
     if lines.pop():
@@ -114,7 +114,7 @@ def _read_file(path: Path) -> bytes:
         if not path.is_file():
             raise SuiteError(f"{path.parent}: is no report, since it has no {path.name}: make one "
                              f"with rowtwin report --out {path.parent}")
-        return content(path, MAX_BYTES)
+        return read_bytes(path, MAX_BYTES)
     except UnreadableError as error:
         raise SuiteError(str(error)) from None
     except OSError as error:

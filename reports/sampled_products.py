@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from falsifiers.instruments import scalar_reference
-from falsifiers.judging.batch_driver import prompt_of
+from falsifiers.judging.batch_driver import make_prompt
 from falsifiers.judging.judge import Judge
 
 INPUT_SCALES = (1.0, 1 / 64, 16.0)
@@ -68,7 +68,7 @@ def _spread_rows(n: int, count: int) -> list[int]:
 
 def _input_rows(k: int) -> Tensor:
     """Return one input row f32[k] of each size, the same on every machine."""
-    rows = [prompt_of(1000 + i, k, 1 << 16) for i in range(len(INPUT_SCALES))]
+    rows = [make_prompt(1000 + i, k, 1 << 16) for i in range(len(INPUT_SCALES))]
     values = (np.array(rows, dtype=np.float32) - 32768) / 16384
     return torch.from_numpy(values * np.array(INPUT_SCALES, dtype=np.float32)[:, None])
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from falsifiers.judging.matrix import Matrix
+from falsifiers.judging.matrix import KillMatrix
 from falsifiers.judging.verdict import Verdict
 from reports.run_metadata import RunRecord
 
 FOLDER = Path(__file__).parent / "schema"
 SCHEMA_MODELS: dict[str, type[BaseModel]] = {
-    "verdict.schema.json": Verdict, "run.schema.json": RunRecord, "mutants.schema.json": Matrix}
+    "verdict.schema.json": Verdict, "run.schema.json": RunRecord, "mutants.schema.json": KillMatrix}
 """By file: one line of verdicts.jsonl, run.json, mutants.json."""
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 EXTRA_RULES: tuple[dict[str, Any], ...] = (

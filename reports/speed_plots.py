@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from falsifiers.gate.benchmark_records import Product, Products, Step, Steps
+from falsifiers.gate.benchmark_records import ProductTime, ProductTimes, StepTime, StepTimes
 from reports import llama_cpp_baseline
 from reports.plots import (
     ACCENT,
@@ -30,7 +30,7 @@ OP_FAMILIES: dict[str, Callable[[str], bool]] = {
 MARKERS, BASELINE_COLOUR = "os^Dv", 6
 
 
-def step_time_plot(steps: Steps) -> Plot:
+def step_time_plot(steps: StepTimes) -> Plot:
     """Return the time of a step against m, by path and context, over its floor."""
     figure, axes = _make_log_axes(
         f"Time of a decode step, {escape_label(steps.device)}", "rows in the step, m", "time (ms)"
@@ -74,7 +74,7 @@ def step_time_plot(steps: Steps) -> Plot:
     )
 
 
-def step_split_plot(steps: Steps) -> Plot | None:
+def step_split_plot(steps: StepTimes) -> Plot | None:
     """Return where a step's time goes, by width and context, or None when it was not split."""
     figures = [f for f in steps.figures if f.split]
     if not figures:
@@ -105,7 +105,7 @@ def step_split_plot(steps: Steps) -> Plot | None:
     )
 
 
-def time_by_family(step: Step) -> dict[str, float]:
+def time_by_family(step: StepTime) -> dict[str, float]:
     """Return a step's split by family of ops."""
     told = dict.fromkeys(OP_FAMILIES, 0.0)
     for op, ms in step.split.items():
@@ -113,10 +113,10 @@ def time_by_family(step: Step) -> dict[str, float]:
     return told
 
 
-def product_time_plot(products: Products) -> Plot:
+def product_time_plot(products: ProductTimes) -> Plot:
     """Return the time of each matrix's product against m, a panel a matrix, over its floor."""
     from matplotlib.figure import Figure
-    groups: dict[str, list[Product]] = {}
+    groups: dict[str, list[ProductTime]] = {}
     for f in products.figures:
         groups.setdefault(f"{f.name} {f.kind}, {f.rows:,} x {f.columns:,}", []).append(f)
     rows = -(-len(groups) // 3)
@@ -163,8 +163,8 @@ def _set_width_ticks(axes: Any, ms: set[int]) -> None:
     axes.set_xticks(sorted(ms), [str(m) for m in sorted(ms)])
 
 
-def _group_steps(figures: Sequence[Step]) -> dict[tuple[str, int], list[Step]]:
-    groups: dict[tuple[str, int], list[Step]] = {}
+def _group_steps(figures: Sequence[StepTime]) -> dict[tuple[str, int], list[StepTime]]:
+    groups: dict[tuple[str, int], list[StepTime]] = {}
     for f in sorted(figures, key=lambda f: f.m):
         groups.setdefault((f.path, f.context), []).append(f)
     return dict(sorted(groups.items()))

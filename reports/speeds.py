@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contracts.schema import Contract
-from falsifiers.gate.benchmark_records import Products, Steps, load_products, load_steps
-from falsifiers.gate.receipts import digest_of
+from falsifiers.gate.benchmark_records import ProductTimes, StepTimes, load_products, load_steps
+from falsifiers.gate.receipts import phase_digest
 from reports import speed_plots
 from reports.evidence import Evidence, StoredBenchmark
 from reports.plots import Plot
@@ -36,7 +36,7 @@ def load_benchmarks(root: Path, contracts: Mapping[str, Contract]) -> list[Store
 
     def fresh(digest: str, phase: str) -> bool:
         if phase in contracts and phase not in now:
-            now[phase] = digest_of(contracts[phase], root)
+            now[phase] = phase_digest(contracts[phase], root)
         return bool(digest) and now.get(phase) == digest
 
     return [*(StoredBenchmark(found, fresh(found.digest, found.figures[0].path))
@@ -49,11 +49,11 @@ def speed_views(evidence: Evidence) -> list[SpeedView]:
     """Return every measurement to show; none when anything is red, whatever was kept before."""
     if evidence.exit_code == 1 or evidence.kills.matrix.survivors:
         return []
-    return [_step_view(one.figures, one.fresh) if isinstance(one.figures, Steps)
+    return [_step_view(one.figures, one.fresh) if isinstance(one.figures, StepTimes)
             else _product_view(one.figures, one.fresh) for one in evidence.speeds]
 
 
-def _format_conditions(figures: Steps | Products, fresh: bool) -> str:
+def _format_conditions(figures: StepTimes | ProductTimes, fresh: bool) -> str:
     day = f", {figures.measured}" if figures.measured else ""
     code = "of these very kernels" if fresh else \
         "not known to be of these very kernels: the code has changed since, or was not recorded"
@@ -61,7 +61,7 @@ def _format_conditions(figures: Steps | Products, fresh: bool) -> str:
     return f"{figures.device}, torch {figures.torch}{driver}{day}; {code}."
 
 
-def _step_view(steps: Steps, fresh: bool) -> SpeedView:
+def _step_view(steps: StepTimes, fresh: bool) -> SpeedView:
     rows = tuple((f.path, f"{f.context:,}", str(f.m), f"{f.milliseconds:.3f}", f"{f.fastest:.3f}",
                   f"{f.slowest:.3f}", f"{f.floor:.3f}", f"{f.milliseconds / f.floor:.1f}",
                   f"{f.tokens_a_second:,.0f}", f"{f.kernels:,}" if f.kernels else "-",
@@ -81,7 +81,7 @@ def _step_view(steps: Steps, fresh: bool) -> SpeedView:
     )
 
 
-def _product_view(products: Products, fresh: bool) -> SpeedView:
+def _product_view(products: ProductTimes, fresh: bool) -> SpeedView:
     return SpeedView("Single products", _format_conditions(products, fresh), (
         f"Quantising eight rows takes {products.quantize_m8_us:.1f} us, shared by products that "
         f"read the same ones, and is not in these times.",),

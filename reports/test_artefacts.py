@@ -10,7 +10,7 @@ import pytest
 
 from falsifiers.gate import verdict_reporter
 from falsifiers.judging.errors import SuiteError
-from falsifiers.judging.matrix import Matrix
+from falsifiers.judging.matrix import KillMatrix
 from reports import artefacts, fake_evidence
 from reports.evidence import Evidence
 from reports.junit import junit_xml
@@ -33,8 +33,8 @@ def test_every_file_is_written_and_reads_back(evidence: Evidence, tmp_path: Path
     folder = artefacts.prepare_folder(tmp_path / "a" / "b")
     artefacts.write_report(folder, evidence)
     assert {path.name for path in folder.iterdir()} == set(artefacts.FILE_NAMES)
-    assert verdict_reporter.read(folder / "verdicts.jsonl") == evidence.every_verdict
-    matrix = Matrix.model_validate(json.loads((folder / "mutants.json").read_text()))
+    assert verdict_reporter.read_verdicts(folder / "verdicts.jsonl") == evidence.every_verdict
+    matrix = KillMatrix.model_validate(json.loads((folder / "mutants.json").read_text()))
     assert matrix == evidence.kills.matrix
 
 

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from typer.main import get_group
 
-from falsifiers.meta.tree.documents import ROOT, blocks
+from falsifiers.meta.tree.documents import ROOT, parse_blocks
 from reports.cli import app
 
 RECIPE, TUTORIAL = ROOT / "docs" / "ci.md", ROOT / "docs" / "tutorial.md"
@@ -30,7 +30,7 @@ NOT_CLONED = shutil.ignore_patterns(".git", ".venv", ".cache", ".*_cache", "__py
 
 def recipe() -> dict[str, str]:
     """Return what is pasted and the workflow, by the names that the text gives them."""
-    return {block.said: block.text for block in blocks(RECIPE)}
+    return {block.said: block.text for block in parse_blocks(RECIPE)}
 
 
 def workflow() -> dict[Any, Any]:
@@ -44,7 +44,7 @@ def command_steps(told: dict[Any, Any]) -> dict[str, dict[str, Any]]:
 
 
 def tutorial_kernel(mended: bool) -> str:
-    (text,) = [block.text for block in blocks(TUTORIAL) if block.kind == "file"]
+    (text,) = [block.text for block in parse_blocks(TUTORIAL) if block.kind == "file"]
     return text.replace("parts = 4 if m == 1 else 1", "parts = 4") if mended else text
 
 

@@ -12,7 +12,7 @@ import rowtwin
 from contracts.schema import Case
 from falsifiers.gate import receipts, runner
 from falsifiers.gate.receipts import Receipt
-from falsifiers.meta.console.command import Main, main_of
+from falsifiers.meta.console.command import Main, make_main
 from reports import artefacts, claims, fake_evidence
 from reports.claims import Claim, Proof
 from reports.render import page
@@ -63,7 +63,7 @@ def write_receipt(tmp_path: Path, outcome: str, digest: str) -> None:
 def test_red_on_this_code_outweighs_every_pass_and_every_older_word(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, kept: str, digest: str,
         told: tuple[str, bool]) -> None:
-    monkeypatch.setattr(receipts, "digest_of", lambda contract, root: "now")
+    monkeypatch.setattr(receipts, "phase_digest", lambda contract, root: "now")
     write_receipt(tmp_path, kept, digest)
     proof = claims.collect_proofs(CONTRACTS, [fake_evidence.verdict(CASES[0], here)], tmp_path)[
         CASES[0].id
@@ -115,11 +115,11 @@ def test_page_tells_every_claim() -> None:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    monkeypatch.setattr(runner, "contracts_of", lambda: CONTRACTS)
+    monkeypatch.setattr(runner, "contracts_by_phase", lambda: CONTRACTS)
     monkeypatch.setattr(claims, "code_digest", lambda root: "code")
     monkeypatch.setattr(artefacts, "page", lambda evidence: "")
 
-    return main_of(rowtwin.main, monkeypatch, capsys, "claims")
+    return make_main(rowtwin.main, monkeypatch, capsys, "claims")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 import rowtwin
 from engine.testmodels import model_path
-from falsifiers.meta.console.command import Main, main_of
+from falsifiers.meta.console.command import Main, make_main
 from reports.user_model import judge_model
 
 
@@ -16,7 +16,7 @@ from reports.user_model import judge_model
 def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command: exit code, stdout, stderr."""
     monkeypatch.chdir(rowtwin.ROOT)
-    return main_of(rowtwin.main, monkeypatch, capsys, "report")
+    return make_main(rowtwin.main, monkeypatch, capsys, "report")
 
 
 def test_help_names_an_example_and_every_option(report: Main) -> None:

@@ -129,14 +129,16 @@ def large_evidence(outcome: str, text: str) -> Evidence:
         ]
         verdicts += mine
         results.append(phase_status.judge_phase(phase, mine))
-    rows = [matrix.Row(name=f"{n}{text}", phase="p1", fault=text, device="cpu", expected=())
-            for n in range(90)]
+    rows = [
+        matrix.MutantResult(name=f"{n}{text}", phase="p1", fault=text, device="cpu", expected=())
+        for n in range(90)
+    ]
     told = tuple(f"p1/{row.name}" for row in rows) if outcome != "passed" else ()
     return fakes.evidence(
         verdicts=verdicts,
         results=results,
         kills=MutantResults(
-            matrix.Matrix(mutants=tuple(rows), survivors=told, idle_falsifiers=(), not_run=())
+            matrix.KillMatrix(mutants=tuple(rows), survivors=told, idle_falsifiers=(), not_run=())
         ),
         contracts={phase: fakes.contract(phase, text) for phase in phases},
     )
@@ -257,7 +259,7 @@ def test_file_that_is_missing_or_too_large_is_refused(tmp_path: Path,
 def test_command_prints_the_comment_and_ends_as_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "contracts_of", dict)
+    monkeypatch.setattr(runner, "contracts_by_phase", dict)
     for name, evidence in (
         ("base", fakes.evidence()),
         ("now", fakes.evidence(fakes.MIXED_OUTCOMES)),

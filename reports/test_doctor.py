@@ -100,7 +100,7 @@ def test_torch_that_cannot_be_imported_proves_nothing(monkeypatch: pytest.Monkey
 
 def run_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
          *words: str) -> tuple[int, str]:
-    monkeypatch.setattr(runner, "contracts_of", lambda: {"p1": fake_evidence.contract()})
+    monkeypatch.setattr(runner, "contracts_by_phase", lambda: {"p1": fake_evidence.contract()})
     monkeypatch.setattr(sys, "argv", ["rowtwin", "doctor", *words])
     with pytest.raises(SystemExit) as end:
         rowtwin.main()

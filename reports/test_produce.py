@@ -11,7 +11,7 @@ import pytest
 
 from contracts.schema import Contract
 from falsifiers.gate import phase_status, runner, tiers
-from falsifiers.gate.runner import Gated, Run, Wanted
+from falsifiers.gate.runner import GateRequest, GateResult, PytestRun
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.matrix import Bank
 from reports import fake_evidence, produce, speeds
@@ -19,7 +19,7 @@ from reports.fake_bank import bank_of
 from reports.mutant_runner import run_mutants
 from reports.produce import ReportOptions
 
-CPU = tiers.Tiers(("cpu",), {}, {})
+CPU = tiers.TierSelection(("cpu",), {}, {})
 
 
 @pytest.fixture
@@ -28,15 +28,15 @@ def tree(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     made = fake_evidence.contract()
     tree: dict[str, Any] = {"verdicts": [fake_evidence.verdict(case) for case in made.expand()]}
 
-    def run_gate(wanted: Wanted, **options: Any) -> Gated:
+    def run_gate(wanted: GateRequest, **options: Any) -> GateResult:
         tree["wanted"] = wanted
         for verdict in tree["verdicts"]:
             options["on_verdict"](verdict)
-        return Gated([phase_status.judge_phase("p1", tree["verdicts"], made.expand())],
-                     Run(tree["verdicts"]))
+        return GateResult([phase_status.judge_phase("p1", tree["verdicts"], made.expand())],
+                     PytestRun(tree["verdicts"]))
 
-    monkeypatch.setattr(runner, "contracts_of", lambda: {"p1": made})
-    monkeypatch.setattr(runner, "built", lambda contract, root: contract is not None)
+    monkeypatch.setattr(runner, "contracts_by_phase", lambda: {"p1": made})
+    monkeypatch.setattr(runner, "is_built", lambda contract, root: contract is not None)
     monkeypatch.setattr(runner, "run_gate", run_gate)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     monkeypatch.setattr(
@@ -71,7 +71,7 @@ def test_mutants_are_not_tried_when_they_are_not_wanted(tree: dict[str, Any],
 def test_phases_that_were_not_named_are_set_aside(tree: dict[str, Any], tmp_path: Path,
                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     both = {"p1": fake_evidence.contract(), "p3": fake_evidence.contract("p3")}
-    monkeypatch.setattr(runner, "contracts_of", lambda: both)
+    monkeypatch.setattr(runner, "contracts_by_phase", lambda: both)
     asked = ReportOptions(tmp_path, device="cpu", mutants=False, phases=("p1",))
     assert produce.make_report(asked, bank_of, None) == 0
     assert tree["wanted"].phases == ("p1",)

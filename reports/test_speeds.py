@@ -10,7 +10,7 @@ import pytest
 
 from contracts.load import load_contracts
 from falsifiers.gate.benchmark_records import load_products, load_steps
-from falsifiers.gate.receipts import FOLDER, digest_of, load_receipts
+from falsifiers.gate.receipts import FOLDER, load_receipts, phase_digest
 from falsifiers.gate.runner import ROOT
 from falsifiers.meta.gate.fake_benchmarks import products, step, steps
 from falsifiers.witness.cli import judge_file
@@ -98,7 +98,7 @@ def test_hostile_words_of_kept_figures_are_escaped() -> None:
 
 def test_kept_times_are_fresh_only_for_the_kernels_that_were_measured(tmp_path: Path) -> None:
     contracts = load_contracts()
-    now = digest_of(contracts["p4"], ROOT)
+    now = phase_digest(contracts["p4"], ROOT)
     for name, digest in (("a", now), ("b", "older"), ("c", "")):
         folder = tmp_path / FOLDER / name
         folder.mkdir(parents=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from contracts.schema import Case
 from falsifiers.judging import outcome
-from falsifiers.judging.batch_driver import Batch, RowsOf, alone, prompt_of
+from falsifiers.judging.batch_driver import BatchDriver, MakeRows, make_prompt, run_solo
 from falsifiers.judging.errors import Unmeasurable
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.verdict import Verdict
@@ -48,7 +48,7 @@ class UserModel:
     """The name of the path under test."""
     engine: Any
     """An engine candidate over that path."""
-    rows: RowsOf
+    rows: MakeRows
     oracle: Callable[[Sequence[int]], Iterator[Tensor]]
     """Yields forward_single's logits f32[vocab] after each token, in a state of its own."""
     project: Callable[[Any, Tensor, Tensor], None]
@@ -138,7 +138,7 @@ class _ModelJudge:
             error = caught
         self.cases.append(case)
         quoted = "'" + self.opened.name.replace("'", "'\\''") + "'"
-        self.verdicts.append(outcome.record(
+        self.verdicts.append(outcome.make_verdict(
             case, error, judge, subject=self.subject, seconds=time.perf_counter() - started,
             repro=f"rowtwin report --model {quoted} --minutes {self.minutes:g}"))
 
@@ -153,8 +153,8 @@ class _ModelJudge:
                        lambda judge: self._judge_batch(judge, planned.batch))
 
     def _judge_single(self, judge: Judge, length: int) -> None:
-        tokens = prompt_of(0, length, self.opened.vocab)
-        stream = alone(self.opened.engine, self.opened.rows, tokens, 0, length)
+        tokens = make_prompt(0, length, self.opened.vocab)
+        stream = run_solo(self.opened.engine, self.opened.rows, tokens, 0, length)
         for step, want in enumerate(self.opened.oracle(tokens)):
             judge.equal("logits", stream.logits[step], want, rule="truth", step=step)
             self.progress(f"m = 1, token {step + 1} of {length}")
@@ -166,13 +166,13 @@ class _ModelJudge:
 
     def _judge_batch(self, judge: Judge, length: int) -> None:
         opened, slots = self.opened, (2, 0, 3)
-        batch = Batch(opened.engine, opened.rows, judge, slots=4, capacity=length)
+        batch = BatchDriver(opened.engine, opened.rows, judge, slots=4, capacity=length)
         if hasattr(opened.engine, "write_state"):
             batch.poison(1)  # the slot that nobody names
         for number, slot in enumerate(slots):
             self.progress(f"m = 3, sequence {number + 1} alone")
-            prompt = prompt_of(number, length - number, opened.vocab)
-            batch.join(slot, alone(opened.engine, opened.rows, prompt, 0, length))
+            prompt = make_prompt(number, length - number, opened.vocab)
+            batch.join(slot, run_solo(opened.engine, opened.rows, prompt, 0, length))
             if self.clock.expired:
                 raise Unmeasurable("the time was used up before a step of three rows ran")
         batch.step(slots, (3, 2, 1))  # ragged chunks, after which all have as many left

@@ -49,7 +49,7 @@ class PhaseSummary:
     @property
     def proof(self) -> str:
         """What is known of a device, in words."""
-        return phase_status.proof_told(self.result, self.contract) if self.result else ""
+        return phase_status.describe_proof(self.result, self.contract) if self.result else ""
 
 
 @dataclass(frozen=True)

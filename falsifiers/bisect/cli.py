@@ -112,7 +112,7 @@ def _bisect_case(asked: BisectRequest, case: str, said: tuple[str | None, str | 
     from falsifiers.bisect import session
     from falsifiers.gate import phase_status
     found, bank, subject = rowtwin.find_case(case, asked.candidate)
-    if found.phase in phase_status.SERVING:
+    if found.phase in phase_status.SERVING_PHASES:
         return _bisect_stack(asked, found.phase, found, more, as_json)
     asked, taken = session.steps_from_case(asked, found, bank, subject, *said)
     return _search_and_print(asked, taken, more, as_json)
@@ -121,9 +121,9 @@ def _bisect_case(asked: BisectRequest, case: str, said: tuple[str | None, str | 
 def _serving_phase(phase: str | None) -> str | None:
     """Return the phase of the serving stack that is meant, if one is."""
     from falsifiers.gate import phase_status
-    from falsifiers.gate.runner import phase_name
-    name = None if phase in (None, "newest") else phase_name(phase)
-    return name if name in phase_status.SERVING else None
+    from falsifiers.gate.runner import parse_phase
+    name = None if phase in (None, "newest") else parse_phase(phase)
+    return name if name in phase_status.SERVING_PHASES else None
 
 
 def _bisect_stack(asked: BisectRequest, phase: str, case: Case | None,
@@ -214,10 +214,10 @@ def _check_options(m: int, steps: int, prompt: int, device: str) -> None:
             raise SuiteError(f"{name} must be 1 to {most}, but is {value}")
     if device not in tiers.TIERS:
         raise SuiteError(f"unknown device {device!r}: choose one of {', '.join(tiers.TIERS)}")
-    for tier, why in tiers.choose(device).absent.items():
+    for tier, why in tiers.select_tiers(device).absent.items():
         raise SuiteError(f"the batch cannot run on {tier}: {why}")
-    tiers.fix_triton_mode(tiers.choose(device))
-    tiers.one_thread()
+    tiers.fix_triton_mode(tiers.select_tiers(device))
+    tiers.limit_torch_threads()
 
 
 def format_report(report: Report) -> list[str]:

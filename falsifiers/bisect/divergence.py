@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from falsifiers.judging.judge import as_bits, hex_of, ulps_apart
+from falsifiers.judging.judge import as_bits, format_bits, ulps_apart
 
 Mode = Literal["reported", "silent", "greedy"]
 """Steps report their ops, do not, or do not and are followed by greedy runs."""
@@ -109,6 +109,6 @@ def diff_values(got: Tensor, want: Tensor) -> tuple[ValueDiff | None, str]:
     a, b = got.reshape(-1), want.reshape(-1)
     low, high = max(0, at - CONTEXT_VALUES), at + CONTEXT_VALUES + 1
     index = [int(i) for i in torch.unravel_index(torch.tensor(at), got.shape)]
-    return ValueDiff(index, hex_of(a[at]), hex_of(b[at]),
+    return ValueDiff(index, format_bits(a[at]), format_bits(b[at]),
                   int(ulps_apart(a[at], b[at])) if a.is_floating_point() else None,
                   int(bad.sum()), len(bad), low, a[low:high].tolist(), b[low:high].tolist()), ""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from falsifiers.bisect.trace import digest_tensor
-from falsifiers.judging.batch_driver import RowsOf, prompt_of
+from falsifiers.judging.batch_driver import MakeRows, make_prompt
 from falsifiers.judging.errors import SuiteError
 
 TAIL_ROWS = 17
@@ -51,14 +51,14 @@ def plan(m: int, steps: int, prompt: int, vocab: int, seed: int = 0) -> list[Ste
     """
     draw = random.Random(seed)
     slots = draw.sample(range(m + IDLE_SLOTS), m)
-    texts = {slot: (prompt_of(1000 * seed + i, prompt + 5 * steps + 8, vocab), 0)
+    texts = {slot: (make_prompt(1000 * seed + i, prompt + 5 * steps + 8, vocab), 0)
              for i, slot in enumerate(slots)}
     made = []
     for number in range(steps):
         joins: tuple[int, ...] = tuple(slots) if number == 0 else ()
         if number == 4:
             joins = (slots[-1],)
-            texts[slots[-1]] = (prompt_of(1000 * seed + m, 5 * steps + 8, vocab), 0)
+            texts[slots[-1]] = (make_prompt(1000 * seed + m, 5 * steps + 8, vocab), 0)
         active = slots[1:] if number == 3 and m > 1 else list(slots)
         counts = [
             _token_count(number, i, slot == slots[0], prompt) for i, slot in enumerate(active)
@@ -100,7 +100,7 @@ class Setup:
     """The model that runs the rows alone."""
     trusted_path: Any
     """A path whose ops are known to be right, to swap back."""
-    rows: RowsOf
+    rows: MakeRows
 
     @property
     def is_self_compared(self) -> bool:

@@ -10,7 +10,7 @@ from falsifiers.bisect.divergence import split_op_id
 from falsifiers.bisect.paired_runs import IDLE_SLOTS, Setup
 from falsifiers.bisect.scenario import Scenario
 from falsifiers.bisect.shrink import ShrinkResult
-from falsifiers.gate.candidates import absolute
+from falsifiers.gate.candidates import make_absolute
 
 TEST_NAME = "test_rows_of_a_batch_equal_rows_alone"
 SCRIPT_TEMPLATE = '''\
@@ -89,7 +89,7 @@ def render_script(asked: BisectRequest, shrunk: ShrinkResult, file: Path) -> str
     )
     model = Path(asked.model)  # a script is run from anywhere
     known = {"model": str(model.resolve()) if model.is_file() else asked.model,
-             "candidate": asked.candidate and absolute(asked.candidate)}
+             "candidate": asked.candidate and make_absolute(asked.candidate)}
     greedy = ", greedy=True" if shrunk.report.seen == "greedy" else ""
     made = [
         SCRIPT_TEMPLATE.format(

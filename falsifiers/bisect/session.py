@@ -14,7 +14,7 @@ from falsifiers.bisect.scenario import Scenario
 from falsifiers.bisect.search import Bisection
 from falsifiers.bisect.shrink import Shrinker, ShrinkResult
 from falsifiers.bisect.step_recorder import record_steps
-from falsifiers.gate.runner import phase_name
+from falsifiers.gate.runner import parse_phase
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.matrix import Bank
 from falsifiers.judging.subject import Subject
@@ -35,7 +35,7 @@ def steps_from_case(
     if asked.mutant is not None:
         raise SuiteError("--mutant runs in drawn steps: give --m, --steps and --prompt with it, "
                          "not --case")
-    if phase is not None and phase_name(phase) != case.phase:
+    if phase is not None and parse_phase(phase) != case.phase:
         raise SuiteError(f"--phase {phase} is not the phase of {case.id}")
     noted = record_steps(case, bank, subject)
     asked = replace(asked, phase=case.phase, device=case.tier,

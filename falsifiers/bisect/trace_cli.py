@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from falsifiers.bisect.cli import Prompt, Seed, Steps, Width, plan_run
-from falsifiers.console.cli_app import readable
+from falsifiers.console.cli_app import escape_non_utf8
 
 if TYPE_CHECKING:
     from falsifiers.bisect.trace_compare import Bounds, Comparison
@@ -52,8 +52,10 @@ def trace(
     setup, run = plan_run(model, (phase, candidate, "oracle", device), m, steps, prompt, seed)
     lane = SoloRun(setup, None, run) if alone else BatchRun(setup, setup.path(), run, m)
     engine = f"rowtwin, {'forward_single' if alone else setup.name}"
-    size = record_trace(out, lane, run, {"engine": readable(engine), "model": readable(model)})
-    print(f"{readable(str(out))}: {len(run)} steps of {engine}, {size:,} bytes of tensors")
+    size = record_trace(
+        out, lane, run, {"engine": escape_non_utf8(engine), "model": escape_non_utf8(model)}
+    )
+    print(f"{escape_non_utf8(str(out))}: {len(run)} steps of {engine}, {size:,} bytes of tensors")
 
 
 def compare_trace_dirs(traces: Sequence[Path], names: Path | None,

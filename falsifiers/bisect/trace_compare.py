@@ -18,7 +18,7 @@ from falsifiers.bisect.trace_files import TensorLine, TraceDir, TraceStep
 from falsifiers.bisect.trace_names import NameMap
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.judge import as_bits
-from falsifiers.judging.tolerance import spread
+from falsifiers.judging.tolerance import cosine_and_norm_ratio
 
 MAX_DIFFERENCES = 12
 """Differences of a cell that are kept; all are counted."""
@@ -203,5 +203,5 @@ def _compare_tensors(number: int, step: TraceStep, key: TensorKey, got: Tensor, 
 
 def _worst_spread(got: Tensor, want: Tensor) -> tuple[float, float]:
     """Return the least cosine of a token's vector, and its ratio of norms farthest from 1."""
-    cosine, ratio = spread(got.reshape(len(got), -1), want.reshape(len(want), -1))
+    cosine, ratio = cosine_and_norm_ratio(got.reshape(len(got), -1), want.reshape(len(want), -1))
     return float(cosine.min()), float((ratio - 1).abs().max())

@@ -16,10 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from falsifiers.console.atomic_directory import whole
-from falsifiers.console.cli_app import readable
+from falsifiers.console.atomic_directory import write_atomically
+from falsifiers.console.cli_app import escape_non_utf8
 from falsifiers.judging.errors import SuiteError
-from falsifiers.tensor_files.safetensors_file import HEADER, UnreadableError, content, read, write
+from falsifiers.tensor_files.safetensors_file import (
+    MAX_HEADER_BYTES,
+    UnreadableError,
+    read_bytes,
+    read_tensors,
+    write_tensors,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,7 +133,9 @@ class TraceStep:
         """Read the step's tensors by key, each held to its line."""
         path, size = self.folder / self.line.file, sum(one.byte_count for one in self.tensors)
         try:
-            held, _ = read(path, min(size, MAX_STEP_BYTES), HEADER + 512 * len(self.tensors))
+            held, _ = read_tensors(
+                path, min(size, MAX_STEP_BYTES), MAX_HEADER_BYTES + 512 * len(self.tensors)
+            )
         except UnreadableError as error:
             raise SuiteError(str(error)) from None
         for one in self.tensors:
@@ -154,7 +162,7 @@ class TraceDir:
     @cached_property
     def description(self) -> str:
         """What made it, in words."""
-        return f"{readable(str(self.folder))} ({self.header.engine})"
+        return f"{escape_non_utf8(str(self.folder))} ({self.header.engine})"
 
 
 def load_trace(folder: Path) -> TraceDir:
@@ -163,7 +171,7 @@ def load_trace(folder: Path) -> TraceDir:
         raise SuiteError(f"{folder} is not a directory of a trace")
     path = folder / INDEX
     try:
-        text = content(path, MAX_INDEX_BYTES).decode("utf-8").removesuffix("\n")
+        text = read_bytes(path, MAX_INDEX_BYTES).decode("utf-8").removesuffix("\n")
     except UnreadableError as error:
         raise SuiteError(str(error)) from None
     except UnicodeDecodeError:
@@ -223,11 +231,14 @@ def record_trace(folder: Path, lane: BatchRun | SoloRun, steps: Sequence[Step],
     A run that was broken off leaves no trace at all.
     """
     size = 0
-    with whole(folder, INDEX) as part, (part / INDEX).open("w", encoding="utf-8") as index:
+    with (
+        write_atomically(folder, INDEX) as part,
+        (part / INDEX).open("w", encoding="utf-8") as index,
+    ):
         index.write(json.dumps({"format": "rowtwin-trace", "version": 1, **told}) + "\n")
         for number, step in enumerate(steps):
             lines, tensors = _run_step(lane, number, step)
-            write(part / lines[0]["file"], tensors, {})
+            write_tensors(part / lines[0]["file"], tensors, {})
             index.writelines(json.dumps(line) + "\n" for line in lines)
             size += sum(x.nbytes for x in tensors.values())
     return size

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from contracts.load import UniqueKeyLoader
 from falsifiers.bisect.trace_files import PrintableText
-from falsifiers.judging.errors import SuiteError, printable
-from falsifiers.tensor_files.safetensors_file import UnreadableError, content
+from falsifiers.judging.errors import SuiteError, shorten_name
+from falsifiers.tensor_files.safetensors_file import UnreadableError, read_bytes
 
 MAX_FILE_BYTES = 1 << 20
 LAYER_FIELD = "{layer}"
@@ -73,7 +73,7 @@ def _compile_rules(given: dict[str, str | None]) -> tuple[tuple[re.Pattern[str],
 def load_names(path: Path) -> NameMap:
     """Read a file of names; raise `SuiteError` naming it when it is none."""
     try:
-        read = yaml.load(content(path, MAX_FILE_BYTES), Loader=UniqueKeyLoader)
+        read = yaml.load(read_bytes(path, MAX_FILE_BYTES), Loader=UniqueKeyLoader)
         given = NamesFile.model_validate(read or {})
         return NameMap(_compile_rules(given.ops), _compile_rules(given.tensors))
     except UnreadableError as error:
@@ -81,7 +81,7 @@ def load_names(path: Path) -> NameMap:
     except ValidationError as error:
         told = error.errors()[0]
         where = ".".join(str(part) for part in told["loc"]) or "the whole"
-        raise SuiteError(f"{path}: {printable(where)}: {told['msg']}") from None
+        raise SuiteError(f"{path}: {shorten_name(where)}: {told['msg']}") from None
     except SuiteError as error:
         raise SuiteError(f"{path}: {error}") from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:

@@ -12,7 +12,7 @@ from falsifiers.judging.errors import SuiteError
 
 
 @contextmanager
-def whole(folder: Path, last: str) -> Iterator[Path]:
+def write_atomically(folder: Path, last: str) -> Iterator[Path]:
     """Yield a folder to write into, whose files take their place once all is written.
 
     Until then, and after an error, nothing of it is there, and nothing else is changed. `last` is

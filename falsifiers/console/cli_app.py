@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-READER_GONE = 141  # as a shell tells a death by SIGPIPE
+EXIT_SIGPIPE = 141  # as a shell tells a death by SIGPIPE
 BISECT, SKIP, STOP = "--bisect", 125, 130
 """The option that asks for the exit codes of `git bisect run`: skip a commit, end the search."""
 Table = dict[str, tuple[str, str]]
@@ -65,34 +65,34 @@ class LazyGroup(TyperGroup):
             return super().invoke(ctx)
         except BrokenPipeError:
             _drop_output()
-            raise typer.Exit(READER_GONE) from None
+            raise typer.Exit(EXIT_SIGPIPE) from None
 
 
-def group_of(table: Table) -> type[LazyGroup]:
+def make_group(table: Table) -> type[LazyGroup]:
     """Return the group of a table's commands."""
     return type("Commands", (LazyGroup,), {"table": table})
 
 
-def readable(text: str) -> str:
+def escape_non_utf8(text: str) -> str:
     r"""Return text with the bytes of a path that is not UTF-8 as `\xff`."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-def told(text: str) -> str:
+def escape_control(text: str) -> str:
     r"""Return a message as a terminal may have it: what it would act on stands as `\x1b`."""
     return "".join(letter if letter.isprintable() or letter == "\n"
                    else letter.encode("unicode_escape").decode("ascii")
-                   for letter in readable(text))
+                   for letter in escape_non_utf8(text))
 
 
-def run(app: typer.Typer, mistakes: Callable[[], tuple[type[Exception], ...]]) -> None:
+def run_app(app: typer.Typer, mistakes: Callable[[], tuple[type[Exception], ...]]) -> None:
     """Run a command line; a user's mistake ends in one sentence and exit code 2.
 
     With `--bisect` a commit is called good or bad by a verdict alone: a mistake, a module that
     does not import or a case that nobody knows would be taken for bad, and are skipped.
     """
     if BISECT in sys.argv[1:]:
-        sys.exit(_bisected(app, mistakes))
+        sys.exit(_run_for_git_bisect(app, mistakes))
     try:
         if sys.stdout is None:
             raise SystemExit("rowtwin: standard output is closed")
@@ -102,7 +102,7 @@ def run(app: typer.Typer, mistakes: Callable[[], tuple[type[Exception], ...]]) -
             sys.stdout.flush()
     except BrokenPipeError:
         _drop_output()
-        sys.exit(READER_GONE)
+        sys.exit(EXIT_SIGPIPE)
     except OSError as error:
         if error.errno == errno.ENOSPC and error.filename is None:
             _drop_output()
@@ -111,16 +111,18 @@ def run(app: typer.Typer, mistakes: Callable[[], tuple[type[Exception], ...]]) -
             why = f"{error.filename} cannot be used: {error.strerror}"
         else:
             raise
-        print(f"rowtwin: {told(why)}", file=sys.stderr)
+        print(f"rowtwin: {escape_control(why)}", file=sys.stderr)
         sys.exit(2)
     except Exception as error:
         if not isinstance(error, mistakes()):
             raise
-        print(f"rowtwin: {told(str(error))}", file=sys.stderr)
+        print(f"rowtwin: {escape_control(str(error))}", file=sys.stderr)
         sys.exit(2)
 
 
-def _bisected(app: typer.Typer, mistakes: Callable[[], tuple[type[Exception], ...]]) -> int:
+def _run_for_git_bisect(
+    app: typer.Typer, mistakes: Callable[[], tuple[type[Exception], ...]]
+) -> int:
     """Run a command line and return what `git bisect run` should make of it."""
     try:
         code = typer.main.get_command(app).main(prog_name="rowtwin", standalone_mode=False)
@@ -128,12 +130,12 @@ def _bisected(app: typer.Typer, mistakes: Callable[[], tuple[type[Exception], ..
     except typer.Abort:  # somebody pressed Ctrl-C, which says nothing of a commit
         return STOP
     except Exception as error:
-        _tell(error, mistakes)
+        _print_error(error, mistakes)
         return SKIP
     return code if code in (0, 1) or code >= STOP else SKIP
 
 
-def _tell(error: Exception, mistakes: Callable[[], tuple[type[Exception], ...]]) -> None:
+def _print_error(error: Exception, mistakes: Callable[[], tuple[type[Exception], ...]]) -> None:
     """Say a mistake in a sentence, and where anything else came from."""
     show = getattr(error, "show", None)  # typer's own complaint about the arguments
     try:
@@ -143,6 +145,6 @@ def _tell(error: Exception, mistakes: Callable[[], tuple[type[Exception], ...]])
     if show is not None:
         show()
     elif known:
-        print(f"rowtwin: {readable(str(error))}", file=sys.stderr)
+        print(f"rowtwin: {escape_non_utf8(str(error))}", file=sys.stderr)
     else:
         traceback.print_exception(error)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 
-class Stage:
+class ProgressBar:
     """One bar on stderr: `with Stage("cases", total) as tell: tell("what was done last")`."""
 
     def __init__(self, what: str, total: int | None = None) -> None:
@@ -20,7 +20,7 @@ class Stage:
             redirect_stdout=sys.stdout.isatty())
         self._task = self._bar.add_task(what, total=total, last="")
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> ProgressBar:
         self._bar.start()
         return self
 

@@ -12,7 +12,7 @@ COLOURS = {"PASS": "green", "yes": "green", "fresh": "green", "FAIL": "red", "SU
 """By a cell's first word; a colour only repeats what the word says."""
 
 
-def tinted(text: str) -> str:
+def color_status(text: str) -> str:
     """Return text in the colour of its first word, where a person will see it; else as it is."""
     colour = ANSI.get(COLOURS.get(text.strip().split(" ")[0], ""))
     if colour is None or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
@@ -20,25 +20,25 @@ def tinted(text: str) -> str:
     return f"\x1b[{colour}m{text}\x1b[0m"
 
 
-def show(head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
     """Print a table; when nobody is at a terminal, without colour, frame, or line breaks."""
     if sys.stdout.isatty():
-        _drawn(head, rows, title)
+        _draw(head, rows, title)
         return
     if title:
         print(title)
-    for line in plain([head, *rows]):
+    for line in align_columns([head, *rows]):
         print(line)
 
 
-def plain(rows: Sequence[Sequence[str]]) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows as lines with their columns in line, two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows]
 
 
-def _drawn(head: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
+def _draw(head: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

@@ -17,14 +17,14 @@ from falsifiers.judging.verdict import Record
 
 PER_SLOT = ("conv_step", "gates", "delta_step", "attend")
 """Ops with state, which P4 leaves to later phases and its goal leaves out."""
-Figures = TypeVar("Figures", bound="Conditions")
+Figures = TypeVar("Figures", bound="BenchmarkRecord")
 
 
-class NotEqual(Exception):
+class BitsDifferError(Exception):
     """What was to be timed gave other bits than it should; the message says where."""
 
 
-class Timed(Record):
+class TimeRange(Record):
     """A time with the least and the most that were seen."""
 
     fastest: float = Field(gt=0)
@@ -37,7 +37,7 @@ class Timed(Record):
         return self
 
 
-class Product(Timed):
+class ProductTime(TimeRange):
     """One measured product."""
 
     name: str
@@ -51,7 +51,7 @@ class Product(Timed):
     """Microseconds to read the file's bytes once."""
 
 
-class Conditions(Record):
+class BenchmarkRecord(Record):
     """What figures were measured with and on."""
 
     device: str
@@ -65,15 +65,15 @@ class Conditions(Record):
     """What `digest_of` returned for the kernels that were measured."""
 
 
-class Products(Conditions):
+class ProductTimes(BenchmarkRecord):
     """Times of single products, activations already quantised."""
 
     quantize_m8_us: float
     """Microseconds to quantise eight rows, shared by products that read the same ones."""
-    figures: tuple[Product, ...]
+    figures: tuple[ProductTime, ...]
 
 
-class Step(Timed):
+class StepTime(TimeRange):
     """One measured step: m rows of one token each, every slot's cache `context` tokens long."""
 
     path: str
@@ -112,7 +112,7 @@ class Step(Timed):
         return sum(ms for op, ms in self.split.items() if op not in PER_SLOT)
 
 
-class Prefill(Timed):
+class PrefillTime(TimeRange):
     """One measured prompt, given whole in one step."""
 
     path: str
@@ -129,7 +129,7 @@ class Prefill(Timed):
         return self.tokens / self.seconds
 
 
-class Steps(Conditions):
+class StepTimes(BenchmarkRecord):
     """Times of whole steps of one model file."""
 
     model: str
@@ -140,8 +140,8 @@ class Steps(Conditions):
     """Bytes of one slot's recurrent state."""
     cache_bytes: int
     """Bytes of one token's keys and values."""
-    figures: tuple[Step, ...]
-    prefill: tuple[Prefill, ...] = ()
+    figures: tuple[StepTime, ...]
+    prefill: tuple[PrefillTime, ...] = ()
     left_out: tuple[str, ...] = ()
     """What was asked for and not measured, and why."""
 
@@ -152,7 +152,7 @@ class Steps(Conditions):
             raise ValueError("a path, width and context stand twice among the figures")
         return self
 
-    def at(self, path: str, m: int, context: int) -> Step | None:
+    def at(self, path: str, m: int, context: int) -> StepTime | None:
         """Return one figure, or None where there is none."""
         return next((f for f in self.figures if (f.path, f.m, f.context) == (path, m, context)),
                     None)
@@ -175,17 +175,19 @@ class Steps(Conditions):
         return told
 
 
-def load_steps(root: Path) -> list[Steps]:
+def load_steps(root: Path) -> list[StepTimes]:
     """Read the kept figures of steps of every device; `SuiteError` names a broken file."""
-    return [_read(path, Steps) for path in sorted((root / FOLDER).glob("*/step.json"))]
+    return [_read_records(path, StepTimes) for path in sorted((root / FOLDER).glob("*/step.json"))]
 
 
-def load_products(root: Path) -> list[Products]:
+def load_products(root: Path) -> list[ProductTimes]:
     """Read the kept figures of products of every device; `SuiteError` names a broken file."""
-    return [_read(path, Products) for path in sorted((root / FOLDER).glob("*/gemv.json"))]
+    return [
+        _read_records(path, ProductTimes) for path in sorted((root / FOLDER).glob("*/gemv.json"))
+    ]
 
 
-def _read(path: Path, kind: type[Figures]) -> Figures:
+def _read_records(path: Path, kind: type[Figures]) -> Figures:
     try:
         return kind.model_validate_json(path.read_bytes())
     except (OSError, ValueError) as error:

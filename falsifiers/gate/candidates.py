@@ -21,11 +21,11 @@ from types import CodeType, ModuleType
 from typing import Any, Protocol
 
 from contracts.schema import Case
-from falsifiers.gate.phase_status import DECODE
+from falsifiers.gate.phase_status import DECODE_PHASES
 from falsifiers.judging.errors import Declined, SuiteError
 
-EXAMPLE = "module:phases.p3_row_twin.kernel_exact"
-class Kind(Protocol):
+EXAMPLE_SPEC = "module:phases.p3_row_twin.kernel_exact"
+class CandidateKind(Protocol):
     """A kind of candidate that is not Python; its module calls `register` when it is imported."""
 
     def check(self, spec: str) -> None:
@@ -41,13 +41,13 @@ class Kind(Protocol):
         """
 
 
-KINDS: dict[str, Kind] = {}
+KINDS: dict[str, CandidateKind] = {}
 """By prefix, `cmd` of `cmd:PROGRAM`."""
-KNOWN = re.compile(r"own|ordered|exact-[0-9]+")
+ARITHMETIC_PATTERN = re.compile(r"own|ordered|exact-[0-9]+")
 """What a candidate may declare; a misspelt name must not lower it to a budget."""
 
 
-def register(prefixes: Iterable[str], kind: Kind) -> None:
+def register_kind(prefixes: Iterable[str], kind: CandidateKind) -> None:
     """Add a kind of candidate, by the prefixes of its specs."""
     KINDS.update(dict.fromkeys(prefixes, kind))
 
@@ -117,17 +117,17 @@ class Candidate:
             raise Declined(reason or "no reason given")
 
 
-def must_have_part(spec: str, phases: Iterable[str]) -> None:
+def check_phases(spec: str, phases: Iterable[str]) -> None:
     """Raise `SuiteError` when a candidate has a part in none of these phases.
 
     Of a ladder, the phases in which it has none are judged as the tree has them.
     """
-    if {*phases}.isdisjoint(DECODE):
+    if {*phases}.isdisjoint(DECODE_PHASES):
         raise SuiteError(f"candidate {spec} has no part in {', '.join(phases)}: candidates are "
-                         f"judged in one of {', '.join(DECODE)}")
+                         f"judged in one of {', '.join(DECODE_PHASES)}")
 
 
-def check(spec: str) -> None:
+def check_spec(spec: str) -> None:
     """Raise `SuiteError` when a candidate cannot be what it says, without running any of it."""
     kind, _, rest = spec.partition(":")
     if kind in KINDS and rest:
@@ -144,15 +144,17 @@ def check(spec: str) -> None:
         for node in tree.body:  # said once here; what is worked out is known when it is loaded
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) \
                     and "ARITHMETIC" in {ast.unparse(target) for target in node.targets}:
-                must_be_known(spec, str(node.value.value))
+                check_arithmetic(spec, str(node.value.value))
     elif kind != "module" or not rest:
-        raise SuiteError(f"unknown candidate {spec!r}: give file:/abs/path.py, module:pkg.attr, "
-                         f"cmd:PROGRAM or vectors:DIR (a kernel of the tree is {EXAMPLE}, say)")
+        raise SuiteError(
+            f"unknown candidate {spec!r}: give file:/abs/path.py, module:pkg.attr, "
+            f"cmd:PROGRAM or vectors:DIR (a kernel of the tree is {EXAMPLE_SPEC}, say)"
+        )
     elif importlib.util.find_spec(rest.split(".")[0]) is None:
         raise SuiteError(f"candidate {spec}: there is no module {rest.split('.')[0]!r}")
 
 
-def absolute(spec: str) -> str:
+def make_absolute(spec: str) -> str:
     """Return the spec with a file's path made absolute, for a process in another folder."""
     kind, _, rest = spec.partition(":")
     if kind in KINDS and rest:
@@ -160,35 +162,35 @@ def absolute(spec: str) -> str:
     return f"file:{Path(rest).expanduser().resolve()}" if kind == "file" and rest else spec
 
 
-def load(spec: str, offer: Callable[[], Any] | None = None) -> Candidate:
+def load_candidate(spec: str, offer: Callable[[], Any] | None = None) -> Candidate:
     """Load a candidate by its kind and name; raise `SuiteError` when it cannot be.
 
     `offer` returns the functions of a phase that a program or a directory answers, a subclass of
     `falsifiers.vectors.calls.ExternalOps`. Without it the functions are those of every phase.
     """
-    check(spec)
+    check_spec(spec)
     kind, _, rest = spec.partition(":")
     try:
         target = KINDS[kind].load(spec, offer() if offer else None) if kind in KINDS else \
-            _from_file(Path(rest).expanduser()) if kind == "file" else _from_module(rest)
+            _load_file(Path(rest).expanduser()) if kind == "file" else _load_attribute(rest)
     except SuiteError:
         raise
     except Exception as error:
         raise SuiteError(f"candidate {spec} cannot be loaded: "
                          f"{type(error).__name__}: {error}") from error
     candidate = Candidate(spec, target)
-    must_be_known(spec, candidate.arithmetic)
+    check_arithmetic(spec, candidate.arithmetic)
     return candidate
 
 
-def must_be_known(spec: str, arithmetic: str) -> None:
+def check_arithmetic(spec: str, arithmetic: str) -> None:
     """Raise `SuiteError` when a candidate declares an arithmetic that there is not."""
-    if not KNOWN.fullmatch(arithmetic):
+    if not ARITHMETIC_PATTERN.fullmatch(arithmetic):
         raise SuiteError(f"candidate {spec}: ARITHMETIC is {arithmetic!r}, but should be "
                          f"'ordered', 'exact-' and the bits kept, or 'own'")
 
 
-class _AsItIsNow(SourceFileLoader):
+class _UncachedLoader(SourceFileLoader):
     """Compiles a file each time: a cached .pyc passes for one edited within the same second."""
 
     def get_code(self, fullname: str) -> CodeType:
@@ -196,10 +198,10 @@ class _AsItIsNow(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
-def _from_file(path: Path) -> ModuleType:
+def _load_file(path: Path) -> ModuleType:
     name = f"rowtwin_candidate_{path.stem}"
     spec = importlib.util.spec_from_file_location(
-        name, path, loader=_AsItIsNow(name, str(path.resolve())))
+        name, path, loader=_UncachedLoader(name, str(path.resolve())))
     if path.suffix != ".py" or spec is None or spec.loader is None:
         raise SuiteError(f"candidate file:{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
@@ -208,7 +210,7 @@ def _from_file(path: Path) -> ModuleType:
     return module
 
 
-def _from_module(dotted: str) -> Any:
+def _load_attribute(dotted: str) -> Any:
     head, *rest = dotted.split(".")
     target: Any = importlib.import_module(head)
     for part in rest:

@@ -14,13 +14,13 @@ from falsifiers.gate.runner import ROOT
 
 TOOLS = ("memcheck", "racecheck")
 PROGRAM = "compute-sanitizer"
-PATIENCE = 150
+TIMEOUT_SECONDS = 150
 """Seconds that one tool may take: it makes kernels many times slower."""
 SUMMARY = re.compile(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*)$", re.MULTILINE)
 PASSED = re.compile(r"^(\d+) passed", re.MULTILINE)
 
 
-def sanitized(contract: Contract) -> dict[str, str]:
+def run_sanitizers(contract: Contract) -> dict[str, str]:
     """Run the contract's `sanitized` falsifiers under each tool; return what each one said.
 
     A summary is `ERROR SUMMARY: 0 errors, 6 cases`, or the reason why there is none.
@@ -30,11 +30,11 @@ def sanitized(contract: Contract) -> dict[str, str]:
     if not shutil.which(PROGRAM):
         return dict.fromkeys(TOOLS, f"{PROGRAM} was not found")
     with ThreadPoolExecutor() as several:
-        return dict(zip(TOOLS, several.map(lambda tool: _said(contract, tool), TOOLS),
+        return dict(zip(TOOLS, several.map(lambda tool: _summary_line(contract, tool), TOOLS),
                         strict=True))
 
 
-def _said(contract: Contract, tool: str) -> str:
+def _summary_line(contract: Contract, tool: str) -> str:
     folder = contract.package.replace(".", "/")
     chosen = f"cuda and ({' or '.join(contract.sanitized)})"
     command = [PROGRAM, "--tool", tool, "--print-limit", "3", sys.executable, "-m", "pytest", "-q",
@@ -42,9 +42,9 @@ def _said(contract: Contract, tool: str) -> str:
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           text=True, start_new_session=True) as process:
         try:
-            out, err = process.communicate(timeout=PATIENCE)
+            out, err = process.communicate(timeout=TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
-            return f"it did not end within {PATIENCE} s"
+            return f"it did not end within {TIMEOUT_SECONDS} s"
         finally:  # the cases that it watches too, which would go on beside what is timed next
             end_group(process)
     summary, passed = SUMMARY.search(out), PASSED.search(out)

@@ -23,23 +23,23 @@ def end_group(process: subprocess.Popen[Any]) -> None:
 
 
 @contextlib.contextmanager
-def none_left() -> Iterator[None]:
+def kill_descendants_at_exit() -> Iterator[None]:
     """Kill, at the end, every process that one started inside has left, whatever its group.
 
     An orphan becomes a child of this process, and so do its own when it is killed. Where Linux
     does not offer that, groups alone are ended. No other process may be started meanwhile.
     """
-    before = children()
-    adopting(on=True)
+    before = child_pids()
+    set_subreaper(on=True)
     try:
         yield
     finally:
-        while left := children() - before:
-            before |= {pid for pid in left if not _ended(pid)}
-        adopting(on=False)
+        while left := child_pids() - before:
+            before |= {pid for pid in left if not _kill_and_wait(pid)}
+        set_subreaper(on=False)
 
 
-def _ended(pid: int) -> bool:
+def _kill_and_wait(pid: int) -> bool:
     """Kill a child and wait for its end; return False for one of another user."""
     try:
         os.kill(pid, signal.SIGKILL)
@@ -51,13 +51,13 @@ def _ended(pid: int) -> bool:
     return True
 
 
-def adopting(*, on: bool) -> None:
+def set_subreaper(*, on: bool) -> None:
     """Have orphaned descendants become children of this process, or no more."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
 
 
-def children() -> set[int]:
+def child_pids() -> set[int]:
     """Return the children of this process; empty where Linux does not tell them."""
     found: set[int] = set()
     for path in Path("/proc/self/task").glob("*/children"):

@@ -15,10 +15,10 @@ from pydantic import model_validator
 from contracts.schema import Case, Contract
 from falsifiers.judging.verdict import Record, Verdict
 
-Word = Literal["PASS", "FAIL", "UNMEASURABLE", "BLOCKED"]
-Proof = Literal["fresh", "stale", "none"]
-DECODE = ("p1", "p3", "p4", "p5", "p6", "p8")
-SERVING = ("p0", "p2", "p7")
+Status = Literal["PASS", "FAIL", "UNMEASURABLE", "BLOCKED"]
+DeviceProof = Literal["fresh", "stale", "none"]
+DECODE_PHASES = ("p1", "p3", "p4", "p5", "p6", "p8")
+SERVING_PHASES = ("p0", "p2", "p7")
 PHASES = tuple(f"p{n}" for n in range(9))
 NOT_BUILT = "not built"
 NO_DEVICE_CASE = "no device case"
@@ -29,7 +29,7 @@ class PhaseResult(Record):
     """What the gate says of one phase."""
 
     phase: str
-    verdict: Word
+    verdict: Status
     cases: int
     """How many cases were expected; the counts below add up to it."""
     passed: int = 0
@@ -38,7 +38,7 @@ class PhaseResult(Record):
     declined: int = 0
     error: int = 0
     """Cases that crashed, compared nothing or left no verdict."""
-    device_proof: Proof = "none"
+    device_proof: DeviceProof = "none"
     """Whether a receipt of these kernels on a device exists and is of this code."""
     seconds: float = 0.0
     why: tuple[str, ...] = ()
@@ -56,11 +56,11 @@ class PhaseResult(Record):
         return self
 
 
-def blockers(phase: str) -> tuple[str, ...]:
+def predecessors(phase: str) -> tuple[str, ...]:
     """Return the phases whose red blocks `phase`, in order: `engine`, its chain, P1 for P2, P7."""
     if phase == "engine":
         return ()
-    chain = next(c for c in (DECODE, SERVING) if phase in c)
+    chain = next(c for c in (DECODE_PHASES, SERVING_PHASES) if phase in c)
     before = chain[:chain.index(phase)]
     return ("engine", *(("p1",) if phase in ("p2", "p7") else ()), *before)
 
@@ -78,7 +78,7 @@ def judge_phase(phase: str, verdicts: Sequence[Verdict], expected: Iterable[Case
     if expected is not None:
         cases = {case.id: case for case in expected}
         lost = [name for name in cases if all(v.case != name for v in mine)]
-        why += _accounting(mine, set(cases), lost)
+        why += _count_mismatches(mine, set(cases), lost)
         must |= {case.id for case in cases.values() if case.must_claim}
         counts["error"] += len(lost)
         total += len(lost)
@@ -93,7 +93,7 @@ def judge_phase(phase: str, verdicts: Sequence[Verdict], expected: Iterable[Case
                    f"{told}")
     if not counts["passed"]:
         why.append("no case passed")
-    word: Word = "UNMEASURABLE" if why else "PASS"
+    word: Status = "UNMEASURABLE" if why else "PASS"
     if counts["failed"]:
         first = next(v.case for v in mine if v.outcome == "failed")
         word = "FAIL"
@@ -104,7 +104,7 @@ def judge_phase(phase: str, verdicts: Sequence[Verdict], expected: Iterable[Case
                        seconds=round(sum(v.seconds for v in mine), 3))
 
 
-def _accounting(mine: Sequence[Verdict], cases: set[str], lost: Sequence[str]) -> list[str]:
+def _count_mismatches(mine: Sequence[Verdict], cases: set[str], lost: Sequence[str]) -> list[str]:
     """Say which cases left no verdict, two, or one that nobody expected."""
     names = Counter(verdict.case for verdict in mine)
     why = [f"{_cases(len(lost))} left no verdict, the first is {lost[0]}"] if lost else []
@@ -116,23 +116,23 @@ def _cases(count: int) -> str:
     return f"{count} case" if count == 1 else f"{count} cases"
 
 
-def proof_told(result: PhaseResult, contract: Contract | None) -> str:
+def describe_proof(result: PhaseResult, contract: Contract | None) -> str:
     """Return a result's device proof in the words that a reader sees."""
     due = contract is None or any("cuda" in row.tier for row in contract.cases)
     return result.device_proof if due or result.device_proof != "none" else NO_DEVICE_CASE
 
 
-def not_built(phase: str) -> PhaseResult:
+def not_built_result(phase: str) -> PhaseResult:
     """Return the result of a phase that has no falsifier to run yet."""
     return PhaseResult(phase=phase, verdict="UNMEASURABLE", cases=0, why=(NOT_BUILT,))
 
 
-def block(results: Sequence[PhaseResult]) -> list[PhaseResult]:
+def block_successors(results: Sequence[PhaseResult]) -> list[PhaseResult]:
     """Return the results with every phase that rests on a red one marked BLOCKED."""
     red = {result.phase for result in results if result.verdict != "PASS"}
     blocked = []
     for result in results:
-        cause = next((phase for phase in blockers(result.phase) if phase in red), None)
+        cause = next((phase for phase in predecessors(result.phase) if phase in red), None)
         if cause is not None:
             result = result.model_copy(update={
                 "verdict": "BLOCKED", "why": (f"{cause} did not pass", *result.why)})

@@ -17,8 +17,8 @@ from pydantic import TypeAdapter
 from contracts.load import ContractError, load_contracts
 from contracts.schema import Case, Contract
 from falsifiers.gate import candidates, tiers
-from falsifiers.gate.tiers import Tiers
-from falsifiers.gate.verdict_reporter import Ledger
+from falsifiers.gate.tiers import TierSelection
+from falsifiers.gate.verdict_reporter import VerdictReporter
 from falsifiers.judging import outcome
 from falsifiers.judging.errors import Declined, SuiteError, Unmeasurable
 
@@ -27,7 +27,7 @@ CASES = "--cases"
 MARKERS = ("engine", *(f"phase{n}" for n in range(9)))
 FALSIFIER_FILE = "test_falsifier.py"
 
-_tiers = pytest.StashKey[Tiers]()
+_tiers = pytest.StashKey[TierSelection]()
 _contracts = pytest.StashKey[dict[Path, Contract]]()
 _given = pytest.StashKey[tuple[Case, ...] | None]()
 
@@ -60,11 +60,11 @@ def pytest_configure(config: pytest.Config) -> None:
                  "long: a test that --thorough alone runs; left out, and told, without it"):
         config.addinivalue_line("markers", line)
     try:
-        chosen = tiers.choose(config.getoption(DEVICE))
+        chosen = tiers.select_tiers(config.getoption(DEVICE))
         tiers.fix_triton_mode(chosen)
         contracts = load_contracts(config.rootpath / "contracts")
         if config.getoption(CANDIDATE) is not None:  # empty where a shell's variable is not set
-            candidates.check(config.getoption(CANDIDATE))
+            candidates.check_spec(config.getoption(CANDIDATE))
         given = config.getoption(CASES)
         config.stash[_given] = read_cases(given) if given else None
     except (ContractError, SuiteError) as error:
@@ -75,7 +75,8 @@ def pytest_configure(config: pytest.Config) -> None:
     _load_hypothesis_profile()
     if not hasattr(config, "workerinput"):  # a worker sends its verdicts to the controller
         config.pluginmanager.register(
-            Ledger(config, contracts, chosen, config.getoption(VERDICTS)), "rowtwin-ledger")
+            VerdictReporter(config, contracts, chosen, config.getoption(VERDICTS)), "rowtwin-ledger"
+        )
 
 
 def _load_hypothesis_profile() -> None:
@@ -91,11 +92,14 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
     It is told here, since under xdist only workers know how many tests that are.
     """
-    away = [f"tests marked {name} are left out: {why}" for name, why in left_out(config).items()]
-    return [f"rowtwin: {line}" for line in (tiers.described(config.stash[_tiers]), *away)]
+    away = [
+        f"tests marked {name} are left out: {why}"
+        for name, why in deselected_markers(config).items()
+    ]
+    return [f"rowtwin: {line}" for line in (tiers.describe_tiers(config.stash[_tiers]), *away)]
 
 
-def left_out(config: pytest.Config) -> dict[str, str]:
+def deselected_markers(config: pytest.Config) -> dict[str, str]:
     """Return the marks of tests beside the cases that do not run here, each with the reason."""
     missing = {"browser": tiers.browser_missing(), "emulated": tiers.emulate_missing(),
                "long": None if config.getoption(THOROUGH) else f"{THOROUGH} runs them"}
@@ -121,7 +125,7 @@ class FalsifierFile(pytest.Module):
                                (sorted(has - named), "has a test but is not in the contract")):
             if lone:
                 raise self.CollectError(f"{self.path}: falsifier {lone[0]!r} {sentence}")
-        return [item for item in super().collect() if case_of(item) is not None]
+        return [item for item in super().collect() if item_case(item) is not None]
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> Any:
@@ -138,13 +142,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     name = metafunc.function.__name__.removeprefix("test_")
     contract, config = module.contract(), metafunc.config
-    wanted = select(contract, config.stash[_tiers], config.getoption(THOROUGH),
+    wanted = select_cases(contract, config.stash[_tiers], config.getoption(THOROUGH),
                     config.stash[_given])
     cases = [case for case in wanted if case.falsifier == name]
     metafunc.parametrize("case", cases, ids=[f"{case.tier}-{case.name}" for case in cases])
 
 
-def select(contract: Contract, chosen: Tiers, thorough: bool,
+def select_cases(contract: Contract, chosen: TierSelection, thorough: bool,
            given: Sequence[Case] | None = None) -> Iterator[Case]:
     """Yield the contract's cases, or its phase's of those given, that these tiers run."""
     here = chosen.of(contract)
@@ -161,7 +165,7 @@ def read_cases(path: Path) -> tuple[Case, ...]:
         raise SuiteError(f"{path}: is not a list of cases: {str(error).splitlines()[0]}") from None
 
 
-def marker_of(path: Path, root: Path) -> str | None:
+def folder_marker(path: Path, root: Path) -> str | None:
     """Return the marker that a test file's folder stands for, or None."""
     parts = path.relative_to(root).parts if path.is_relative_to(root) else ()
     if parts[:1] == ("engine",):
@@ -174,25 +178,25 @@ def marker_of(path: Path, root: Path) -> str | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark each test by its folder, before -m selects, and leave out those of other tiers."""
     for item in items:
-        marker = marker_of(item.path, config.rootpath)
+        marker = folder_marker(item.path, config.rootpath)
         if marker:
             item.add_marker(marker)
-    marks = left_out(config)
-    away = [item for item in items if _is_away(item, config.stash[_tiers])
+    marks = deselected_markers(config)
+    away = [item for item in items if _is_other_tier(item, config.stash[_tiers])
             or any(item.get_closest_marker(mark) for mark in marks)]
     if away:
         config.hook.pytest_deselected(items=away)
         items[:] = [item for item in items if item not in away]
 
 
-def _is_away(item: pytest.Item, chosen: Tiers) -> bool:
+def _is_other_tier(item: pytest.Item, chosen: TierSelection) -> bool:
     marker = item.get_closest_marker("tier")
     return marker is not None and marker.args[0] not in chosen.run
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Give the process one torch thread, wherever torch may take part."""
-    tiers.one_thread()
+    tiers.limit_torch_threads()
 
 
 @pytest.fixture
@@ -205,7 +209,7 @@ def judge(case: Case) -> Any:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Refuse a case whose tier cannot be had, before anything is built for it."""
-    case = case_of(item)
+    case = item_case(item)
     if case is None:
         return
     why = item.config.stash[_tiers].absent.get(case.tier)
@@ -219,7 +223,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
     """Let a candidate decline a case before its falsifier runs."""
-    case = case_of(pyfuncitem)
+    case = item_case(pyfuncitem)
     candidate = getattr(pyfuncitem.funcargs.get("subject"), "candidate", None)
     if case is not None and isinstance(candidate, candidates.Candidate):
         candidate.refuse(case)
@@ -231,7 +235,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Attach the verdict to the report that ends a case, and say it in the suite's words."""
     report = yield
-    case = case_of(item)
+    case = item_case(item)
     if case is None or not (call.when == "call" or (call.when == "setup" and call.excinfo)):
         return report
     module = item.getparent(FalsifierFile)
@@ -241,17 +245,19 @@ def pytest_runtest_makereport(
     subject = given.get("subject")
     if getattr(subject, "candidate", named) is None:
         named = None  # it has no part in this phase
-    verdict = outcome.record(
+    verdict = outcome.make_verdict(
         case, call.excinfo.value if call.excinfo else None, given.get("judge"),
         subject=named or "in-tree", seconds=call.duration,
         faults=getattr(subject, "faults", ()),
-        repro=outcome.repro_of(case, contract.package, named, item.config.getoption(DEVICE)))
+        repro=outcome.repro_command(case, contract.package, named, item.config.getoption(DEVICE)))
     report.verdict = verdict.model_dump_json()  # type: ignore[attr-defined]
-    _word(report, verdict.outcome, outcome.explain(verdict, contract), call)
+    _set_report_outcome(report, verdict.outcome, outcome.explain_failure(verdict, contract), call)
     return report
 
 
-def _word(report: pytest.TestReport, outcome: str, text: str, call: pytest.CallInfo[None]) -> None:
+def _set_report_outcome(
+    report: pytest.TestReport, outcome: str, text: str, call: pytest.CallInfo[None]
+) -> None:
     """Give a report the outcome its verdict has, and the text a reader needs."""
     expected = call.excinfo is not None and isinstance(call.excinfo.value,
                                                        (Declined, Unmeasurable))
@@ -266,7 +272,7 @@ def _word(report: pytest.TestReport, outcome: str, text: str, call: pytest.CallI
         report.outcome, report.longrepr = "failed", trace + text
 
 
-def case_of(item: object) -> Case | None:
+def item_case(item: object) -> Case | None:
     """Return the case that an item judges, or None for a test of another kind."""
     callspec = getattr(item, "callspec", None)
     case = callspec.params.get("case") if callspec is not None else None

@@ -14,9 +14,9 @@ import yaml
 from pydantic import Field
 
 from contracts.schema import Contract
-from falsifiers.gate.phase_status import Proof
+from falsifiers.gate.phase_status import DeviceProof
 from falsifiers.judging.errors import SuiteError
-from falsifiers.judging.matrix import Row
+from falsifiers.judging.matrix import MutantResult
 from falsifiers.judging.verdict import Record, Verdict
 
 FOLDER = Path("reports/receipts")
@@ -35,7 +35,7 @@ class Receipt(Record):
     digest: str
     """What `digest_of` returned for the code that was measured."""
     verdicts: tuple[Verdict, ...]
-    mutants: tuple[Row, ...] = ()
+    mutants: tuple[MutantResult, ...] = ()
     """Rows of the kill matrix that only a device can show."""
     sanitizer: Mapping[str, str] = Field(default_factory=dict)
     """What each tool of compute-sanitizer said of the contract's `sanitized` falsifiers."""
@@ -52,11 +52,11 @@ def load_receipts(phase: str, root: Path) -> list[Receipt]:
     return found
 
 
-def device_proof(contract: Contract, root: Path) -> Proof:
+def device_proof(contract: Contract, root: Path) -> DeviceProof:
     """Say whether a device has shown this very code to pass, an older one, or none."""
     receipts = load_receipts(contract.phase, root)
-    now = digest_of(contract, root) if receipts else ""
-    if any(receipt.digest == now and proves(contract, receipt.verdicts)
+    now = phase_digest(contract, root) if receipts else ""
+    if any(receipt.digest == now and verdicts_prove(contract, receipt.verdicts)
            and not sanitizer_faults(receipt.sanitizer) for receipt in receipts):
         return "fresh"
     return "stale" if receipts else "none"
@@ -69,7 +69,7 @@ def sanitizer_faults(said: Mapping[str, str]) -> list[str]:
                                                                     text))]
 
 
-def proves(contract: Contract, verdicts: Iterable[Verdict]) -> bool:
+def verdicts_prove(contract: Contract, verdicts: Iterable[Verdict]) -> bool:
     """Return whether these verdicts hold every quick device case, and none that is bad."""
     must = {case.id for case in contract.expand()
             if case.tier == "cuda" and case.quick}
@@ -79,19 +79,19 @@ def proves(contract: Contract, verdicts: Iterable[Verdict]) -> bool:
     return bool(passed) and must <= passed and not bad
 
 
-def digest_of(contract: Contract, root: Path) -> str:
+def phase_digest(contract: Contract, root: Path) -> str:
     """Return the digest of the kernels a phase's path loads, the arithmetic and the contract."""
-    return digest(kernel_files(contract.package, root),
+    return sources_digest(kernel_files(contract.package, root),
                   root / "contracts" / f"{contract.phase}.yaml", root)
 
 
-def digest(modules: Iterable[Path], contract: Path, root: Path) -> str:
+def sources_digest(modules: Iterable[Path], contract: Path, root: Path) -> str:
     """Return a sha256 over sources without layout or comments, and over a contract's data."""
     total = hashlib.sha256()
     for path in sorted(modules):
         total.update(f"{path.relative_to(root).as_posix()}\n".encode())
         source = path.read_text(encoding="utf-8")
-        total.update((canonical(ast.parse(source)) if path.suffix == ".py" else
+        total.update((canonical_ast(ast.parse(source)) if path.suffix == ".py" else
                       without_comments(source)).encode())
     data = yaml.safe_load(contract.read_bytes())
     data.pop("emulated", None)  # what is also judged without a device says nothing of a device
@@ -104,15 +104,15 @@ def without_comments(source: str) -> str:
     return " ".join(" ".join(line.split("//")[0] for line in source.splitlines()).split())
 
 
-def canonical(node: Any) -> str:
+def canonical_ast(node: Any) -> str:
     """Return a syntax tree as text, the same for every Python: empty fields are left out."""
     if isinstance(node, ast.AST):
         fields = ((name, value) for name, value in ast.iter_fields(node)
                   if value is not None and value != [])
-        inside = ",".join(f"{name}={canonical(value)}" for name, value in fields)
+        inside = ",".join(f"{name}={canonical_ast(value)}" for name, value in fields)
         return f"{type(node).__name__}({inside})"
     if isinstance(node, list):
-        return "[" + ",".join(map(canonical, node)) + "]"
+        return "[" + ",".join(map(canonical_ast, node)) + "]"
     return repr(node)
 
 

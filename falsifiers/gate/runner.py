@@ -22,11 +22,11 @@ from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.verdict import Verdict
 
 ROOT = Path(__file__).parents[2]
-CASES = "cases.json"
+CASES_FILE = "cases.json"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class GateRequest:
     """What to run and how."""
 
     phases: tuple[str, ...]
@@ -47,7 +47,7 @@ class Wanted:
 
 
 @dataclass
-class Run:
+class PytestRun:
     """What one or more pytest processes left behind."""
 
     verdicts: list[Verdict] = field(default_factory=list)
@@ -58,19 +58,19 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Gated:
+class GateResult:
     """The gate's word on every phase wanted, with the evidence."""
 
     results: list[PhaseResult]
-    run: Run
+    run: PytestRun
 
 
-def contracts_of(root: Path = ROOT) -> dict[str, Contract]:
+def contracts_by_phase(root: Path = ROOT) -> dict[str, Contract]:
     """Load the contracts of a checkout, by phase."""
     return load_contracts(root / "contracts")
 
 
-def phase_name(given: str) -> str:
+def parse_phase(given: str) -> str:
     """Return `p3` for `3` or `p3`, and `engine`; raise `SuiteError` for anything else."""
     name = given if given == "engine" else f"p{given.removeprefix('p')}"
     if name not in ("engine", *phase_status.PHASES):
@@ -78,7 +78,7 @@ def phase_name(given: str) -> str:
     return name
 
 
-def built(contract: Contract | None, root: Path) -> bool:
+def is_built(contract: Contract | None, root: Path) -> bool:
     """Return whether a phase has a falsifier file to run."""
     return contract is not None and \
         (root / contract.package.replace(".", "/") / "test_falsifier.py").is_file()
@@ -94,9 +94,9 @@ def find_case(name: str, contracts: Mapping[str, Contract]) -> Case:
     raise SuiteError(f"unknown case {name!r}{hint}")
 
 
-def expected_cases(wanted: Wanted, contract: Contract, device: str) -> list[Case]:
+def expected_cases(wanted: GateRequest, contract: Contract, device: str) -> list[Case]:
     """Return the cases that a process with this device must judge for the phase."""
-    chosen = tiers.choose(device)
+    chosen = tiers.select_tiers(device)
     if wanted.case is not None:
         mine = wanted.case.phase == contract.phase and wanted.case.tier in chosen.run
         return [wanted.case] if mine else []
@@ -105,36 +105,42 @@ def expected_cases(wanted: Wanted, contract: Contract, device: str) -> list[Case
             and case.tier in chosen.of(contract) and (wanted.thorough or case.quick)]
 
 
-def run_gate(wanted: Wanted, *, through: bool = False, require_device: bool = False,
-             on_verdict: Callable[[Verdict], None] = lambda verdict: None) -> Gated:
+def run_gate(wanted: GateRequest, *, through: bool = False, require_device: bool = False,
+             on_verdict: Callable[[Verdict], None] = lambda verdict: None) -> GateResult:
     """Run the phases wanted and judge them; `through` lets a red phase block its successors."""
-    contracts = contracts_of(wanted.root)
+    contracts = contracts_by_phase(wanted.root)
     if wanted.candidate is not None:
-        candidates.check(wanted.candidate)
-        candidates.must_have_part(wanted.candidate, wanted.phases)
-        wanted = replace(wanted, candidate=candidates.absolute(wanted.candidate))
-    ready = {p: contracts[p] for p in wanted.phases if built(contracts.get(p), wanted.root)}
+        candidates.check_spec(wanted.candidate)
+        candidates.check_phases(wanted.candidate, wanted.phases)
+        wanted = replace(wanted, candidate=candidates.make_absolute(wanted.candidate))
+    ready = {p: contracts[p] for p in wanted.phases if is_built(contracts.get(p), wanted.root)}
     device = wanted.case.tier if wanted.case and wanted.device == "auto" else wanted.device
-    run, expected = Run(), {phase: list[Case]() for phase in ready}
-    for one in tiers.passes(device):
+    run, expected = PytestRun(), {phase: list[Case]() for phase in ready}
+    for one in tiers.device_passes(device):
         cases = {p: expected_cases(wanted, contract, one) for p, contract in ready.items()}
         for phase, found in cases.items():
             expected[phase] += found
-        _one_pass(wanted, ready, cases, one, run, on_verdict)
+        _run_tier(wanted, ready, cases, one, run, on_verdict)
     lacking = [f"the {tier} tier was asked for, but {why}"
-               for tier, why in tiers.choose(device).absent.items()]
-    results = [_result(p, contracts, expected, run, wanted, lacking) for p in wanted.phases]
+               for tier, why in tiers.select_tiers(device).absent.items()]
+    results = [_judge(p, contracts, expected, run, wanted, lacking) for p in wanted.phases]
     if require_device:
         results = [
             phase_status.require_device(r) if _has_device_cases(contracts.get(r.phase)) else r
             for r in results
         ]
-    return Gated(phase_status.block(results) if through else results, run)
+    return GateResult(phase_status.block_successors(results) if through else results, run)
 
 
-def _one_pass(wanted: Wanted, ready: Mapping[str, Contract], cases: Mapping[str, Sequence[Case]],
-              device: str, run: Run, on_verdict: Callable[[Verdict], None]) -> None:
-    nodes = [_node(wanted, ready[phase]) for phase, found in cases.items() if found]
+def _run_tier(
+    wanted: GateRequest,
+    ready: Mapping[str, Contract],
+    cases: Mapping[str, Sequence[Case]],
+    device: str,
+    run: PytestRun,
+    on_verdict: Callable[[Verdict], None],
+) -> None:
+    nodes = [_pytest_path(wanted, ready[phase]) for phase, found in cases.items() if found]
     if not nodes:
         return
     mine = run_pytest(wanted, nodes, device, on_verdict)
@@ -144,21 +150,21 @@ def _one_pass(wanted: Wanted, ready: Mapping[str, Contract], cases: Mapping[str,
     run.seconds += mine.seconds
 
 
-def _node(wanted: Wanted, contract: Contract) -> str:
+def _pytest_path(wanted: GateRequest, contract: Contract) -> str:
     if wanted.case is not None:
-        return outcome.node_of(wanted.case, contract.package)
+        return outcome.pytest_node(wanted.case, contract.package)
     return contract.package.replace(".", "/") + "/test_falsifier.py"
 
 
-def _result(phase: str, contracts: Mapping[str, Contract], expected: Mapping[str, Sequence[Case]],
-            run: Run, wanted: Wanted, lacking: Sequence[str]) -> PhaseResult:
+def _judge(phase: str, contracts: Mapping[str, Contract], expected: Mapping[str, Sequence[Case]],
+            run: PytestRun, wanted: GateRequest, lacking: Sequence[str]) -> PhaseResult:
     if phase not in expected:
-        return phase_status.not_built(phase)
+        return phase_status.not_built_result(phase)
     trouble = [*run.trouble, *(() if expected[phase] else lacking)]  # else each case says it
     result = phase_status.judge_phase(phase, run.verdicts, expected[phase], trouble)
     # a receipt is about the tree's own kernels, never about a candidate
     proof = "none" if wanted.candidate else receipts.device_proof(contracts[phase], wanted.root)
-    if receipts.proves(contracts[phase], run.verdicts):
+    if receipts.verdicts_prove(contracts[phase], run.verdicts):
         proof = "fresh"
     return result.model_copy(update={"device_proof": proof})
 
@@ -167,36 +173,36 @@ def _has_device_cases(contract: Contract | None) -> bool:
     return contract is not None and any(case.tier == "cuda" for case in contract.expand())
 
 
-def run_pytest(wanted: Wanted, nodes: Sequence[str], device: str,
-               on_verdict: Callable[[Verdict], None]) -> Run:
+def run_pytest(wanted: GateRequest, nodes: Sequence[str], device: str,
+               on_verdict: Callable[[Verdict], None]) -> PytestRun:
     """Run pytest once over the nodes; whatever it leaves undone is told in `trouble`."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="rowtwin-") as folder:
         book, log = Path(folder, "verdicts.jsonl"), Path(folder, "output.txt")
         if wanted.cases is not None:
             given = json.dumps([case.model_dump() for case in wanted.cases])  # NaN stays NaN
-            book.with_name(CASES).write_text(given, encoding="utf-8")
+            book.with_name(CASES_FILE).write_text(given, encoding="utf-8")
         with log.open("wb") as out:
-            process = subprocess.Popen(command(wanted, nodes, device, book), cwd=wanted.root,
+            process = subprocess.Popen(pytest_command(wanted, nodes, device, book), cwd=wanted.root,
                                        stdout=out, stderr=subprocess.STDOUT,
                                        stdin=subprocess.DEVNULL)
             try:
-                _follow(process, book, on_verdict)
+                _follow_verdicts(process, book, on_verdict)
             finally:
                 if process.poll() is None:
                     process.terminate()
                 process.wait()
         output = log.read_text(encoding="utf-8", errors="replace")
-        run = Run(output=output, seconds=time.perf_counter() - started)
+        run = PytestRun(output=output, seconds=time.perf_counter() - started)
         try:
-            run.verdicts = verdict_reporter.read(book) if book.exists() else []
+            run.verdicts = verdict_reporter.read_verdicts(book) if book.exists() else []
         except SuiteError as error:
             run.trouble.append(str(error))
-    run.trouble += disagreement(process.returncode, run.verdicts)
+    run.trouble += exit_code_mismatch(process.returncode, run.verdicts)
     return run
 
 
-def command(wanted: Wanted, nodes: Sequence[str], device: str, book: Path) -> list[str]:
+def pytest_command(wanted: GateRequest, nodes: Sequence[str], device: str, book: Path) -> list[str]:
     """Return the command line of one pytest process."""
     parts = [*wanted.python, *nodes, "--verdicts", str(book), "--device", device, "-q",
              "--tb=short", "-p", "no:cacheprovider"]
@@ -208,13 +214,13 @@ def command(wanted: Wanted, nodes: Sequence[str], device: str, book: Path) -> li
         # neighbours share models and streams that a process makes once, so they stay together
         parts += ["-n", str(wanted.jobs), "--dist", "worksteal"]
     if wanted.cases is not None:
-        parts += ["--cases", str(book.with_name(CASES))]
+        parts += ["--cases", str(book.with_name(CASES_FILE))]
     if wanted.junit is not None:
         parts.append(f"--junitxml={wanted.junit.resolve()}")
     return parts
 
 
-def _follow(process: subprocess.Popen[bytes], book: Path,
+def _follow_verdicts(process: subprocess.Popen[bytes], book: Path,
             on_verdict: Callable[[Verdict], None]) -> None:
     """Tell each verdict as it is written, until the process ends."""
     told = 0
@@ -230,7 +236,7 @@ def _follow(process: subprocess.Popen[bytes], book: Path,
             time.sleep(0.1)
 
 
-def disagreement(code: int, verdicts: Sequence[Verdict]) -> list[str]:
+def exit_code_mismatch(code: int, verdicts: Sequence[Verdict]) -> list[str]:
     """Return a sentence when pytest's exit code and its verdicts do not say the same."""
     results = [phase_status.judge_phase(phase, verdicts) for phase in {v.phase for v in verdicts}]
     says = (

@@ -20,12 +20,12 @@ from falsifiers.judging.errors import SuiteError
 
 TIERS: tuple[Tier, ...] = get_args(Tier)
 DEVICES = ("auto", *TIERS)
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSER_PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 """Programs that can open a page for a test."""
 
 
 @dataclass(frozen=True)
-class Tiers:
+class TierSelection:
     """What one process runs."""
 
     run: tuple[Tier, ...]
@@ -74,7 +74,11 @@ def cuda_missing() -> str | None:
 
 def browser_missing() -> str | None:
     """Return why no page can be opened in a browser here, or None when one can."""
-    return None if any(map(shutil.which, BROWSERS)) else f"no {' or '.join(BROWSERS)} on the PATH"
+    return (
+        None
+        if any(map(shutil.which, BROWSER_PROGRAMS))
+        else f"no {' or '.join(BROWSER_PROGRAMS)} on the PATH"
+    )
 
 
 def interpret_missing() -> str | None:
@@ -86,16 +90,18 @@ def emulate_missing() -> str | None:
     """Return why a device cannot be emulated here, or None when it can."""
     if cuda_missing() is None:
         return "a device is here, and kernels run on it"
-    here = shutil.which(compiler())
-    return interpret_missing() or (None if here else f"no C++ compiler {compiler()} on the PATH")
+    here = shutil.which(find_compiler())
+    return interpret_missing() or (
+        None if here else f"no C++ compiler {find_compiler()} on the PATH"
+    )
 
 
-def compiler() -> str:
+def find_compiler() -> str:
     """Return the C++ compiler that takes kernels where a device is emulated."""
     return os.environ.get("CXX", "g++")
 
 
-def choose(device: str) -> Tiers:
+def select_tiers(device: str) -> TierSelection:
     """Resolve a `--device` value; raise `SuiteError` naming the known ones when it is none."""
     if device not in DEVICES:
         raise SuiteError(f"unknown device {device!r}: choose one of {', '.join(DEVICES)}")
@@ -104,15 +110,15 @@ def choose(device: str) -> Tiers:
     if device != "auto":
         others = {tier: f"only {device} was asked for" for tier in TIERS if tier != device}
         absent = {tier: why for tier, why in missing.items() if tier == device and why}
-        return Tiers(tuple(t for t in TIERS if t == device), absent, others)
+        return TierSelection(tuple(t for t in TIERS if t == device), absent, others)
     left_out = {tier: why for tier, why in missing.items() if why}
     left_out.setdefault("emulate", "--device emulate runs it")
     if "cuda" not in left_out:
         left_out["interpret"] = "one process runs one Triton mode, and a device is here"
-    return Tiers(tuple(t for t in TIERS if t not in left_out), {}, left_out)
+    return TierSelection(tuple(t for t in TIERS if t not in left_out), {}, left_out)
 
 
-def fix_triton_mode(tiers: Tiers) -> None:
+def fix_triton_mode(tiers: TierSelection) -> None:
     """Set or clear TRITON_INTERPRET for this process and its children."""
     if "cuda" in tiers.run and not tiers.absent:
         os.environ.pop("TRITON_INTERPRET", None)
@@ -120,7 +126,7 @@ def fix_triton_mode(tiers: Tiers) -> None:
         os.environ["TRITON_INTERPRET"] = "1"
 
 
-def one_thread() -> None:
+def limit_torch_threads() -> None:
     """Give this process one torch thread.
 
     On tensors of test size two threads wait for each other longer than they work, and beside
@@ -132,14 +138,14 @@ def one_thread() -> None:
         torch.set_num_threads(1)
 
 
-def passes(device: str) -> tuple[str, ...]:
+def device_passes(device: str) -> tuple[str, ...]:
     """Return the `--device` values of the processes that together cover what was asked for."""
-    if device == "auto" and "cuda" in choose(device).run and interpret_missing() is None:
+    if device == "auto" and "cuda" in select_tiers(device).run and interpret_missing() is None:
         return ("auto", "interpret")
     return (device,)
 
 
-def described(tiers: Tiers) -> str:
+def describe_tiers(tiers: TierSelection) -> str:
     """Return one line for a header: what runs, what cannot, and the versions that matter."""
     parts = [" + ".join(tiers.run)]
     parts += [f"{tier} cannot be measured ({why})" for tier, why in tiers.absent.items()]

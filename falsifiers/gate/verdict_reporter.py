@@ -16,7 +16,7 @@ import pytest
 from contracts.schema import Budget, Contract
 from falsifiers.gate import phase_status
 from falsifiers.gate.phase_status import PhaseResult
-from falsifiers.gate.tiers import Tiers
+from falsifiers.gate.tiers import TierSelection
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.verdict import Verdict
 
@@ -24,11 +24,16 @@ NOT_PROVEN = 6
 _NAMED = re.compile(r"\b(engine|phase[0-8])\b")
 
 
-class Ledger:
+class VerdictReporter:
     """Collects the verdicts of one run, in this process or from its workers."""
 
-    def __init__(self, config: pytest.Config, contracts: Mapping[str, Contract], tiers: Tiers,
-                 path: Path | None) -> None:
+    def __init__(
+        self,
+        config: pytest.Config,
+        contracts: Mapping[str, Contract],
+        tiers: TierSelection,
+        path: Path | None,
+    ) -> None:
         self.config, self.contracts, self.tiers = config, contracts, tiers
         self.verdicts: list[Verdict] = []
         self.other_failures = 0
@@ -58,7 +63,7 @@ class Ledger:
             self._file.close()
         if self.config.getoption("collectonly") or exitstatus not in (0, 1, 5):
             return
-        named = set(_NAMED.findall(_positive(self.config.getoption("markexpr") or "")))
+        named = set(_NAMED.findall(_without_negations(self.config.getoption("markexpr") or "")))
         phases = {name.replace("phase", "p") for name in named} | {v.phase for v in self.verdicts}
         self.results = [phase_status.judge_phase(phase, self.verdicts) for phase in sorted(phases)]
         if self.other_failures or any(r.verdict == "FAIL" for r in self.results):
@@ -93,21 +98,21 @@ class Ledger:
             count = sum(case.tier == tier for case in cases)
             if count and tier not in self.tiers.of(contract):
                 out.append(f"  not run: {count} of tier {tier} ({why})")
-        return out + [f"  {line}" for line in rules_of(contract)]
+        return out + [f"  {line}" for line in format_rules(contract)]
 
 
-def rules_of(contract: Contract) -> list[str]:
+def format_rules(contract: Contract) -> list[str]:
     """Return the parity rules in force, each budget with its reason and the floor measured."""
     parity = contract.parity
-    lines = [f"twin: {parity.twin}", *_rule("truth", parity.truth)]
+    lines = [f"twin: {parity.twin}", *_format_rule("truth", parity.truth)]
     if parity.own is not None:
-        lines += _rule("truth of a candidate with its own arithmetic", parity.own)
+        lines += _format_rule("truth of a candidate with its own arithmetic", parity.own)
     for kind, budget in parity.kv.items():
-        lines += _rule(f"keys and values in {kind} against f32", budget)
+        lines += _format_rule(f"keys and values in {kind} against f32", budget)
     return lines
 
 
-def _rule(name: str, rule: str | Budget) -> list[str]:
+def _format_rule(name: str, rule: str | Budget) -> list[str]:
     if not isinstance(rule, Budget):
         return [f"{name}: {rule}"]
     return [f"{name}: cosine >= {rule.cosine}, norm ratio within {rule.norm} of 1, argmax equal "
@@ -115,12 +120,12 @@ def _rule(name: str, rule: str | Budget) -> list[str]:
             f"because: {rule.reason.strip()}", f"floor measured: {rule.measured.strip()}"]
 
 
-def _positive(expression: str) -> str:
+def _without_negations(expression: str) -> str:
     """Return a -m expression without the names it negates."""
     return re.sub(r"\bnot\s+(\w+|\([^)]*\))", "", expression)
 
 
-def read(path: Path) -> list[Verdict]:
+def read_verdicts(path: Path) -> list[Verdict]:
     """Read a verdict file; raise `SuiteError` naming file and line when a line is broken."""
     verdicts = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):

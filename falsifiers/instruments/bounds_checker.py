@@ -33,7 +33,7 @@ class Span:
 
 
 @dataclass
-class Fence:
+class BoundsChecker:
     """What was touched, and every kind of stray found."""
 
     may_read: tuple[Span, ...]
@@ -56,7 +56,9 @@ class Fence:
         spans = self.may_read if what == "load" else self.may_write
         inside = _inside(at, width, spans)
         if not inside.all():
-            self.strays.append(f"a {what} of {width} bytes {_place(spans, int(at[~inside][0]))}")
+            self.strays.append(
+                f"a {what} of {width} bytes {_describe_address(spans, int(at[~inside][0]))}"
+            )
         skewed = at[at % width != 0]
         if len(skewed):
             self.strays.append(f"a {what} of {width} bytes at an address that is "
@@ -72,7 +74,7 @@ def _inside(at: Any, width: int, spans: tuple[Span, ...], partly: bool = False) 
     return inside
 
 
-def _place(spans: tuple[Span, ...], address: int) -> str:
+def _describe_address(spans: tuple[Span, ...], address: int) -> str:
     """Say where an address lies, from the nearest span."""
     near = min(spans, key=lambda s: min(abs(address - s.start), abs(address - s.end)))
     if address < near.start:
@@ -81,8 +83,8 @@ def _place(spans: tuple[Span, ...], address: int) -> str:
 
 
 @contextmanager
-def fenced(may_read: Mapping[str, Tensor], may_write: Mapping[str, Tensor],
-           around: Mapping[str, Tensor] | None = None) -> Iterator[Fence]:
+def check_bounds(may_read: Mapping[str, Tensor], may_write: Mapping[str, Tensor],
+           around: Mapping[str, Tensor] | None = None) -> Iterator[BoundsChecker]:
     """Watch what kernels launched in the block touch; tensors are on the CPU, of any strides.
 
     What may be written may be read too. With `around`, memory outside of it is not judged.
@@ -91,17 +93,17 @@ def fenced(may_read: Mapping[str, Tensor], may_write: Mapping[str, Tensor],
     writable = tuple(Span.of(name, x) for name, x in may_write.items())
     readable = tuple(Span.of(name, x) for name, x in may_read.items())
     outer = tuple(Span.of(name, x) for name, x in (around or {}).items())
-    fence = Fence((*readable, *writable), writable, outer)
+    fence = BoundsChecker((*readable, *writable), writable, outer)
     builder = interpreter_builder()
     load, store = builder.create_masked_load, builder.create_masked_store
 
     def watched_load(self: Any, ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
-        fence.watch("load", _on(ptrs, mask), _width(ptrs))
+        fence.watch("load", _install(ptrs, mask), _width(ptrs))
         return load(self, ptrs, mask, *rest, **named)
 
     def watched_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any,
                       **named: Any) -> Any:
-        fence.watch("store", _on(ptrs, mask), _width(ptrs))
+        fence.watch("store", _install(ptrs, mask), _width(ptrs))
         return store(self, ptrs, value, mask, *rest, **named)
 
     builder.create_masked_load, builder.create_masked_store = watched_load, watched_store
@@ -111,7 +113,7 @@ def fenced(may_read: Mapping[str, Tensor], may_write: Mapping[str, Tensor],
         builder.create_masked_load, builder.create_masked_store = load, store
 
 
-def _on(ptrs: Any, mask: Any) -> Any:
+def _install(ptrs: Any, mask: Any) -> Any:
     return ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape)].ravel()
 
 

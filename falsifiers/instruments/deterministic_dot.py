@@ -17,7 +17,7 @@ from falsifiers.instruments.load_counter import interpreter_builder
 
 
 @contextmanager
-def steady_dots() -> Iterator[None]:
+def deterministic_dots() -> Iterator[None]:
     """Make float dots of kernels launched in the block one f32 sum an element, in order of k.
 
     Integer dots are exact as they are. Without the interpreter nothing is changed.
@@ -29,7 +29,7 @@ def steady_dots() -> Iterator[None]:
     real = builder.create_dot
 
     def steady(self: Any, a: Any, b: Any, d: Any, *rest: Any, **named: Any) -> Any:
-        left, right = _values(a), _values(b)
+        left, right = _float_values(a), _float_values(b)
         if left is None or right is None or d.data.dtype.kind != "f":
             return real(self, a, b, d, *rest, **named)
         total = d.data
@@ -45,7 +45,7 @@ def steady_dots() -> Iterator[None]:
         builder.create_dot = real
 
 
-def _values(x: Any) -> Any:
+def _float_values(x: Any) -> Any:
     """Return a handle's values as floats, or None where the interpreter must convert them."""
     if x.dtype.scalar.is_bf16():
         return (x.data.astype(np.uint32) << 16).view(np.float32)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-def at_the_end(x: Tensor) -> Tensor:
+def copy_before_guard_page(x: Tensor) -> Tensor:
     """Return a copy of a tensor, dense, with memory behind its last byte that nobody may touch."""
     page = mmap.PAGESIZE
     size = -(-x.nbytes // page) * page

@@ -20,7 +20,7 @@ from falsifiers.judging.errors import Unmeasurable
 
 
 @dataclass
-class Reads:
+class LoadCount:
     """What was loaded from one tensor's memory."""
 
     start: int
@@ -62,14 +62,14 @@ class Reads:
 
 
 @contextmanager
-def counting(**tensors: Tensor) -> Iterator[dict[str, Reads]]:
+def count_loads(**tensors: Tensor) -> Iterator[dict[str, LoadCount]]:
     """Count what kernels launched in the block load from each named tensor.
 
     The tensors must be contiguous and on the CPU. Raises `Unmeasurable` when Triton is not
     running under its interpreter, since nothing could be counted then.
     """
     builder = interpreter_builder()
-    regions = {name: Reads(x.data_ptr(), x.numel() * x.element_size())
+    regions = {name: LoadCount(x.data_ptr(), x.numel() * x.element_size())
                for name, x in tensors.items()}
     real = builder.create_masked_load
 

@@ -21,7 +21,7 @@ WIDTHS = 3
 """How many of a case's widths are looked at, the narrowest first."""
 
 
-def unpinned(weight: Tensor, x: Tensor) -> Tensor:
+def width_dependent_product(weight: Tensor, x: Tensor) -> Tensor:
     """Return the product f32[m, N] of rows x f32[m, K], K cut into more parts for more rows."""
     parts = min(len(x), 4)
     step = -(-x.shape[1] // parts)
@@ -31,8 +31,8 @@ def unpinned(weight: Tensor, x: Tensor) -> Tensor:
     return total
 
 
-def must_drift(judge: Judge, weight: Tensor, x: Tensor, widths: Sequence[int],
-               product: Product = unpinned) -> None:
+def check_negative_control(judge: Judge, weight: Tensor, x: Tensor, widths: Sequence[int],
+               product: Product = width_dependent_product) -> None:
     """Hold that an unpinned product of these rows depends on the width, as one in use would.
 
     A product of fewer than three terms has one order alone and is let pass; `weight` is

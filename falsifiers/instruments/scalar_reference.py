@@ -21,7 +21,7 @@ def _f16(raw: bytes) -> np.float32:
     return F(struct.unpack("<e", raw)[0])
 
 
-def weights_of(kind: str, block: bytes) -> tuple[list[int], list[int], list[int], F, F]:
+def decode_block(kind: str, block: bytes) -> tuple[list[int], list[int], list[int], F, F]:
     """Return one block's q, scale and minimum of each weight, d and dmin."""
     if kind == "Q8_0":
         return list(struct.unpack("<32b", block[2:])), [1] * 32, [0] * 32, _f16(block[:2]), F(0)
@@ -69,7 +69,7 @@ def exact_row(kind: str, raw: bytes, x: np.ndarray) -> np.float32:
     """Return the exact-23 product of one row of block bytes with x f32[K] [5-6]."""
     size, nbytes = BLOCK[kind]
     per_group = 256 // size
-    blocks = [weights_of(kind, raw[i:i + nbytes]) for i in range(0, len(raw), nbytes)]
+    blocks = [decode_block(kind, raw[i:i + nbytes]) for i in range(0, len(raw), nbytes)]
     values = []
     for g in range(0, len(blocks), per_group):
         a, s = fixed_point(list(x[g * size:(g + per_group) * size]))
@@ -104,7 +104,7 @@ def dense_row(kind: str, raw: bytes) -> list[np.float32]:
     size, nbytes = BLOCK[kind]
     out = []
     for i in range(0, len(raw), nbytes):
-        q, scale, minimum, d, dmin = weights_of(kind, raw[i:i + nbytes])
+        q, scale, minimum, d, dmin = decode_block(kind, raw[i:i + nbytes])
         for k in range(size):
             w = F(F(d * F(scale[k])) * F(q[k]))
             out.append(F(w - F(dmin * F(minimum[k]))) if kind in ("Q4_K", "Q5_K") else w)

@@ -17,11 +17,11 @@ from torch import Tensor
 from falsifiers.judging.errors import Declined, ParityBroken
 from falsifiers.judging.judge import Judge, as_bits
 
-RowsOf = Callable[[tuple[int, ...], tuple[int, ...], tuple[int, ...]], Any]
+MakeRows = Callable[[tuple[int, ...], tuple[int, ...], tuple[int, ...]], Any]
 
 
 @dataclass
-class Stream:
+class SoloStream:
     """What one prompt gets alone: its tokens, and logits and state digest after each."""
 
     tokens: list[int]
@@ -32,7 +32,7 @@ class Stream:
     """State digest after token i, KV cut to i + 1 rows."""
 
 
-def prompt_of(seed: int, length: int, vocab: int) -> list[int]:
+def make_prompt(seed: int, length: int, vocab: int) -> list[int]:
     """Return a prompt of `length` token ids, the same on every machine."""
     raw = hashlib.shake_256(f"prompt {seed}".encode()).digest(4 * length)
     return [int.from_bytes(raw[4 * i:4 * i + 4], "little") % vocab for i in range(length)]
@@ -49,11 +49,11 @@ def state_digest(tensors: dict[str, Tensor], length: int | None = None) -> str:
     return digest.hexdigest()
 
 
-_KEPT: dict[tuple[Any, ...], tuple[Any, Stream]] = {}
+_KEPT: dict[tuple[Any, ...], tuple[Any, SoloStream]] = {}
 
 
-def alone(engine: Any, rows: RowsOf, prompt: Sequence[int], decode: int, capacity: int,
-          right: Any = None) -> Stream:
+def run_solo(engine: Any, rows: MakeRows, prompt: Sequence[int], decode: int, capacity: int,
+          right: Any = None) -> SoloStream:
     """Run a prompt and `decode` greedy tokens in a pool of one slot, one token a step.
 
     `right` is the tree's own path: where the engine is exactly that over a model on the CPU, the
@@ -61,18 +61,20 @@ def alone(engine: Any, rows: RowsOf, prompt: Sequence[int], decode: int, capacit
     from it in any op, a mutant or a candidate, runs its own for every case.
     """
     if right is None or getattr(engine, "path", None) != right or engine.model.device != "cpu":
-        return _run(engine, rows, prompt, decode, capacity)
+        return _decode_greedily(engine, rows, prompt, decode, capacity)
     parts = tuple(part if isinstance(part, str) else id(part)
                   for part in vars(engine.model).values())
     key = right, parts, tuple(prompt), decode, capacity
     if key not in _KEPT:  # the model is kept too, so that the ids of its parts stay their own
-        _KEPT[key] = engine.model, _run(engine, rows, prompt, decode, capacity)
+        _KEPT[key] = engine.model, _decode_greedily(engine, rows, prompt, decode, capacity)
     return _KEPT[key][1]
 
 
-def _run(engine: Any, rows: RowsOf, prompt: Sequence[int], decode: int, capacity: int) -> Stream:
+def _decode_greedily(
+    engine: Any, rows: MakeRows, prompt: Sequence[int], decode: int, capacity: int
+) -> SoloStream:
     pool = engine.new_pool(1, capacity)
-    stream = Stream(list(prompt))
+    stream = SoloStream(list(prompt))
     for position in range(len(prompt) + decode):
         if position == len(stream.tokens):
             stream.tokens.append(int(stream.logits[-1].argmax()))
@@ -82,7 +84,7 @@ def _run(engine: Any, rows: RowsOf, prompt: Sequence[int], decode: int, capacity
     return stream
 
 
-def bad_steps(rows: RowsOf, vocab: int) -> list[tuple[str, str, list[int], Any]]:
+def bad_steps(rows: MakeRows, vocab: int) -> list[tuple[str, str, list[int], Any]]:
     """Return steps to refuse on a pool of 3 slots of 8 tokens: name, value to name, tokens, rows.
 
     The bad value stands behind a row that could have run.
@@ -104,23 +106,25 @@ def bad_steps(rows: RowsOf, vocab: int) -> list[tuple[str, str, list[int], Any]]
     ]
 
 
-class Batch:
+class BatchDriver:
     """A pool under attack: sequences join, step and leave, and every step is judged.
 
     After each step the rows it named must hold the logits and the state that their streams have
     alone, and every other slot must be byte-identical to what it was.
     """
 
-    def __init__(self, engine: Any, rows: RowsOf, judge: Judge, slots: int, capacity: int) -> None:
+    def __init__(
+        self, engine: Any, rows: MakeRows, judge: Judge, slots: int, capacity: int
+    ) -> None:
         self.engine, self.rows, self.judge = engine, rows, judge
         self.slots, self.capacity = slots, capacity
         self.pool = engine.new_pool(slots, capacity)
-        self.live: dict[int, Stream] = {}
+        self.live: dict[int, SoloStream] = {}
         self.fed: dict[int, int] = {}
         self.step_number = 0
         self.widest = 0
 
-    def join(self, slot: int, stream: Stream) -> None:
+    def join(self, slot: int, stream: SoloStream) -> None:
         """Seat a stream in a slot, cleared first."""
         self.engine.clear_slot(self.pool, slot)
         self.live[slot], self.fed[slot] = stream, 0

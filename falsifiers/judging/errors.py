@@ -28,7 +28,7 @@ class Unmeasurable(Exception):
     """The evidence a case needs cannot be had here, so it neither passes nor fails."""
 
 
-def printable(name: str) -> str:
+def shorten_name(name: str) -> str:
     """Return a name from a file as one short piece of a line."""
     text = name if name.isprintable() else ascii(name)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -19,11 +19,11 @@ if TYPE_CHECKING:  # torch is loaded by the first comparison of tensors: laws ne
     import torch
     from torch import Tensor
 
-Where = dict[str, int | str]
+Location = dict[str, int | str]
 
 
 @cache
-def _integers() -> dict[torch.dtype, torch.dtype]:
+def _integer_type() -> dict[torch.dtype, torch.dtype]:
     """Return the integer type as wide as each type of floats."""
     import torch
     return {torch.float32: torch.int32, torch.float64: torch.int64,
@@ -33,7 +33,7 @@ def _integers() -> dict[torch.dtype, torch.dtype]:
 def as_bits(x: Tensor) -> Tensor:
     """Return `x`'s bit patterns as signed integers of its width, every NaN made the same."""
     x = x.detach().to("cpu").contiguous()
-    as_wide = _integers().get(x.dtype)
+    as_wide = _integer_type().get(x.dtype)
     return x if as_wide is None else x.masked_fill(x.isnan(), float("nan")).view(as_wide)
 
 
@@ -47,15 +47,15 @@ def ulps_apart(a: Tensor, b: Tensor) -> Tensor:
     return (ordered(a) - ordered(b)).abs()
 
 
-def hex_of(x: Tensor) -> str:
+def format_bits(x: Tensor) -> str:
     """Return a scalar tensor's bit pattern in hexadecimal, `0x3f800000`."""
-    if x.dtype not in _integers():
+    if x.dtype not in _integer_type():
         return str(x.item())
     width = x.element_size()
     return f"0x{int(as_bits(x.reshape(1))[0]) & ((1 << (8 * width)) - 1):0{2 * width}x}"
 
 
-def _word(x: Tensor) -> str:
+def _special_value(x: Tensor) -> str:
     """Return what a scalar is when it is no number that a reader knows by its bits."""
     if not x.is_floating_point() or bool(x.isfinite()):
         return ""
@@ -97,7 +97,7 @@ class Judge:
         from falsifiers.judging import tolerance
         self._ladder(name, got, want, rule, True, where)
         got, want = got.reshape(-1, got.shape[-1]), want.reshape(-1, want.shape[-1])
-        cosine, ratio = tolerance.spread(got, want)
+        cosine, ratio = tolerance.cosine_and_norm_ratio(got, want)
         ok = (cosine >= budget.cosine) & ((ratio - 1).abs() <= budget.norm)  # a NaN is not ok
         if not bool(ok.all()):
             at = int((~ok).nonzero()[0, 0])
@@ -133,7 +133,7 @@ class Judge:
         self.evidence.update(evidence)
 
     def _ladder(self, name: str, got: Tensor, want: Tensor, rule: Rule, finite: bool,
-                where: Where) -> None:
+                where: Location) -> None:
         place = self._place(name, where)
         if got.shape != want.shape:
             self._fail(rule, "shape", f"{place} has shape {list(got.shape)}, but should have "
@@ -145,7 +145,7 @@ class Judge:
             self._differ(name, got, want, ~got.isfinite().flatten().cpu(), rule, "finite", where)
 
     def _argmax(self, name: str, got: Tensor, want: Tensor, budget: Budget, rule: Rule,
-                where: Where) -> None:
+                where: Location) -> None:
         from falsifiers.judging import tolerance
         for at in (got.argmax(-1).cpu() != want.argmax(-1).cpu()).nonzero().flatten().tolist():
             margin = tolerance.flip_margin(got[at], want[at])
@@ -157,7 +157,7 @@ class Judge:
             self.evidence["near_ties"] = self.evidence.get("near_ties", 0) + 1
 
     def _differ(self, name: str, got: Tensor, want: Tensor, bad: Tensor, rule: Rule, rung: Rung,
-                where: Where) -> None:
+                where: Location) -> None:
         import torch
         at = int(bad.nonzero()[0, 0])
         a, b = got.detach().cpu().reshape(-1)[at], want.detach().cpu().reshape(-1)[at]
@@ -168,17 +168,25 @@ class Judge:
         where = {**where, "element": str(index)}
         apart = f" ({ulps} ulp)" if ulps is not None else ""
         finite = rung != "finite" or bool(b.isfinite())
-        right = f"{hex_of(b)}{_word(b)}{apart}" if finite else "finite"
-        self._fail(rule, rung, f"{self._place(name, where)}={hex_of(a)}{_word(a)}, but should be "
-                   f"{right}", where, got=hex_of(a), want=hex_of(b), ulps=ulps,
-                   differing=int(bad.sum()))
+        right = f"{format_bits(b)}{_special_value(b)}{apart}" if finite else "finite"
+        self._fail(
+            rule,
+            rung,
+            f"{self._place(name, where)}={format_bits(a)}{_special_value(a)}, but should be "
+            f"{right}",
+            where,
+            got=format_bits(a),
+            want=format_bits(b),
+            ulps=ulps,
+            differing=int(bad.sum()),
+        )
 
-    def _fail(self, rule: Rule, rung: Rung, sentence: str, where: Where, **values: Any) -> None:
+    def _fail(self, rule: Rule, rung: Rung, sentence: str, where: Location, **values: Any) -> None:
         raise ParityBroken(Finding(rule=rule, rung=rung, where=where,
                                    sentence=f"{sentence} [{self.case.label}]", **values))
 
     @staticmethod
-    def _place(name: str, where: Where) -> str:
+    def _place(name: str, where: Location) -> str:
         inside = ", ".join(f"{key} {value}" for key, value in where.items())
         return f"{name}[{inside}]" if inside else name
 

@@ -16,7 +16,7 @@ Attack = Callable[..., None]
 """A falsifier: `test_<id>(case, subject, judge)`."""
 
 
-class Row(Record):
+class MutantResult(Record):
     """One line of the kill matrix."""
 
     name: str
@@ -34,10 +34,10 @@ class Row(Record):
     """Whether the kill was read from a device's receipt rather than made now."""
 
 
-class Matrix(Record):
+class KillMatrix(Record):
     """The kill matrix of one or more phases."""
 
-    mutants: tuple[Row, ...]
+    mutants: tuple[MutantResult, ...]
     survivors: tuple[str, ...]
     """`phase/name` of mutants that a falsifier named as their killer did not kill."""
     idle_falsifiers: tuple[str, ...]

@@ -8,18 +8,18 @@ from contracts.schema import Case, Contract
 from falsifiers.judging.errors import Declined, ParityBroken, Unmeasurable
 from falsifiers.judging.verdict import Finding, Verdict
 
-SILENT = "it compared nothing"
+COMPARED_NOTHING = "it compared nothing"
 
 
-def node_of(case: Case, package: str) -> str:
+def pytest_node(case: Case, package: str) -> str:
     """Return a case's pytest node id, `phases/p1_looped_step/test_falsifier.py::test_x[cpu-a]`."""
     folder = package.replace(".", "/")
     return f"{folder}/test_falsifier.py::test_{case.falsifier}[{case.tier}-{case.name}]"
 
 
-def repro_of(case: Case, package: str, candidate: str | None, device: str) -> str:
+def repro_command(case: Case, package: str, candidate: str | None, device: str) -> str:
     """Return the command, to be pasted at the repository's root, that runs a case alone."""
-    parts = [case.repro] if case.repro else ["pytest", f"'{node_of(case, package)}'"]
+    parts = [case.repro] if case.repro else ["pytest", f"'{pytest_node(case, package)}'"]
     if not case.quick:
         parts.append("--thorough")
     if candidate:
@@ -29,7 +29,7 @@ def repro_of(case: Case, package: str, candidate: str | None, device: str) -> st
     return " ".join(parts)
 
 
-def record(case: Case, error: BaseException | None, judge: Any = None, *, subject: str,
+def make_verdict(case: Case, error: BaseException | None, judge: Any = None, *, subject: str,
            repro: str, seconds: float, faults: tuple[type[Exception], ...] = ()) -> Verdict:
     """Return the verdict of a case that ended with `error`, or that returned (None).
 
@@ -45,14 +45,14 @@ def record(case: Case, error: BaseException | None, judge: Any = None, *, subjec
     if judge is not None:
         known.update(compared=judge.compared, worst=judge.worst, evidence=judge.evidence)
     try:
-        return Verdict.model_validate({**known, **_outcome(error, judge)})
+        return Verdict.model_validate({**known, **_outcome_fields(error, judge)})
     except ValueError as broken:
         return Verdict.model_validate({
             **known, "outcome": "error", "worst": (), "evidence": {},
             "reason": f"the record of it is broken: {first_line(broken)}"})
 
 
-def _outcome(error: BaseException | None, judge: Any) -> dict[str, Any]:
+def _outcome_fields(error: BaseException | None, judge: Any) -> dict[str, Any]:
     if isinstance(error, ParityBroken):
         return {"outcome": "failed", "finding": error.finding}
     if isinstance(error, Declined):
@@ -62,7 +62,7 @@ def _outcome(error: BaseException | None, judge: Any) -> dict[str, Any]:
     if error is not None:
         return {"outcome": "error", "reason": f"{type(error).__name__}: {first_line(error)}"}
     if judge is None or judge.compared == 0:
-        return {"outcome": "error", "reason": SILENT}
+        return {"outcome": "error", "reason": COMPARED_NOTHING}
     return {"outcome": "passed"}
 
 
@@ -71,7 +71,7 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "") or "(no text)"
 
 
-def explain(verdict: Verdict, contract: Contract) -> str:
+def explain_failure(verdict: Verdict, contract: Contract) -> str:
     """Return what a reader needs on a case that failed: what broke, what it means, how to rerun."""
     falsifier = next(f for f in contract.falsifiers if f.id == verdict.falsifier)
     finding = verdict.finding

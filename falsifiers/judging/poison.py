@@ -27,7 +27,7 @@ def poison(x: Tensor, *, sentinel: bool = False) -> Tensor:
     return x.copy_(pattern.to(x.device).expand(x.shape))
 
 
-def poisoned(*shape: int, dtype: torch.dtype = torch.float32,
+def new_poison(*shape: int, dtype: torch.dtype = torch.float32,
              device: torch.device | str = "cpu", sentinel: bool = False) -> Tensor:
     """Return a new tensor of poison."""
     return poison(torch.empty(shape, dtype=dtype, device=device), sentinel=sentinel)
@@ -54,7 +54,7 @@ class Guarded:
                       rung="frame", **where)
 
 
-def guarded(*shape: int, dtype: torch.dtype = torch.float32,
+def new_guarded(*shape: int, dtype: torch.dtype = torch.float32,
             device: torch.device | str = "cpu") -> Guarded:
     """Return a poisoned tensor of this shape with guards on both sides."""
     size = torch.empty((), dtype=dtype).element_size() * max(1, torch.Size(shape).numel())

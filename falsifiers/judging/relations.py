@@ -45,7 +45,7 @@ def neighbours_cannot_reach(judge: Judge, run: Run, row: Any, crowds: Sequence[R
                     **{"row": 0, "crowd": number, **where})  # type: ignore[arg-type]
 
 
-def parts_equal_whole(judge: Judge, run: Run, rows: Rows, at: int, name: str = "out",
+def split_batch_equals_batch(judge: Judge, run: Run, rows: Rows, at: int, name: str = "out",
                       **where: int | str) -> None:
     """Hold a batch of m rows to its first `at` and the rest, run apart: m = a + b."""
     whole, parts = run(rows), [*run(rows[:at]), *run(rows[at:])]
@@ -53,7 +53,7 @@ def parts_equal_whole(judge: Judge, run: Run, rows: Rows, at: int, name: str = "
         judge.equal(name, whole[i], part, **{"row": i, **where})  # type: ignore[arg-type]
 
 
-def repeats(judge: Judge, run: Run, rows: Rows, times: int = 2, name: str = "out",
+def repeats_are_equal(judge: Judge, run: Run, rows: Rows, times: int = 2, name: str = "out",
             **where: int | str) -> None:
     """Hold every run of the same rows to the first, which later runs must not overwrite."""
     held = run(rows)
@@ -66,7 +66,7 @@ def repeats(judge: Judge, run: Run, rows: Rows, times: int = 2, name: str = "out
                         **{"row": i, "repeat": number, **where})  # type: ignore[arg-type]
 
 
-def digest(tensors: Mapping[str, Tensor]) -> str:
+def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
     """Return a sha256 over named tensors' shapes and bits."""
     total = hashlib.sha256()
     for name in sorted(tensors):
@@ -76,15 +76,15 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 @contextmanager
-def frame(judge: Judge, named: Callable[[], Mapping[str, Mapping[str, Tensor]]],
+def unchanged_outside(judge: Judge, named: Callable[[], Mapping[str, Mapping[str, Tensor]]],
           may_write: Sequence[str] = (), **where: int | str) -> Iterator[None]:
     """Hold everything `named` returns to be byte-identical after the block, save `may_write`.
 
     `named()` returns groups of tensors by name, a slot's state for example.
     """
-    before = {group: digest(tensors) for group, tensors in named().items()}
+    before = {group: tensors_digest(tensors) for group, tensors in named().items()}
     yield
-    after = {group: digest(tensors) for group, tensors in named().items()}
+    after = {group: tensors_digest(tensors) for group, tensors in named().items()}
     for group in before:
         if group not in may_write:
             judge.unchanged(group, before[group], after.get(group, "gone"), **where)

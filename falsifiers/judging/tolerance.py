@@ -27,7 +27,7 @@ class Closeness:
     """The wanted row's top-2 margin over its standard deviation, or infinity without a flip."""
 
 
-def spread(got: Tensor, want: Tensor) -> tuple[Tensor, Tensor]:
+def cosine_and_norm_ratio(got: Tensor, want: Tensor) -> tuple[Tensor, Tensor]:
     """Return cosine [rows] and norm ratio [rows], in f64, of two tensors [rows, n].
 
     A row of zeros against a row of zeros counts as equal; NaN stays NaN.
@@ -54,7 +54,7 @@ def flip_margin(got: Tensor, want: Tensor) -> float:
 
 def classify(got: Tensor, want: Tensor, budget: Budget) -> Closeness:
     """Say how close one row of logits [n] is to what it should be [n]."""
-    cosine, ratio = (float(x) for x in spread(got[None], want[None]))
+    cosine, ratio = (float(x) for x in cosine_and_norm_ratio(got[None], want[None]))
     margin = flip_margin(got, want)
     inside = cosine >= budget.cosine and abs(ratio - 1) <= budget.norm  # a NaN is not inside
     kind: Kind = "diverged"

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from falsifiers.gate.cli import AsJson, Device, Progress
+from falsifiers.gate.cli import AsJson, Device, ProgressLine
 
 if TYPE_CHECKING:
-    from falsifiers.judging.matrix import Bank, Matrix, Row
-    from falsifiers.mutation.device_receipts import BankOf
+    from falsifiers.judging.matrix import Bank, KillMatrix, MutantResult
+    from falsifiers.mutation.device_receipts import BankLoader
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -36,28 +36,32 @@ def mutants(
     from falsifiers.judging.errors import SuiteError
     if faults and (phase is not None or as_json):
         raise SuiteError("--faults prints one page of every phase: give it alone")
-    banks = banks_here(phase, device)
-    raise typer.Exit(_faults(banks) if faults else
-                     _expected(banks, rowtwin.phase_bank, device, as_json))
+    banks = load_banks(phase, device)
+    raise typer.Exit(_print_faults(banks) if faults else
+                     _run_matrix(banks, rowtwin.phase_bank, device, as_json))
 
 
-def _faults(banks: list[Bank]) -> int:
+def _print_faults(banks: list[Bank]) -> int:
     from falsifiers.mutation import field_faults
-    print(field_faults.page(field_faults.load(), field_faults.planted(banks)), end="")
+
+    print(
+        field_faults.format_page(field_faults.load_faults(), field_faults.list_planted(banks)),
+        end="",
+    )
     return 0
 
 
-def _expected(banks: list[Bank], bank_of: BankOf, device: str, as_json: bool) -> int:
+def _run_matrix(banks: list[Bank], bank_of: BankLoader, device: str, as_json: bool) -> int:
     """Attack each mutant by the falsifiers that must kill it."""
     from falsifiers.gate.receipts import load_receipts
     from falsifiers.gate.runner import ROOT
     from falsifiers.mutation import mutants as runner
-    from falsifiers.mutation.device_receipts import device_rows
+    from falsifiers.mutation.device_receipts import try_device_mutants
     measured = {bank.contract.phase: [row for receipt in load_receipts(bank.contract.phase, ROOT)
                                       for row in receipt.mutants] for bank in banks}
-    with Progress(as_json) as tell:
+    with ProgressLine(as_json) as tell:
         matrix = runner.run_matrix(banks, receipts=measured,
-                                   apart=lambda bank: device_rows(bank, bank_of, tell),
+                                   apart=lambda bank: try_device_mutants(bank, bank_of, tell),
                                    on_row=lambda row: tell(f"{row.phase}/{row.name}"))
     if as_json:
         print(json.dumps(matrix.model_dump(), indent=2))
@@ -66,16 +70,16 @@ def _expected(banks: list[Bank], bank_of: BankOf, device: str, as_json: bool) ->
     return matrix_exit_code(matrix, device)
 
 
-def matrix_exit_code(matrix: Matrix, device: str) -> int:
+def matrix_exit_code(matrix: KillMatrix, device: str) -> int:
     """Return 1 if a mutant survived or a falsifier killed none, 2 if it cannot be told, else 0."""
     if matrix.survivors or matrix.idle_falsifiers:
         return 1
     return 2 if not matrix.mutants or (device == "cuda" and matrix.not_run) else 0
 
 
-def _print_matrix(matrix: Matrix) -> None:
+def _print_matrix(matrix: KillMatrix) -> None:
     for row in matrix.mutants:
-        print(_row_line(row, matrix))
+        print(_result_line(row, matrix))
     dead = len(matrix.mutants) - len(matrix.survivors) - len(matrix.not_run)
     print(f"\n{dead} of {len(matrix.mutants)} mutants died"
           + (f", {len(matrix.not_run)} need a device" if matrix.not_run else ""))
@@ -85,15 +89,15 @@ def _print_matrix(matrix: Matrix) -> None:
         print(f"killed none: {name}")
 
 
-def _row_line(row: Row, matrix: Matrix) -> str:
-    from falsifiers.console.table import tinted
+def _result_line(row: MutantResult, matrix: KillMatrix) -> str:
+    from falsifiers.console.table import color_status
     name = f"{row.phase}/{row.name}"
     word = "not run" if name in matrix.not_run else \
         "SURVIVED" if name in matrix.survivors else f"died at {row.rung}"
     by = ", ".join(f"{'' if killer in row.killed_by else 'not '}by {killer}"
                    for killer in row.expected)
     receipt = " (from a receipt)" if row.from_receipt else ""
-    return f"{name:<40} {tinted(f'{word:<15}')} {by}{receipt}\n    {row.fault}"
+    return f"{name:<40} {color_status(f'{word:<15}')} {by}{receipt}\n    {row.fault}"
 
 
 @app.command(epilog="Example: rowtwin receipt --phase 3")
@@ -107,19 +111,19 @@ def receipt(
     Once all phases have passed, times of products and of whole steps are measured too.
     """
     import rowtwin
-    from falsifiers.gate.runner import contracts_of, phase_name
+    from falsifiers.gate.runner import contracts_by_phase, parse_phase
     from falsifiers.mutation import device_receipts
-    wanted = [c for c in contracts_of().values() if device_receipts.wants_device(c)
-              and (phase is None or c.phase == phase_name(phase))]
+    wanted = [c for c in contracts_by_phase().values() if device_receipts.has_device_cases(c)
+              and (phase is None or c.phase == parse_phase(phase))]
     banks = {c.phase: bank for c in wanted
-             for bank in banks_here(c.phase.removeprefix("p"), "cuda")}
+             for bank in load_banks(c.phase.removeprefix("p"), "cuda")}
     print(f"judging the device cases of {', '.join(banks) or 'no phase'}", file=sys.stderr)
-    with Progress(False) as tell:
-        written, refused = device_receipts.receipts(wanted, banks, rowtwin.phase_bank, tell)
+    with ProgressLine(False) as tell:
+        written, refused = device_receipts.write_receipts(wanted, banks, rowtwin.phase_bank, tell)
     measures = rowtwin.receipt_benchmarks() if phase is None and not refused else {}
     for name, (judged, measure) in measures.items():
         print(f"measuring {name}", file=sys.stderr)
-        found, lost = device_receipts.figures(name, measure, contracts_of()[judged],
+        found, lost = device_receipts.write_benchmark(name, measure, contracts_by_phase()[judged],
                                     lambda line: print(f"  {line}", file=sys.stderr))
         written, refused = [*written, *found], [*refused, *lost]
     for path in written:
@@ -129,19 +133,19 @@ def receipt(
     raise typer.Exit(1 if refused else 0 if written else 2)
 
 
-def banks_here(phase: str | None, device: str) -> list[Bank]:
+def load_banks(phase: str | None, device: str) -> list[Bank]:
     """Return the mutants and falsifiers of the phases that run on this device."""
     import rowtwin
     from falsifiers.gate import tiers
-    from falsifiers.gate.runner import ROOT, built, contracts_of, phase_name
+    from falsifiers.gate.runner import ROOT, contracts_by_phase, is_built, parse_phase
     from falsifiers.judging.errors import SuiteError
-    chosen = tiers.choose(device)
+    chosen = tiers.select_tiers(device)
     for tier, why in chosen.absent.items():
         raise SuiteError(f"the {tier} tier was asked for, but {why}")
     tiers.fix_triton_mode(chosen)
-    tiers.one_thread()
-    ready = [p for p, contract in contracts_of().items() if built(contract, ROOT)]
-    if phase is not None and (name := phase_name(phase)) not in ready:
+    tiers.limit_torch_threads()
+    ready = [p for p, contract in contracts_by_phase().items() if is_built(contract, ROOT)]
+    if phase is not None and (name := parse_phase(phase)) not in ready:
         raise SuiteError(f"phase {name} is not built")
-    banks = [rowtwin.phase_bank(p) for p in ready if phase is None or p == phase_name(phase)]
+    banks = [rowtwin.phase_bank(p) for p in ready if phase is None or p == parse_phase(phase)]
     return [made for bank in banks if (made := bank.on(chosen.run)).mutants]

@@ -17,48 +17,50 @@ from pathlib import Path
 
 from contracts.schema import Contract
 from falsifiers.gate import tiers
-from falsifiers.gate.benchmark_records import Conditions, NotEqual
-from falsifiers.gate.compute_sanitizer import sanitized
-from falsifiers.gate.receipts import FOLDER, Receipt, digest_of, proves, sanitizer_faults
-from falsifiers.gate.runner import ROOT, Wanted, built, run_gate
-from falsifiers.judging.matrix import Bank, Row
+from falsifiers.gate.benchmark_records import BenchmarkRecord, BitsDifferError
+from falsifiers.gate.compute_sanitizer import run_sanitizers
+from falsifiers.gate.receipts import FOLDER, Receipt, phase_digest, sanitizer_faults, verdicts_prove
+from falsifiers.gate.runner import ROOT, GateRequest, is_built, run_gate
+from falsifiers.judging.matrix import Bank, MutantResult
 from falsifiers.mutation import mutants as runner
 
 
-def wants_device(contract: Contract) -> bool:
+def has_device_cases(contract: Contract) -> bool:
     """Tell whether a phase is built and has cases that only a device can judge."""
-    return built(contract, ROOT) and any(case.tier == "cuda" for case in contract.expand())
+    return is_built(contract, ROOT) and any(case.tier == "cuda" for case in contract.expand())
 
 
-BankOf = Callable[[str], Bank]
+BankLoader = Callable[[str], Bank]
 """Makes a phase's bank, in a process of its own too."""
-Measure = Callable[[Callable[[str], None]], Conditions]
+Benchmark = Callable[[Callable[[str], None]], BenchmarkRecord]
 """Measures times, telling how far it has come."""
 
 
-def folder_of(device: str) -> Path:
+def device_folder(device: str) -> Path:
     """Return where what was measured on a device is kept."""
     return ROOT / FOLDER / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
-def figures(name: str, measure: Measure, contract: Contract,
+def write_benchmark(name: str, measure: Benchmark, contract: Contract,
             tell: Callable[[str], None]) -> tuple[list[Path], list[str]]:
     """Measure times of a phase's kernels; return the file written, or the reason for none."""
     try:
         found = measure(tell)
-    except NotEqual as broken:
+    except BitsDifferError as broken:
         return [], [f"{name}: no figures, since {broken}"]
-    device, versions = machine()
+    device, versions = device_and_versions()
     kept = found.model_copy(update={
-        "versions": versions, "digest": digest_of(contract, ROOT), "measured": today()})
-    folder = folder_of(device)
+        "versions": versions, "digest": phase_digest(contract, ROOT), "measured": today()})
+    folder = device_folder(device)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     path.write_text(kept.model_dump_json(indent=1) + "\n", encoding="utf-8")
     return [path.relative_to(ROOT)], []
 
 
-def device_rows(bank: Bank, bank_of: BankOf, tell: Callable[[str], None]) -> tuple[Row, ...]:
+def try_device_mutants(
+    bank: Bank, bank_of: BankLoader, tell: Callable[[str], None]
+) -> tuple[MutantResult, ...]:
     """Try every mutant that needs a device, each killer in a process of its own.
 
     A mutant may reach memory that is not its own, which ends the use of a device by its process.
@@ -71,7 +73,7 @@ def device_rows(bank: Bank, bank_of: BankOf, tell: Callable[[str], None]) -> tup
     context = multiprocessing.get_context("spawn")
     jobs = min(14, os.cpu_count() or 1)
     with ProcessPoolExecutor(jobs, context, max_tasks_per_child=1) as pool:
-        tried = [pool.submit(_tried, bank_of, bank.contract.phase, mutant.name, killer)
+        tried = [pool.submit(_try_in_new_process, bank_of, bank.contract.phase, mutant.name, killer)
                  for mutant, killer in wanted]
         for (mutant, killer), done in zip(wanted, tried, strict=True):
             rung, took = done.result()
@@ -79,50 +81,52 @@ def device_rows(bank: Bank, bank_of: BankOf, tell: Callable[[str], None]) -> tup
             seconds[mutant.name] += took
             if rung is not None:
                 kills[mutant.name][killer] = rung
-    return tuple(runner.row_of(bank, mutant, kills[mutant.name], seconds[mutant.name])
+    return tuple(runner.make_result(bank, mutant, kills[mutant.name], seconds[mutant.name])
                  for mutant in bank.mutants if mutant.name in kills)
 
 
-def _tried(bank_of: BankOf, phase: str, name: str, killer: str) -> tuple[str | None, float]:
+def _try_in_new_process(
+    bank_of: BankLoader, phase: str, name: str, killer: str
+) -> tuple[str | None, float]:
     """Attack one mutant by one falsifier, in a process where nothing was run before."""
-    chosen = tiers.choose("cuda")
+    chosen = tiers.select_tiers("cuda")
     tiers.fix_triton_mode(chosen)
-    tiers.one_thread()
+    tiers.limit_torch_threads()
     bank, started = bank_of(phase), time.perf_counter()
     bank.tiers = chosen.run
     mutant = next(m for m in bank.mutants if m.name == name)
     return runner.kill(bank, mutant, killer), time.perf_counter() - started
 
 
-def receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank], bank_of: BankOf,
+def write_receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank], bank_of: BankLoader,
              tell: Callable[[str], None]) -> tuple[list[Path], list[str]]:
     """Judge the phases' quick device cases; return receipts written and reasons for none."""
-    wanted = Wanted(tuple(c.phase for c in contracts), device="cuda",
+    wanted = GateRequest(tuple(c.phase for c in contracts), device="cuda",
                     jobs=min(14, os.cpu_count() or 1))
     gated = run_gate(wanted, on_verdict=lambda verdict: tell(verdict.case))
     written: list[Path] = []
     refused = list(gated.run.trouble)
     if not contracts:
         return written, ["no phase that was asked for has device cases"]
-    name, versions = machine()
-    folder = folder_of(name)
+    name, versions = device_and_versions()
+    folder = device_folder(name)
     with ThreadPoolExecutor() as several:
-        asked = {c.phase: several.submit(sanitized, c) for c in contracts}
+        asked = {c.phase: several.submit(run_sanitizers, c) for c in contracts}
         for contract in contracts:
             mine = tuple(v for v in gated.run.verdicts if v.phase == contract.phase)
-            if not proves(contract, mine):
+            if not verdicts_prove(contract, mine):
                 bad = [v.case for v in mine if v.outcome in ("failed", "error")]
                 first = f"; the first is {bad[0]}" if bad else ""
                 refused.append(f"{contract.phase}: no receipt, since its device cases did not all "
                                f"pass{first}")
                 continue
-            rows = device_rows(banks[contract.phase], bank_of, tell)
+            rows = try_device_mutants(banks[contract.phase], bank_of, tell)
             said = asked[contract.phase].result()
             if faults := sanitizer_faults(said):
                 refused.append(f"{contract.phase}: no receipt, since {faults[0]}")
                 continue
             receipt = Receipt(phase=contract.phase, device=name, versions=versions, verdicts=mine,
-                              measured=today(), digest=digest_of(contract, ROOT), mutants=rows,
+                              measured=today(), digest=phase_digest(contract, ROOT), mutants=rows,
                               sanitizer=said)
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"{contract.phase}.json"
@@ -136,7 +140,7 @@ def today() -> str:
     return datetime.datetime.now(tz=datetime.UTC).date().isoformat()
 
 
-def machine() -> tuple[str, dict[str, str]]:
+def device_and_versions() -> tuple[str, dict[str, str]]:
     """Return the device's own name and the versions that were measured with."""
     import torch
     driver = Path("/proc/driver/nvidia/version")

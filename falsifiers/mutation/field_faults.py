@@ -15,10 +15,10 @@ from falsifiers.judging.subject import Mutant
 
 DATA = Path(__file__).with_suffix(".yaml")
 Sentence = Annotated[str, StringConstraints(pattern=r"^\S[^\n|]*\.$")]
-Planted = tuple[str, Mutant]
+PlantedMutant = tuple[str, Mutant]
 """A mutant and the phase that it is planted in."""
 
-HEAD = """\
+PAGE_HEADER = """\
 # Field faults
 
 Faults of batched inference that were reported in public, each in our own words, and where the
@@ -56,7 +56,7 @@ class Fault(BaseModel):
         return f"{owner}/{project}#{number}"
 
 
-def load(path: Path = DATA) -> tuple[Fault, ...]:
+def load_faults(path: Path = DATA) -> tuple[Fault, ...]:
     """Load the faults; raise `SuiteError` for a file that is broken or has an id twice."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -72,14 +72,14 @@ def load(path: Path = DATA) -> tuple[Fault, ...]:
     return faults
 
 
-def planted(banks: Iterable[Bank]) -> list[Planted]:
+def list_planted(banks: Iterable[Bank]) -> list[PlantedMutant]:
     """Return the mutants of banks, with their phases."""
     return [(bank.contract.phase, mutant) for bank in banks for mutant in bank.mutants]
 
 
-def page(faults: Sequence[Fault], mutants: Iterable[Planted]) -> str:
+def format_page(faults: Sequence[Fault], mutants: Iterable[PlantedMutant]) -> str:
     """Return the page; raise `SuiteError` where the faults and the mutants' sources disagree."""
-    found: dict[str, list[Planted]] = {fault.id: [] for fault in faults}
+    found: dict[str, list[PlantedMutant]] = {fault.id: [] for fault in faults}
     for phase, mutant in mutants:
         if mutant.source and mutant.source not in found:
             raise SuiteError(f"mutant {phase}/{mutant.name} names fault {mutant.source}, which "
@@ -87,16 +87,16 @@ def page(faults: Sequence[Fault], mutants: Iterable[Planted]) -> str:
         if mutant.source:
             found[mutant.source].append((phase, mutant))
     for fault in faults:
-        _hold(fault, bool(found[fault.id]))
+        _check_fault(fault, bool(found[fault.id]))
     phases = sorted({fault.phase for fault in faults}, key=lambda name: (name == "engine", name))
-    parts = [HEAD, _count(faults)]
+    parts = [PAGE_HEADER, _format_count(faults)]
     for phase in phases:
         parts.append(f"\n## {phase}\n\n")
-        parts += [_line(fault, found[fault.id]) for fault in faults if fault.phase == phase]
+        parts += [_fault_line(fault, found[fault.id]) for fault in faults if fault.phase == phase]
     return "".join(parts)
 
 
-def _hold(fault: Fault, planted: bool) -> None:
+def _check_fault(fault: Fault, planted: bool) -> None:
     if planted and fault.why_not:
         raise SuiteError(f"fault {fault.id} is planted, and {DATA.name} says why it is not")
     if not planted and not fault.why_not:
@@ -105,22 +105,24 @@ def _hold(fault: Fault, planted: bool) -> None:
         raise SuiteError(f"fault {fault.id} has no mutant, and {DATA.name} has a stand-in for it")
 
 
-def _count(faults: Sequence[Fault]) -> str:
+def _format_count(faults: Sequence[Fault]) -> str:
     left_out = sum(fault.why_not is not None for fault in faults)
     odd = sum(fault.stand_in is not None for fault in faults)
     return (f"\nOf {len(faults)} faults {len(faults) - left_out} are planted, {odd} of them by a "
             f"stand-in, and {left_out} are not applicable.\n")
 
 
-def _line(fault: Fault, planted: Sequence[Planted]) -> str:
+def _fault_line(fault: Fault, planted: Sequence[PlantedMutant]) -> str:
     if fault.why_not:
         told = f"  Not applicable: {fault.why_not}\n"
     else:
-        told = (f"  {fault.stand_in}\n" if fault.stand_in else "") + "".join(map(_mutant, planted))
+        told = (f"  {fault.stand_in}\n" if fault.stand_in else "") + "".join(
+            map(_mutant_name, planted)
+        )
     return f"- **{fault.id}** [{fault.name}]({fault.link}): {fault.fault}\n{told}"
 
 
-def _mutant(planted: Planted) -> str:
+def _mutant_name(planted: PlantedMutant) -> str:
     phase, mutant = planted
     where = ", *device*" if mutant.device == "cuda" else ""
     killers = ", ".join(f"`{killer}`" for killer in mutant.killers)

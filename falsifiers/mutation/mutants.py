@@ -12,14 +12,14 @@ from typing import Any
 from contracts.schema import Case
 from falsifiers.judging.errors import Declined, ParityBroken, SuiteError, Unmeasurable
 from falsifiers.judging.judge import Judge
-from falsifiers.judging.matrix import Attack, Bank, Matrix, Row
+from falsifiers.judging.matrix import Attack, Bank, KillMatrix, MutantResult
 from falsifiers.judging.subject import Mutant, Subject
 
-SAMPLE = 5
+SAMPLE_SIZE = 5
 """Mutants of a phase that a quick run tries; `rowtwin mutants` tries all."""
 
 
-def changed(source: str, right: str, wrong: str) -> str:
+def replace_source(source: str, right: str, wrong: str) -> str:
     """Return a program's text with one part for another; raise `ValueError` if it has no such."""
     if right not in source:
         raise ValueError(f"the source holds no {right!r} to be changed")
@@ -53,30 +53,30 @@ def kill(bank: Bank, mutant: Mutant, falsifier: str) -> str | None:
     for case in bank.cases(falsifier, mutant):
         right = bank.subject_for(case)
         if case.tier == "cuda":  # a mutant may leave the device unusable for this process
-            _hold_healthy(bank, function, case, right)
+            _require_healthy(bank, function, case, right)
         rung = attack(function, case, mutant.build(right))
         if rung is not None:
-            _sweep()
-            _hold_healthy(bank, function, case, right)
+            _collect_garbage()
+            _require_healthy(bank, function, case, right)
             return rung
     return None
 
 
-def sample(names: Iterable[str]) -> list[str]:
+def sample_names(names: Iterable[str]) -> list[str]:
     """Return a few of a phase's mutants, drawn by their names; the draw changes when any does."""
     salt = hashlib.sha256("".join(sorted(names)).encode()).hexdigest()
     drawn = sorted(names, key=lambda name: hashlib.sha256(f"{salt}{name}".encode()).digest())
-    return drawn[:SAMPLE]
+    return drawn[:SAMPLE_SIZE]
 
 
-def _sweep() -> None:
+def _collect_garbage() -> None:
     """Drop what a mutant left open when it broke, a socket say, so that no test is blamed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
 
 
-def _hold_healthy(bank: Bank, function: Attack, case: Case, right: Subject) -> None:
+def _require_healthy(bank: Bank, function: Attack, case: Case, right: Subject) -> None:
     if case.id not in bank.healthy:
         judge = Judge(case)
         try:
@@ -90,7 +90,7 @@ def _hold_healthy(bank: Bank, function: Attack, case: Case, right: Subject) -> N
         raise SuiteError(f"{case.id} compares nothing, so it cannot kill")
 
 
-def try_mutant(bank: Bank, mutant: Mutant) -> Row:
+def try_mutant(bank: Bank, mutant: Mutant) -> MutantResult:
     """Attack one mutant with each falsifier that must kill it."""
     started, kills = time.perf_counter(), dict[str, str]()
     for falsifier in mutant.killers if bank.runs_here(mutant) else ():
@@ -100,12 +100,14 @@ def try_mutant(bank: Bank, mutant: Mutant) -> Row:
         rung = kill(bank, mutant, falsifier)
         if rung is not None:
             kills[falsifier] = rung
-    return row_of(bank, mutant, kills, time.perf_counter() - started)
+    return make_result(bank, mutant, kills, time.perf_counter() - started)
 
 
-def row_of(bank: Bank, mutant: Mutant, kills: Mapping[str, str], seconds: float) -> Row:
+def make_result(
+    bank: Bank, mutant: Mutant, kills: Mapping[str, str], seconds: float
+) -> MutantResult:
     """Return a mutant's row of the matrix; `kills` is the rung by killer."""
-    return Row(name=mutant.name, phase=bank.contract.phase, fault=mutant.fault,
+    return MutantResult(name=mutant.name, phase=bank.contract.phase, fault=mutant.fault,
                device=_device(mutant), expected=mutant.killers, killed_by=tuple(kills),
                rung=next(iter(kills.values()), None),
                seconds=round(seconds, 3))
@@ -117,14 +119,18 @@ def _device(mutant: Mutant) -> Any:
     return mutant.device
 
 
-def run_matrix(banks: Sequence[Bank], *, receipts: Mapping[str, Sequence[Row]] | None = None,
-               apart: Callable[[Bank], Iterable[Row]] = lambda bank: (),
-               on_row: Callable[[Row], None] = lambda row: None) -> Matrix:
+def run_matrix(
+    banks: Sequence[Bank],
+    *,
+    receipts: Mapping[str, Sequence[MutantResult]] | None = None,
+    apart: Callable[[Bank], Iterable[MutantResult]] = lambda bank: (),
+    on_row: Callable[[MutantResult], None] = lambda row: None,
+) -> KillMatrix:
     """Try every mutant of every bank; `receipts` holds rows measured on a device, by phase.
 
     `apart` tries a bank's mutants that may end the use of a device, elsewhere.
     """
-    rows: list[Row] = []
+    rows: list[MutantResult] = []
     not_run: list[str] = []
     for bank in banks:
         known = {row.name: row for row in (receipts or {}).get(bank.contract.phase, ())}
@@ -137,10 +143,12 @@ def run_matrix(banks: Sequence[Bank], *, receipts: Mapping[str, Sequence[Row]] |
                 not_run.append(f"{row.phase}/{row.name}")
             rows.append(row)
             on_row(row)
-    return close(banks, rows, not_run)
+    return make_matrix(banks, rows, not_run)
 
 
-def close(banks: Sequence[Bank], rows: Sequence[Row], not_run: Sequence[str]) -> Matrix:
+def make_matrix(
+    banks: Sequence[Bank], rows: Sequence[MutantResult], not_run: Sequence[str]
+) -> KillMatrix:
     """Return the matrix with its survivors and the falsifiers that killed none."""
     ran = [row for row in rows if f"{row.phase}/{row.name}" not in not_run]
     survivors = [f"{row.phase}/{row.name}" for row in ran if set(row.expected) - set(row.killed_by)]
@@ -148,5 +156,5 @@ def close(banks: Sequence[Bank], rows: Sequence[Row], not_run: Sequence[str]) ->
     waiting = {f"{row.phase}/{name}" for row in rows if row not in ran for name in row.expected}
     idle = [name for bank in banks for falsifier in bank.falsifiers
             if (name := f"{bank.contract.phase}/{falsifier}") not in kills | waiting]
-    return Matrix(mutants=tuple(rows), survivors=tuple(survivors), idle_falsifiers=tuple(idle),
+    return KillMatrix(mutants=tuple(rows), survivors=tuple(survivors), idle_falsifiers=tuple(idle),
                   not_run=tuple(not_run))

@@ -18,7 +18,7 @@ from falsifiers.judging.subject import Subject
 Step = Callable[..., Any]
 
 
-def wrapped(wrong: Callable[[Step], Step]) -> Callable[[Subject], Subject]:
+def wrap_step(wrong: Callable[[Step], Step]) -> Callable[[Subject], Subject]:
     """Return a builder that puts a wrong step around the subject's own."""
     def build(subject: Subject) -> Subject:
         step = wrong(subject.path.step_rows)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
-from falsifiers.judging.errors import printable
+from falsifiers.judging.errors import shorten_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-HEADER = 1 << 16
+MAX_HEADER_BYTES = 1 << 16
 """Bytes beyond its tensors that a file of a few of them may have."""
 
 
@@ -28,7 +28,7 @@ class UnreadableError(Exception):
     """A file cannot be used; the message names it and says why."""
 
 
-def content(path: Path, most: int) -> bytes:
+def read_bytes(path: Path, most: int) -> bytes:
     """Return a plain file's bytes, at most so many; raise `UnreadableError` for anything else."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -53,21 +53,23 @@ def content(path: Path, most: int) -> bytes:
     return data
 
 
-def read(path: Path, most: int, header: int = HEADER) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_tensors(
+    path: Path, most: int, header: int = MAX_HEADER_BYTES
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return a file's tensors and its metadata; `most` are the bytes that its tensors may take."""
     from safetensors.torch import load
-    data = content(path, most + header)
+    data = read_bytes(path, most + header)
     try:
         tensors = load(data)
         size = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8:8 + size]).get("__metadata__") or {}
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UnreadableError(f"{path} is not a safetensors file: {printable(told)}") from None
+        raise UnreadableError(f"{path} is not a safetensors file: {shorten_name(told)}") from None
     return tensors, metadata
 
 
-def write(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write a file of tensors."""
     from safetensors.torch import save
     path.write_bytes(save({name: x.contiguous() for name, x in tensors.items()}, dict(metadata)))

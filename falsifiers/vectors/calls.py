@@ -17,10 +17,10 @@ from typing import Any, ClassVar, NoReturn, Protocol
 import torch
 from torch import Tensor
 
-from falsifiers.console.cli_app import readable
-from falsifiers.judging.errors import Declined, ParityBroken, printable
+from falsifiers.console.cli_app import escape_non_utf8
+from falsifiers.judging.errors import Declined, ParityBroken, shorten_name
 from falsifiers.judging.verdict import Finding, Rung
-from falsifiers.tensor_files.safetensors_file import UnreadableError, read
+from falsifiers.tensor_files.safetensors_file import UnreadableError, read_tensors
 
 ARITHMETIC, DECLINED, REFUSED = "arithmetic", "declined", "refused"
 """What an answer's metadata may say: the arithmetic it keeps, why it was not made, and why a call
@@ -184,7 +184,7 @@ def read_arithmetic(path: Path, most: int) -> str | None:
 
     Raises `UnreadableError` when there is no such answer.
     """
-    told = read(path, most)[1]
+    told = read_tensors(path, most)[1]
     return told.get(ARITHMETIC, None if DECLINED in told else OWN_ARITHMETIC)
 
 
@@ -196,21 +196,23 @@ def read_answer(call: Call, path: Path, arithmetic: str) -> dict[str, Tensor]:
     other tensors than were asked for, or was made in another arithmetic than the first was.
     """
     try:
-        tensors, told = read(path, call.answer_bytes)
+        tensors, told = read_tensors(path, call.answer_bytes)
     except UnreadableError as error:
         raise_broken("crash", str(error))
     if DECLINED in told:
-        raise Declined(f"{path.name}: {printable(told[DECLINED]) or 'no reason given'}")
+        raise Declined(f"{path.name}: {shorten_name(told[DECLINED]) or 'no reason given'}")
     if (other := told.get(ARITHMETIC, OWN_ARITHMETIC)) != arithmetic:
         raise_broken(
             "law",
-            f"{path} declares the arithmetic '{printable(other)}', but the first answer "
-            f"declares '{printable(arithmetic)}'",
+            f"{path} declares the arithmetic '{shorten_name(other)}', but the first answer "
+            f"declares '{shorten_name(arithmetic)}'",
         )
     if REFUSED in told:
         if call.refusable:
-            raise CallRefused(printable(told[REFUSED]))
-        raise_broken("law", f"{path} refuses a call that can be made: {printable(told[REFUSED])}")
+            raise CallRefused(shorten_name(told[REFUSED]))
+        raise_broken(
+            "law", f"{path} refuses a call that can be made: {shorten_name(told[REFUSED])}"
+        )
     for name, shape in call.outputs.items():
         if name not in tensors:
             raise_broken("shape", f"{path} has no tensor {name!r}")
@@ -227,14 +229,14 @@ def read_answer(call: Call, path: Path, arithmetic: str) -> dict[str, Tensor]:
             )
     if strays := tensors.keys() - call.outputs.keys():
         raise_broken(
-            "shape", f"{path} has a tensor {printable(min(strays))} that was not asked for"
+            "shape", f"{path} has a tensor {shorten_name(min(strays))} that was not asked for"
         )
     return {name: tensors[name] for name in call.outputs}
 
 
 def raise_broken(rung: Rung, sentence: str) -> NoReturn:
     """Raise the verdict on an answer that cannot be compared at all."""
-    raise ParityBroken(Finding(rule="law", rung=rung, sentence=readable(sentence)))
+    raise ParityBroken(Finding(rule="law", rung=rung, sentence=escape_non_utf8(sentence)))
 
 
 class RecordingAnswerer:

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from falsifiers.console.cli_app import readable
-from falsifiers.gate.candidates import register
+from falsifiers.console.cli_app import escape_non_utf8
+from falsifiers.gate.candidates import register_kind
 from falsifiers.judging.errors import SuiteError
 from falsifiers.vectors import manifest
 
@@ -28,7 +28,7 @@ KINDS = ("cmd", "vectors", "server")
 def check(spec: str) -> None:
     """Raise `SuiteError` when a candidate cannot be what it says, without running any of it."""
     kind, _, rest = spec.partition(":")
-    if readable(spec) != spec:
+    if escape_non_utf8(spec) != spec:
         raise SuiteError(f"candidate {spec}: a path that is not UTF-8 cannot be kept in a verdict")
     if kind == "server":
         raise SuiteError(f"candidate {spec}: a server is judged from outside, over its API: "
@@ -90,4 +90,4 @@ def load(spec: str, offer: type[ExternalOps] | None) -> Any:
     return offer(VectorDirectory(Path(spec.partition(":")[2]).expanduser()))
 
 
-register(KINDS, sys.modules[__name__])
+register_kind(KINDS, sys.modules[__name__])

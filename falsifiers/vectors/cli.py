@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from falsifiers.console.cli_app import readable
+from falsifiers.console.cli_app import escape_non_utf8
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 vectors_app = typer.Typer(no_args_is_help=True,
@@ -36,9 +36,9 @@ def export(
     import rowtwin
     from falsifiers.gate import tiers
     from falsifiers.vectors import exchange
-    tiers.one_thread()
+    tiers.limit_torch_threads()
     made = exchange.export(folder, rowtwin.phase_vectors(phase))
-    name = readable(str(folder))
+    name = escape_non_utf8(str(folder))
     print(f"{name}: {len(made.calls)} calls of {made.phase}; write the answer to "
           f"{name}/inputs/NAME into {name}/outputs/NAME, then: rowtwin vectors check {name}")
 
@@ -52,10 +52,10 @@ def check(
     """Judge the outputs by the phase's own falsifiers: exit 0 PASS, 1 FAIL, 2 cannot tell."""
     import rowtwin
     from falsifiers.gate import phase_status, tiers
-    from falsifiers.gate.cli import Progress, print_gate
-    from falsifiers.gate.runner import Gated, Run
+    from falsifiers.gate.cli import ProgressLine, print_gate
+    from falsifiers.gate.runner import GateResult, PytestRun
     from falsifiers.vectors import exchange, manifest
-    tiers.one_thread()
+    tiers.limit_torch_threads()
     told = manifest.load_manifest(folder)
     wanted = rowtwin.phase_vectors(told.phase)
     not_proven = NOT_PROVEN.format(
@@ -64,7 +64,7 @@ def check(
         if wanted.ops_class.no_program_reason
         else PROCESS_NOTE,
     )
-    with Progress(as_json) as tell:
+    with ProgressLine(as_json) as tell:
         verdicts = exchange.check(folder, wanted, tell)
     result = phase_status.judge_phase(wanted.contract.phase, verdicts, wanted.cases)
     if as_json:
@@ -72,6 +72,6 @@ def check(
             "not_proven": f"{wanted.contract.not_proven.strip()} Nor: {not_proven}.",
             "verdicts": [verdict.model_dump() for verdict in verdicts]}, indent=2))
     else:
-        print_gate(Gated([result], Run(verdicts)), {result.phase: wanted.contract})
+        print_gate(GateResult([result], PytestRun(verdicts)), {result.phase: wanted.contract})
         print(f"    nor: {not_proven}")
     raise typer.Exit(phase_status.exit_code([result]))

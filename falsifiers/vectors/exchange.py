@@ -20,16 +20,16 @@ from typing import Any
 from torch import Tensor
 
 from contracts.schema import Budget, Case, Contract
-from falsifiers.console.atomic_directory import whole
-from falsifiers.console.cli_app import readable
-from falsifiers.gate.candidates import Candidate, must_be_known
+from falsifiers.console.atomic_directory import write_atomically
+from falsifiers.console.cli_app import escape_non_utf8
+from falsifiers.gate.candidates import Candidate, check_arithmetic
 from falsifiers.judging import outcome
-from falsifiers.judging.errors import SuiteError, printable
+from falsifiers.judging.errors import SuiteError, shorten_name
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.matrix import Attack
 from falsifiers.judging.subject import Subject
 from falsifiers.judging.verdict import Verdict
-from falsifiers.tensor_files.safetensors_file import UnreadableError, write
+from falsifiers.tensor_files.safetensors_file import UnreadableError, write_tensors
 from falsifiers.vectors import calls
 from falsifiers.vectors import manifest as forms
 from falsifiers.vectors.calls import (
@@ -79,7 +79,7 @@ class VectorDirectory:
         strays = {path.stem for path in self.outputs.glob(tensor_file_name("*"))} - self.names
         if strays:
             raise SuiteError(f"{self.outputs} answers a call that was not asked, "
-                             f"{printable(min(strays))}")
+                             f"{shorten_name(min(strays))}")
 
     @cached_property
     def arithmetic(self) -> str:
@@ -111,13 +111,15 @@ def tensor_file_name(name: str) -> str:
 
 def export(folder: Path, wanted: VectorSet) -> Manifest:
     """Write every call of the cases and its expected outputs into a new or empty directory."""
-    with whole(folder, MANIFEST_NAME) as part:
+    with write_atomically(folder, MANIFEST_NAME) as part:
         kept = record_calls(wanted)
         for name in (INPUTS, EXPECTED, OUTPUTS):
             (part / name).mkdir()
         for name, one in kept.items():
-            write(part / INPUTS / tensor_file_name(name), one.call.inputs, one.call.metadata)
-            write(part / EXPECTED / tensor_file_name(name), one.outputs,
+            write_tensors(
+                part / INPUTS / tensor_file_name(name), one.call.inputs, one.call.metadata
+            )
+            write_tensors(part / EXPECTED / tensor_file_name(name), one.outputs,
                   {calls.ARITHMETIC: wanted.arithmetic, **one.answer_metadata})
         for file in {file for one in kept.values() for file in one.call.files}:
             shutil.copyfile(file, part / INPUTS / file.name)
@@ -176,9 +178,9 @@ def _to_bounds(rule: Any) -> Any:
 def check(folder: Path, wanted: VectorSet,
           tell: Callable[[str], None] = lambda case: None) -> list[Verdict]:
     """Judge what a directory's outputs hold; one verdict a case."""
-    name = readable(str(folder))  # a verdict keeps no bytes that are not UTF-8
+    name = escape_non_utf8(str(folder))  # a verdict keeps no bytes that are not UTF-8
     held = Candidate(f"vectors:{name}", wanted.ops_class(VectorDirectory(folder)))
-    must_be_known(held.name, held.arithmetic)
+    check_arithmetic(held.name, held.arithmetic)
     repro = f"rowtwin vectors check {shlex.quote(name)}"
     verdicts = []
     for case in wanted.cases:
@@ -201,5 +203,5 @@ def judge_case(case: Case, candidate: Candidate, wanted: VectorSet, repro: str) 
             raise SuiteError("it asked for no call")
     except Exception as ended:
         error = ended
-    return outcome.record(case, error, judge, subject=candidate.name, repro=repro,
+    return outcome.make_verdict(case, error, judge, subject=candidate.name, repro=repro,
                             seconds=time.perf_counter() - started)

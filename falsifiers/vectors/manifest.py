@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from falsifiers.judging.errors import SuiteError, printable
-from falsifiers.tensor_files.safetensors_file import UnreadableError, content
+from falsifiers.judging.errors import SuiteError, shorten_name
+from falsifiers.tensor_files.safetensors_file import UnreadableError, read_bytes
 
 MANIFEST_NAME, INPUTS, EXPECTED, OUTPUTS = "manifest.json", "inputs", "expected", "outputs"
 MAX_MANIFEST_BYTES = 1 << 24
@@ -95,13 +95,15 @@ def load_manifest(folder: Path) -> Manifest:
         raise SuiteError(f"{folder} is not a directory of vectors")
     path = folder / MANIFEST_NAME
     try:
-        data = json.loads(content(path, MAX_MANIFEST_BYTES))
+        data = json.loads(read_bytes(path, MAX_MANIFEST_BYTES))
         return Manifest.model_validate(data)
     except UnreadableError as error:
         raise SuiteError(str(error)) from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise SuiteError(f"{path} is not a manifest: {printable(where)}: {first['msg']}") from None
+        raise SuiteError(
+            f"{path} is not a manifest: {shorten_name(where)}: {first['msg']}"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise SuiteError(f"{path} is not JSON: {type(error).__name__}: {error}") from None

@@ -18,9 +18,9 @@ from typing import IO
 
 from torch import Tensor
 
-from falsifiers.gate.kill_descendants import end_group, none_left
-from falsifiers.judging.errors import printable
-from falsifiers.tensor_files.safetensors_file import UnreadableError, write
+from falsifiers.gate.kill_descendants import end_group, kill_descendants_at_exit
+from falsifiers.judging.errors import shorten_name
+from falsifiers.tensor_files.safetensors_file import UnreadableError, write_tensors
 from falsifiers.vectors.calls import (
     OWN_ARITHMETIC,
     Call,
@@ -68,12 +68,15 @@ class Program:
         asked, due = folder / "in", folder / "out"
         for part in (asked, due):
             part.mkdir()
-        write(asked / f"{call.name}.safetensors", call.inputs, call.metadata)
+        write_tensors(asked / f"{call.name}.safetensors", call.inputs, call.metadata)
         for file in call.files:  # a copy: a program may write into what it is given
             shutil.copyfile(file, asked / file.name)
         if self.failure:
             raise_broken("crash", self.failure)
-        with tempfile.TemporaryFile() as heard, none_left():  # a file without a name to reach
+        with (
+            tempfile.TemporaryFile() as heard,
+            kill_descendants_at_exit(),
+        ):  # a file without a name to reach
             try:
                 process = subprocess.Popen(
                     [*self.argv, str(asked), str(due)], stdin=subprocess.DEVNULL,
@@ -100,7 +103,7 @@ class Program:
             if strays := set(os.listdir(due)) - {answer.name}:
                 raise_broken(
                     "law",
-                    f"{self.argv[0]} wrote {printable(min(strays))} beside its answer "
+                    f"{self.argv[0]} wrote {shorten_name(min(strays))} beside its answer "
                     f"to the call {call.name}",
                 )
         return answer
@@ -121,4 +124,4 @@ def _last_stderr_line(heard: IO[bytes]) -> str:
     """Return the last line that a program wrote to stderr, as it can be printed."""
     heard.seek(max(0, heard.seek(0, os.SEEK_END) - 4096))
     lines = heard.read(4096).decode("utf-8", "replace").strip().splitlines()
-    return f": {printable(lines[-1][:MAX_MESSAGE_CHARS])}" if lines else ""
+    return f": {shorten_name(lines[-1][:MAX_MESSAGE_CHARS])}" if lines else ""

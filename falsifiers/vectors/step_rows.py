@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from contracts.schema import Budget
-from falsifiers.judging.batch_driver import prompt_of, state_digest
+from falsifiers.judging.batch_driver import make_prompt, state_digest
 from falsifiers.judging.judge import Judge
 
 StateTensors = dict[str, Tensor]
@@ -85,13 +85,13 @@ def draw_step(right: Any, rows_of: Callable[..., Any], vocab: int, counts: Seque
     lengths = [1 + (3 * slot + 2 + seed) % 5 for slot in range(slots)]
     pool = right.new_pool(slots, capacity)
     for slot, length in enumerate(lengths):
-        prompt = prompt_of(100 * seed + slot, length, vocab)
+        prompt = make_prompt(100 * seed + slot, length, vocab)
         right.step(prompt, rows_of((slot,), (0,), (length,)), pool)
     states = [right.read_state(pool, slot) for slot in range(slots)]
     for slot in order[1:] if tenant is not None else ():
         states[slot] = {name: torch.full_like(x, tenant or 0.0) for name, x in
                         states[slot].items()}
-    tokens = [prompt_of(100 * seed + 50 + slot, count, vocab) for slot, count in
+    tokens = [make_prompt(100 * seed + 50 + slot, count, vocab) for slot, count in
               zip(order, counts, strict=True)]
     return BatchedStep(rows_of, tuple(states), capacity, tuple(order),
                    tuple(lengths[slot] for slot in order), tuple(tokens),

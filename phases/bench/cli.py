@@ -11,7 +11,7 @@ import typer
 from engine.cli import KV_OPTION
 
 if TYPE_CHECKING:
-    from falsifiers.gate.benchmark_records import Conditions
+    from falsifiers.gate.benchmark_records import BenchmarkRecord
 
 app = typer.Typer(no_args_is_help=True)
 bench_app = typer.Typer(no_args_is_help=True, help="Measure kernels on a device, beside the floor.")
@@ -78,7 +78,7 @@ def step(
     Without a CUDA device the command can be tried on a small file; it says so.
     """
     import rowtwin
-    from falsifiers.gate.benchmark_records import NotEqual
+    from falsifiers.gate.benchmark_records import BitsDifferError
     from phases.bench.step_benchmark import make_benchmark
     from phases.bench.step_tables import report_lines
     chosen = [rowtwin.decode_path(name) for name in dict.fromkeys([path, against or path])]
@@ -87,7 +87,7 @@ def step(
             model, rowtwin.decode_path("p1"), chosen, ms=_parse_numbers("--m", widths, 64),
             contexts=_parse_numbers("--context", contexts), prefill=prefill, kv=kv,
             tell=lambda line: typer.echo(line, err=True)).run()
-    except NotEqual as broken:
+    except BitsDifferError as broken:
         typer.echo(f"no time is told: {broken}", err=True)
         raise typer.Exit(1) from None
     typer.echo(figures.model_dump_json(indent=1) if as_json else "\n".join(report_lines(figures)))
@@ -118,7 +118,7 @@ def _require_device() -> None:
         raise InputError("a benchmark of kernels needs a CUDA device, and none is usable here")
 
 
-def _write_json(figures: Conditions | dict[str, Any], out: Path | None) -> None:
+def _write_json(figures: BenchmarkRecord | dict[str, Any], out: Path | None) -> None:
     from engine.errors import InputError
 
     if out is None:
@@ -143,15 +143,15 @@ def weak(
     """Show which mutants of the decode path common styles of test let pass."""
     import rowtwin
     from falsifiers.gate import tiers
-    from falsifiers.gate.runner import phase_name
+    from falsifiers.gate.runner import parse_phase
     from falsifiers.judging.errors import SuiteError
     from phases import weak_styles, weak_styles_report
 
-    names = weak_styles.PHASES if phase is None else (phase_name(phase),)
+    names = weak_styles.PHASES if phase is None else (parse_phase(phase),)
     if not set(names) <= set(weak_styles.PHASES):
         raise SuiteError(f"{names[0]} has no mutants of a decode path: choose one of "
                          f"{', '.join(weak_styles.PHASES)}")
-    tiers.one_thread()
+    tiers.limit_torch_threads()
     weighed = []
     for name in names:
         typer.echo(f"weighing the mutants of {name}", err=True)

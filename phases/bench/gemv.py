@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.blocks import TYPES
 from engine.kernels.nvrtc import Kernel, compile_source
 from engine.weights import Weight
-from falsifiers.gate.benchmark_records import Product, Products
+from falsifiers.gate.benchmark_records import ProductTime, ProductTimes
 from phases.p3_row_twin import kernel_exact_mma as mma
 from phases.p3_row_twin.packing import pack
 
@@ -105,9 +105,9 @@ def _quantize_twenty() -> None:
 
 
 def measure(ms: Sequence[int], shapes: Sequence[tuple[str, str, int, int]] = SHAPES,
-            tell: Callable[[str], None] = lambda line: None) -> Products:
+            tell: Callable[[str], None] = lambda line: None) -> ProductTimes:
     """Measure every shape at every width; return figures with their conditions."""
-    speed, figures = measure_bandwidth(), list[Product]()
+    speed, figures = measure_bandwidth(), list[ProductTime]()
     for name, kind, rows, columns in shapes:
         block = TYPES[kind]
         size = rows * (columns // block.weights) * block.bytes
@@ -115,12 +115,12 @@ def measure(ms: Sequence[int], shapes: Sequence[tuple[str, str, int, int]] = SHA
         copies = [packed.clone() for _ in range(max(2, min(24, BYTES_BEYOND_CACHE // size + 1)))]
         for m in ms:
             middle, least, most = time_replays(_product_run(weight, copies, m))
-            figures.append(Product(
+            figures.append(ProductTime(
                 name=name, kind=kind, rows=rows, columns=columns, m=m, floor=size / speed * 1e6,
                 microseconds=middle / len(copies), fastest=least / len(copies),
                 slowest=most / len(copies)))
         tell(f"{name} {kind} {rows}x{columns}: floor {figures[-1].floor:.2f} us, " + ", ".join(
             f"m={f.m} {f.microseconds:.2f}" for f in figures[-len(ms):]))
     shared = time_replays(_quantize_twenty)[0] / 20
-    return Products(device=torch.cuda.get_device_name(), torch=torch.__version__,
+    return ProductTimes(device=torch.cuda.get_device_name(), torch=torch.__version__,
                     bandwidth_tb_s=speed / 1e12, quantize_m8_us=shared, figures=tuple(figures))

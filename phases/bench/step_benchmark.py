@@ -11,7 +11,7 @@ import torch
 from engine.errors import InputError
 from engine.model import Model
 from engine.path import Path
-from falsifiers.gate.benchmark_records import Steps
+from falsifiers.gate.benchmark_records import StepTimes
 from phases.bench.memory_floor import measure_host_bandwidth
 from phases.bench.step_timing import StepBenchmark, TimingOptions
 
@@ -51,7 +51,7 @@ def measure_bandwidth() -> float:
     return measure_bandwidth()
 
 
-def measure_for_receipt(looped: Path, path: Path, tell: Callable[[str], None]) -> Steps:
+def measure_for_receipt(looped: Path, path: Path, tell: Callable[[str], None]) -> StepTimes:
     """Measure steps of a made file of the 4B shape, as a receipt keeps them."""
     from engine.make import make_model
     with tempfile.TemporaryDirectory(prefix="rowtwin-") as folder:

@@ -16,7 +16,7 @@ from engine.model import Model
 from engine.ops import argmax
 from engine.path import Path, Rows
 from engine.state import Pool
-from falsifiers.gate.benchmark_records import NotEqual
+from falsifiers.gate.benchmark_records import BitsDifferError
 
 SEQUENCES = 5
 """Different sequences that the rows hold in turn: no tile of rows is a multiple of them."""
@@ -126,7 +126,7 @@ class ExpectedStep:
         for row, slot in enumerate(slots):
             want = int(best[self.sequence_in(slot)])
             if run.tokens[row] != want:
-                raise NotEqual(
+                raise BitsDifferError(
                     f"the greedy token{run.describe_row(row)} is {run.tokens[row]}, but should be "
                     f"{want}"
                 )
@@ -162,9 +162,11 @@ def check_equal(name: str, got: Tensor, want: Tensor) -> int:
     Every NaN is the same one. Compared where they are: a cache is too large to bring over.
     """
     if got.shape != want.shape:
-        raise NotEqual(f"{name} has shape {list(got.shape)}, but should have {list(want.shape)}")
+        raise BitsDifferError(
+            f"{name} has shape {list(got.shape)}, but should have {list(want.shape)}"
+        )
     if got.dtype != want.dtype:
-        raise NotEqual(f"{name} is {got.dtype}, but should be {want.dtype}")
+        raise BitsDifferError(f"{name} is {got.dtype}, but should be {want.dtype}")
     width = got.element_size()
     a, b = (x.contiguous().view({4: torch.int32, 2: torch.int16}[width]) for x in (got, want))
     if torch.equal(a, b):
@@ -174,5 +176,7 @@ def check_equal(name: str, got: Tensor, want: Tensor) -> int:
         return got.numel()
     at = int(wrong[0])
     bits = [f"0x{int(x.flatten()[at]) % (1 << 8 * width):0{2 * width}x}" for x in (a, b)]
-    raise NotEqual(f"{name}, value {at}, is {bits[0]}, but should be {bits[1]}; {len(wrong):,} of "
-                   f"{got.numel():,} values differ")
+    raise BitsDifferError(
+        f"{name}, value {at}, is {bits[0]}, but should be {bits[1]}; {len(wrong):,} of "
+        f"{got.numel():,} values differ"
+    )

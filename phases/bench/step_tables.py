@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from falsifiers.gate.benchmark_records import Step, Steps
+from falsifiers.gate.benchmark_records import StepTime, StepTimes
 
 HEADER = ("path", "m", "ms", "least", "most", "floor", "x floor", "tokens/s", "kernels", "launches")
 MIN_SHARE = 0.005
 """Share of a step below which an op is told with the others."""
 
 
-def report_lines(steps: Steps) -> Iterator[str]:
+def report_lines(steps: StepTimes) -> Iterator[str]:
     """Yield everything there is to say, conditions first."""
     speed = f"{1e3 * steps.bandwidth_tb_s:,.0f} GB/s read in this run"
     yield f"{steps.device}, torch {steps.torch}, {speed}"
@@ -32,7 +32,7 @@ def report_lines(steps: Steps) -> Iterator[str]:
     yield from ("", *steps.verdicts(), *(f"left out: {why}" for why in steps.left_out))
 
 
-def step_row(f: Step) -> str:
+def step_row(f: StepTime) -> str:
     """Return one figure as a line of the table."""
     told = (f.path, f.m, f"{f.milliseconds:.3f}", f"{f.fastest:.3f}", f"{f.slowest:.3f}",
             f"{f.floor:.3f}", f"{f.milliseconds / f.floor:.1f}", f"{f.tokens_a_second:,.1f}",
@@ -40,7 +40,7 @@ def step_row(f: Step) -> str:
     return "".join(f"{value:>10}" for value in told)
 
 
-def split_lines(figures: list[Step]) -> Iterator[str]:
+def split_lines(figures: list[StepTime]) -> Iterator[str]:
     """Yield the milliseconds by op, a column a width, of every path."""
     for path in dict.fromkeys(f.path for f in figures):
         mine = [f for f in figures if f.path == path and f.split]

@@ -18,7 +18,7 @@ import torch
 from engine.model import Model
 from engine.path import Path, Rows, traced
 from engine.state import Pool
-from falsifiers.gate.benchmark_records import Prefill, Step, Steps
+from falsifiers.gate.benchmark_records import PrefillTime, StepTime, StepTimes
 from phases.bench import time_by_op
 from phases.bench.memory_floor import (
     describe_shape,
@@ -66,7 +66,7 @@ class StepBenchmark:
     progress: Callable[[str], None] = lambda line: None
     left_out: list[str] = field(default_factory=list)
 
-    def run(self) -> Steps:
+    def run(self) -> StepTimes:
         """Measure every context and width; raise `NotEqual` at the first wrong bit."""
         oracle = self.model.to(self.model.device)  # its unpacked weights go with it
         self._unpack(oracle)
@@ -82,7 +82,7 @@ class StepBenchmark:
         prompts = [prompt for path in self.paths if self.options.prefill
                    for prompt in self._time_prompt(path)]
         sizes = step_bytes(self.model)
-        return Steps(device=device_name(self.model.device), torch=torch.__version__,
+        return StepTimes(device=device_name(self.model.device), torch=torch.__version__,
                      bandwidth_tb_s=self.bandwidth / 1e12, model=describe_shape(self.model),
                      weight_bytes=sizes.weights, state_bytes=sizes.state, cache_bytes=sizes.cache,
                      figures=tuple(figures), prefill=tuple(prompts),
@@ -95,7 +95,7 @@ class StepBenchmark:
             list(several.map(lambda w: w.product(torch.zeros(1, w.k, device=oracle.device)),
                              oracle.weights.matrices()))
 
-    def _measure_point(self, right: ExpectedStep, m: int, context: int) -> list[Step]:
+    def _measure_point(self, right: ExpectedStep, m: int, context: int) -> list[StepTime]:
         runs = [DecodeRun(self.model, path, right.make_pool(self.model, m), m, context)
                 for path in self.paths]
         equal = [right.check_step(run) for run in runs]
@@ -106,7 +106,7 @@ class StepBenchmark:
                  ) / self.bandwidth * 1e3
         for run, values, spent in zip(runs, equal, times, strict=True):
             split = self._split_by_op(run, median(spent))
-            figures.append(Step(
+            figures.append(StepTime(
                 path=run.path.name, m=m, context=context, milliseconds=median(spent) * 1e3,
                 fastest=min(spent) * 1e3, slowest=max(spent) * 1e3, steps=len(spent), floor=floor,
                 equal_values=values, clock="device" if is_on_cuda(self.model) else "host",
@@ -134,7 +134,7 @@ class StepBenchmark:
             self.left_out.append(f"{where}: no split by op, since the profiler saw no kernel")
         return time_by_op.split_by_op(found, time_by_op.count_launches(plain), self.model.config)
 
-    def _time_prompt(self, path: Path) -> list[Prefill]:
+    def _time_prompt(self, path: Path) -> list[PrefillTime]:
         """Time one prompt given whole, if a shorter one says that it will not take too long."""
         length, vocab = self.options.prefill, self.model.config.vocab
         tokens = [(7919 * i + 11) % vocab for i in range(length)]
@@ -148,7 +148,7 @@ class StepBenchmark:
             return []
         self.progress(f"a prompt of {length:,} tokens")
         spent = [time_prefill(self.model, path, pool, tokens) for _ in range(MIN_STEPS)]
-        return [Prefill(path=path.name, tokens=length, seconds=median(spent), runs=MIN_STEPS,
+        return [PrefillTime(path=path.name, tokens=length, seconds=median(spent), runs=MIN_STEPS,
                         fastest=min(spent), slowest=max(spent), equal_steps=short)]
 
     def _check_prompt(self, path: Path, pool: Pool, tokens: Sequence[int]) -> None:

@@ -15,8 +15,8 @@ from engine import ops, testmodels
 from engine.errors import InputError
 from engine.path import Path, one_by_one
 from engine.weights import Weight
-from falsifiers.gate.benchmark_records import NotEqual, Steps
-from falsifiers.meta.console.command import main_of, wired
+from falsifiers.gate.benchmark_records import BitsDifferError, StepTimes
+from falsifiers.meta.console.command import command_entry, make_main
 from phases.bench import cli, time_by_op
 from phases.bench.memory_floor import step_bytes
 from phases.bench.step_benchmark import make_benchmark
@@ -50,7 +50,7 @@ def test_every_width_and_context_has_a_figure_of_equal_bits() -> None:
     assert six.equal_values == 6 * one.equal_values > 2 * testmodels.load("nano").new_pool(
         1, 5).nbytes // 4
     assert steps.prefill[0].equal_steps == 9
-    assert Steps.model_validate_json(steps.model_dump_json()) == steps
+    assert StepTimes.model_validate_json(steps.model_dump_json()) == steps
     assert (
         any("p4, context 66" in line for line in report_lines(steps)) is False
     )  # no m = 4, no m = 8
@@ -92,7 +92,7 @@ def neighbour_in_the_cache(*args: Any) -> None:
     ({"step_rows": last_logit_off}, r"logits\[row 2, slot 0\] of p4, m = 3, context 5, value 508"),
     ({"attend": neighbour_in_the_cache}, r"1\.k\[row 2, slot 0\] of p4, m = 3, context 5")])
 def test_no_time_is_told_of_a_step_with_other_bits(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(NotEqual, match=told):
+    with pytest.raises(BitsDifferError, match=told):
         bench(replace(p4.path(), **wrong)).run()
 
 
@@ -100,7 +100,7 @@ def test_greedy_steps_are_held_too_since_they_are_what_is_timed() -> None:
     def off(*args: Any) -> list[list[int]]:
         return [[(row[0] + 1) % 509] for row in one_by_one(*args)]
 
-    with pytest.raises(NotEqual, match=r"the greedy token\[row 0, slot 0\] of p4, m = 1"):
+    with pytest.raises(BitsDifferError, match=r"the greedy token\[row 0, slot 0\] of p4, m = 1"):
         bench(replace(p4.path(), greedy_rows=off)).run()
 
 
@@ -111,7 +111,7 @@ def test_prompt_with_other_bits_is_not_timed() -> None:
         if counts[0] > 1:
             windows.views[0].zero_()
 
-    with pytest.raises(NotEqual, match="after a prompt of 7 tokens"):
+    with pytest.raises(BitsDifferError, match="after a prompt of 7 tokens"):
         bench(replace(p4.path(), conv_step=forgets), ms=(1,), prefill=7).run()
 
 
@@ -128,7 +128,7 @@ def test_values_are_held_bit_for_bit(got: list[float], want: list[float], equal:
     if equal:
         assert check_equal("x", torch.tensor(got), torch.tensor(want)) == len(got)
         return
-    with pytest.raises(NotEqual, match="x"):
+    with pytest.raises(BitsDifferError, match="x"):
         check_equal("x", torch.tensor(got), torch.tensor(want))
 
 
@@ -220,13 +220,13 @@ def test_command_prints_json_alone_and_keeps_the_same(
         capsys: pytest.CaptureFixture[str]) -> None:
     paths = {"p1": p1.path(), "p4": p4.path()}
     monkeypatch.setattr("rowtwin.decode_path", paths.__getitem__)
-    run = main_of(wired(cli.bench_app, InputError), monkeypatch, capsys, "app", "step")
+    run = make_main(command_entry(cli.bench_app, InputError), monkeypatch, capsys, "app", "step")
     out = tmp_path / "step.json"
     code, said, err = run("--model", testmodels.model_path("nano"), "--m", "1,4", "--context", "3",
                           "--path", "p4", "--json", "--out", out)
     assert code == 0, err
-    steps = Steps.model_validate_json(said)
-    assert Steps.model_validate_json(out.read_text()) == steps
+    steps = StepTimes.model_validate_json(said)
+    assert StepTimes.model_validate_json(out.read_text()) == steps
     assert "S7 asks for 0.50" in steps.verdicts()[0]
 
 

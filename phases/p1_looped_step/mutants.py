@@ -20,7 +20,7 @@ from falsifiers.mutation.wrong_steps import (
     in_a_kept_buffer,
     in_slot_order,
     unchecked,
-    wrapped,
+    wrap_step,
 )
 from phases.p1_looped_step.reference import step_rows
 
@@ -260,7 +260,7 @@ MUTANTS = (
         "rows_in_slot_order",
         "Rows are worked and returned in the order of their slots.",
         (MEMBERS, CHUNKS),
-        wrapped(in_slot_order),
+        wrap_step(in_slot_order),
     ),
     Mutant(
         "states_zeroed_when_rows_change",
@@ -308,7 +308,7 @@ MUTANTS = (
         "chunk_starts_from_zero_state",
         "A chunk of several tokens ignores the state it finds.",
         (CHUNKS,),
-        wrapped(chunks_from_zero),
+        wrap_step(chunks_from_zero),
         "B113",
     ),
     Mutant(
@@ -370,7 +370,7 @@ MUTANTS = (
         "logits_of_the_last_call",
         "Logits come in a buffer that the next step reuses.",
         (REPEATS,),
-        wrapped(in_a_kept_buffer),
+        wrap_step(in_a_kept_buffer),
     ),
     Mutant(
         "logits_rolled_by_one_row",

@@ -10,7 +10,13 @@ import torch
 from contracts.schema import Case
 from engine.candidate import Engine, engine_of
 from engine.path import Rows, traced
-from falsifiers.judging.batch_driver import Batch, Stream, alone, bad_steps, prompt_of
+from falsifiers.judging.batch_driver import (
+    BatchDriver,
+    SoloStream,
+    bad_steps,
+    make_prompt,
+    run_solo,
+)
 from falsifiers.judging.errors import Declined
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
@@ -22,7 +28,7 @@ CAPACITY = 96
 def test_streams_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
     engine, model = _build_engine(case, subject)
     lengths = [1 + (5 * i + 2) % 7 for i in range(case["m"])]
-    batch = Batch(engine, Rows, judge, slots=case["m"], capacity=CAPACITY)
+    batch = BatchDriver(engine, Rows, judge, slots=case["m"], capacity=CAPACITY)
     for slot, length in enumerate(lengths):
         batch.join(slot, _solo_stream(engine, model, slot, length, case["decode"]))
     batch.step(range(case["m"]), lengths)  # from here on no two rows stand at one position
@@ -34,7 +40,7 @@ def test_streams_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
 def test_slots_do_not_matter(case: Case, subject: Subject, judge: Judge) -> None:
     engine, model = _build_engine(case, subject)
     slots = case["slots"]
-    batch = Batch(engine, Rows, judge, slots=case["pool"], capacity=CAPACITY)
+    batch = BatchDriver(engine, Rows, judge, slots=case["pool"], capacity=CAPACITY)
     for idle in set(range(case["pool"])) - set(slots):
         batch.join(idle, _solo_stream(engine, model, idle, 2, 0))
         batch.step([idle])
@@ -48,7 +54,7 @@ def test_membership_may_change_every_step(case: Case, subject: Subject, judge: J
     engine, model = _build_engine(case, subject)
     draw = random.Random(case["seed"])
     slots, waiting = 5, list(range(case["sequences"]))
-    batch = Batch(engine, Rows, judge, slots=slots, capacity=CAPACITY)
+    batch = BatchDriver(engine, Rows, judge, slots=slots, capacity=CAPACITY)
     while waiting or batch.live:
         free = [s for s in range(slots) if s not in batch.live]
         while waiting and free and (not batch.live or draw.random() < 0.7):
@@ -65,7 +71,7 @@ def test_recycled_slot_is_fresh(case: Case, subject: Subject, judge: Judge) -> N
     engine, model = _build_engine(case, subject)
     if not hasattr(engine, "write_state"):
         raise Declined("the candidate's engine has no write_state(), so no slot can be poisoned")
-    batch = Batch(engine, Rows, judge, slots=2, capacity=CAPACITY)
+    batch = BatchDriver(engine, Rows, judge, slots=2, capacity=CAPACITY)
     batch.join(0, _solo_stream(engine, model, 60, 3, 8))
     batch.poison(1, case["tenant"])
     batch.join(1, _solo_stream(engine, model, 61, case["length"], 3))
@@ -77,7 +83,7 @@ def test_chunks_equal_steps(case: Case, subject: Subject, judge: Judge) -> None:
     engine, model = _build_engine(case, subject)
     chunked = _solo_stream(engine, model, 70, sum(case["chunks"]), 1)
     decoding = _solo_stream(engine, model, 71, 2, len(case["chunks"]))
-    batch = Batch(engine, Rows, judge, slots=3, capacity=CAPACITY)
+    batch = BatchDriver(engine, Rows, judge, slots=3, capacity=CAPACITY)
     batch.join(2, chunked)
     batch.join(0, decoding)
     for number, count in enumerate(case["chunks"]):
@@ -90,7 +96,7 @@ def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judg
     engine, model = _build_engine(case, subject)
     victim = _solo_stream(engine, model, 80, 3, 3)
     for neighbours in case["neighbours"]:
-        batch = Batch(engine, Rows, judge, slots=4, capacity=CAPACITY)
+        batch = BatchDriver(engine, Rows, judge, slots=4, capacity=CAPACITY)
         batch.join(1, victim)
         for slot, (seed, length) in zip((2, 0, 3), neighbours, strict=False):
             batch.join(slot, _solo_stream(engine, model, seed, length, 3))
@@ -102,7 +108,7 @@ def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judg
 
 def test_refusals_change_nothing(case: Case, subject: Subject, judge: Judge) -> None:
     engine, model = _build_engine(case, subject)
-    batch = Batch(engine, Rows, judge, slots=3, capacity=8)
+    batch = BatchDriver(engine, Rows, judge, slots=3, capacity=8)
     for slot in range(2):
         batch.join(slot, _solo_stream(engine, model, 90 + slot, 2, 2, 8))
     batch.step([0, 1])
@@ -160,6 +166,6 @@ def _build_engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
 
 
 def _solo_stream(engine: Engine, model: Any, seed: int, length: int, decode: int,
-            capacity: int = CAPACITY) -> Stream:
-    return alone(engine, Rows, prompt_of(seed, length, model.config.vocab), decode, capacity,
+            capacity: int = CAPACITY) -> SoloStream:
+    return run_solo(engine, Rows, make_prompt(seed, length, model.config.vocab), decode, capacity,
                  right=increment.path())

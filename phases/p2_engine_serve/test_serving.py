@@ -26,7 +26,7 @@ from engine.arithmetic import exp, ordered_sum
 from engine.errors import InputError
 from engine.testmodels import load, model_path
 from falsifiers.judging.subject import Subject
-from falsifiers.meta.console.command import Main, main_of, wired
+from falsifiers.meta.console.command import Main, command_entry, make_main
 from phases.p2_engine_serve import cli
 from phases.p2_engine_serve.api import Api
 from phases.p2_engine_serve.api_error import ApiError
@@ -66,7 +66,7 @@ def serve(path: Any, stack: Any, monkeypatch: pytest.MonkeyPatch,
     """Return a function that runs the command in this process: exit code, stdout, stderr."""
     monkeypatch.setattr(cli, "_log_to_stderr", lambda: None)  # a handler would outlive the test
     monkeypatch.setattr("rowtwin.assemble", lambda **parts: Subject("in-tree", load, path, stack))
-    return main_of(wired(app, InputError), monkeypatch, capsys, "app", "serve")
+    return make_main(command_entry(app, InputError), monkeypatch, capsys, "app", "serve")
 
 
 def test_mistakes_end_in_one_sentence(serve: Main) -> None:

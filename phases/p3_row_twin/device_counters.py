@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from contracts.schema import Case
-from falsifiers.gate.candidates import absolute
+from falsifiers.gate.candidates import make_absolute
 from falsifiers.judging.errors import Unmeasurable
 
 ROOT = Path(__file__).parents[2]
@@ -36,9 +36,24 @@ def measure_bytes_read(case: Case, spec: str, m: int) -> int:
     tool = shutil.which("ncu")
     if tool is None:
         raise Unmeasurable("ncu, Nsight Compute's command, is not on the PATH")
-    command = [tool, "--csv", "--print-units", "base", "--clock-control", "none",
-               "--profile-from-start", "off", "--metrics", METRIC, sys.executable, "-m",
-               "phases.p3_row_twin.device_counters", case.model_dump_json(), absolute(spec), str(m)]
+    command = [
+        tool,
+        "--csv",
+        "--print-units",
+        "base",
+        "--clock-control",
+        "none",
+        "--profile-from-start",
+        "off",
+        "--metrics",
+        METRIC,
+        sys.executable,
+        "-m",
+        "phases.p3_row_twin.device_counters",
+        case.model_dump_json(),
+        make_absolute(spec),
+        str(m),
+    ]
     try:
         done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False,
                               timeout=TIMEOUT_SECONDS, env={**os.environ, "LC_ALL": "C"})
@@ -73,14 +88,14 @@ def main(given: Sequence[str]) -> None:
     """Multiply the case's matrix by m rows a few times, watched; once before, to compile."""
     import torch
 
-    from falsifiers.gate.candidates import load
+    from falsifiers.gate.candidates import load_candidate
     from falsifiers.judging.judge import Judge
     from falsifiers.judging.subject import Subject
     from phases.p3_row_twin.data import activations
     from phases.p3_row_twin.harness import Harness
 
     case, m = Case.model_validate_json(given[0]), int(given[2])
-    candidate = load(given[1]) if given[1] else None
+    candidate = load_candidate(given[1]) if given[1] else None
     subject = Subject("profiled", models=str, device="cuda", candidate=candidate)
     product = Harness(case, subject, Judge(case))
     matrix = product.build_matrix(case["kind"], case["n"], case["k"], copies=case["copies"])

@@ -24,8 +24,8 @@ from contracts.schema import Budget, Case
 from engine.kernels.device_bytes import device_bytes
 from engine.weights import EXACT, ORDERED, Weight
 from falsifiers.gate.candidates import Candidate
-from falsifiers.instruments.bounds_checker import Fence, fenced
-from falsifiers.instruments.deterministic_dot import steady_dots
+from falsifiers.instruments.bounds_checker import BoundsChecker, check_bounds
+from falsifiers.instruments.deterministic_dot import deterministic_dots
 from falsifiers.judging.errors import Declined, SuiteError
 from falsifiers.judging.judge import Judge, as_bits
 from falsifiers.judging.poison import poison
@@ -143,7 +143,7 @@ class Harness:
 
     def run(self, matrix: Matrix, x: Tensor, out: Tensor) -> None:
         """Write the product into `out`; what a candidate or numpy warns of is no parity fault."""
-        with warnings.catch_warnings(), np.errstate(all="ignore"), steady_dots():
+        with warnings.catch_warnings(), np.errstate(all="ignore"), deterministic_dots():
             warnings.simplefilter("ignore")
             self._function(matrix.candidate_weight, x, out)
 
@@ -182,9 +182,9 @@ class Harness:
         return {f"weight tensor {i}": part for i, part in enumerate(tensors)}
 
     @contextmanager
-    def watch_bounds(self, matrix: Matrix, x: Tensor, out: Tensor) -> Iterator[Fence]:
+    def watch_bounds(self, matrix: Matrix, x: Tensor, out: Tensor) -> Iterator[BoundsChecker]:
         """Watch what a launch on these tensors touches."""
-        with fenced({"x": x, **self.weight_tensors(matrix)}, {"out": out}) as fence:
+        with check_bounds({"x": x, **self.weight_tensors(matrix)}, {"out": out}) as fence:
             yield fence
 
 

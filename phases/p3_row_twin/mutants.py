@@ -15,7 +15,7 @@ from torch import Tensor
 
 from contracts.schema import Case
 from engine.weights import EXACT, ORDERED, Weight
-from falsifiers.gate.candidates import Candidate, load
+from falsifiers.gate.candidates import Candidate, load_candidate
 from falsifiers.judging.subject import Mutant, Subject
 from phases.p1_looped_step import increment as before
 from phases.p3_row_twin import wrong_calls as calls
@@ -73,7 +73,9 @@ def _with_kernel(name: str, kind: str, *given: int, tier: str = "interpret") -> 
 
 def _with_module(name: str) -> Builder:
     """Return a builder of products offered by name, as another process can find them too."""
-    return lambda subject: replace(subject, candidate=load(f"module:phases.p3_row_twin.{name}"))
+    return lambda subject: replace(
+        subject, candidate=load_candidate(f"module:phases.p3_row_twin.{name}")
+    )
 
 
 def _with_path(**wrong: Any) -> Builder:

@@ -13,10 +13,10 @@ from engine.blocks import TYPES
 from engine.path import Rows
 from engine.weights import EXACT
 from falsifiers.instruments import scalar_reference
-from falsifiers.instruments.load_counter import counting
-from falsifiers.instruments.negative_control import must_drift
+from falsifiers.instruments.load_counter import count_loads
+from falsifiers.instruments.negative_control import check_negative_control
 from falsifiers.judging import relations
-from falsifiers.judging.batch_driver import prompt_of
+from falsifiers.judging.batch_driver import make_prompt
 from falsifiers.judging.errors import Declined, Unmeasurable
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.poison import poison
@@ -34,7 +34,9 @@ def test_rows_equal_alone(case: Case, subject: Subject, judge: Judge) -> None:
     product = Harness(case, subject, judge)
     matrix = product.build_matrix(case["kind"], case["n"], case["k"])
     x, alone = activations(max(case["m"]), case["k"]), dict[int, Tensor]()
-    must_drift(judge, matrix.weight.rows(list(range(min(case["n"], BUDGET_OUTPUTS)))), x, case["m"])
+    check_negative_control(
+        judge, matrix.weight.rows(list(range(min(case["n"], BUDGET_OUTPUTS)))), x, case["m"]
+    )
     for m in case["m"]:
         got = product(matrix, x[:m])
         for row in {0, 1 % m, m - 1} if product.interpreted else range(m):
@@ -128,7 +130,7 @@ def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judg
             rows[place] = victim[0]
             judge.equal("out", run(rows)[place], alone, row=place, neighbours=name)
     relations.permuted_rows_permute(judge, run, list(crowd), [2, 0, 3, 1])
-    relations.parts_equal_whole(judge, run, list(crowd), 1)
+    relations.split_batch_equals_batch(judge, run, list(crowd), 1)
 
 
 def test_inputs_are_read_at_the_call(case: Case, subject: Subject, judge: Judge) -> None:
@@ -159,7 +161,7 @@ def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
     matrix = product.build_matrix(case["kind"], case["n"], case["k"])
     for m in case["m"]:
         rows = list(activations(m, case["k"]))
-        relations.repeats(judge, lambda r: product(matrix, torch.stack(list(r))), rows,
+        relations.repeats_are_equal(judge, lambda r: product(matrix, torch.stack(list(r))), rows,
                           case["times"], m=m)
 
 
@@ -171,7 +173,7 @@ def test_weights_are_read_once(case: Case, subject: Subject, judge: Judge) -> No
     for m in case["m"]:
         x, out = activations(m, case["k"]).to(product.dtype), torch.empty(m, case["n"])
         named = {name.replace(" ", "_"): tensor for name, tensor in held.items()}
-        with counting(**named) as reads:
+        with count_loads(**named) as reads:
             product.run(matrix, x, out.to(product.dtype))
         totals[m] = sum(r.total for r in reads.values())
         unread = sum(r.size - r.unique for r in reads.values())
@@ -270,7 +272,7 @@ def test_steps_equal_the_looped_step(case: Case, subject: Subject, judge: Judge)
     paths = (before.path(), replace(subject.path, project=project))
     pools = [model.new_pool(m, 8) for _ in paths]
     for step in range(case["steps"]):
-        tokens = prompt_of(step, m, model.config.vocab)
+        tokens = make_prompt(step, m, model.config.vocab)
         rows = Rows.decode(range(m), (step,) * m)
         want, got = (path.step(model, pool, tokens, rows)
                      for path, pool in zip(paths, pools, strict=True))

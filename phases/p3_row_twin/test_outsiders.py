@@ -13,7 +13,7 @@ from contracts.schema import Case
 from engine.emulate.emulator import KernelFault, emulated
 from engine.kernels.machine_code import spilled
 from engine.kernels.nvrtc import compile_source
-from falsifiers.gate.candidates import Candidate, load
+from falsifiers.gate.candidates import Candidate, load_candidate
 from falsifiers.judging.errors import Declined, ParityBroken, SuiteError
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
@@ -25,7 +25,7 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 def load_example(folder: Path, name: str) -> Candidate:
     """Return an example as an outsider would offer it, from a folder of his own."""
-    return load(f"file:{shutil.copy(EXAMPLES / name, folder / name)}")
+    return load_candidate(f"file:{shutil.copy(EXAMPLES / name, folder / name)}")
 
 
 def quick_cases(*falsifiers: str, tier: str = "interpret", kind: str = "Q4_K",
@@ -107,7 +107,7 @@ def test_all_that_must_be_claimed_is_q4_k() -> None:
 def write_candidate(folder: Path, text: str) -> Candidate:
     path = folder / "mine.py"
     path.write_text(text)
-    return load(f"file:{path}")
+    return load_candidate(f"file:{path}")
 
 
 PLAIN_SOURCE = """\
@@ -152,7 +152,7 @@ def test_candidate_without_the_function_declines(tmp_path: Path) -> None:
 
 @pytest.mark.tier("interpret")
 def test_in_tree_kernel_can_be_offered_by_name() -> None:
-    candidate = load("module:phases.p3_row_twin.kernel_ordered")
+    candidate = load_candidate("module:phases.p3_row_twin.kernel_ordered")
     for kind in ("F16", "Q6_K"):
         case = next(quick_cases("products_are_true", kind=kind, arithmetic="ordered"))
         candidate.refuse(case)

@@ -20,11 +20,11 @@ from engine.blocks import TYPES
 from engine.errors import InputError
 from falsifiers.gate.candidates import Candidate
 from falsifiers.gate.cli import app
-from falsifiers.gate.weight_sample import Sample
+from falsifiers.gate.weight_sample import WeightSample
 from falsifiers.judging.errors import Declined, ParityBroken, SuiteError
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
-from falsifiers.meta.console.command import main_of, wired
+from falsifiers.meta.console.command import command_entry, make_main
 from phases.p3_row_twin import test_falsifier
 from phases.p3_row_twin.data import blocks
 from phases.p3_row_twin.harness import CONTRACT
@@ -61,7 +61,7 @@ def foreign(tmp_path: Path) -> Path:
     return write_gguf(tmp_path, FOREIGN_TENSORS, three_bits=2, vector=True)
 
 
-def tensor_names(drawn: Sample) -> list[str]:
+def tensor_names(drawn: WeightSample) -> list[str]:
     return [one.tensor for one in drawn.sampled]
 
 
@@ -72,7 +72,7 @@ def judge_case(case: Case, subject: Subject) -> Judge:
     return judge
 
 
-def cpu_cases(drawn: Sample) -> Iterator[Case]:
+def cpu_cases(drawn: WeightSample) -> Iterator[Case]:
     return (case for case in drawn.cases if case.tier == "cpu")
 
 
@@ -86,7 +86,7 @@ def test_every_type_is_drawn_and_what_is_not_judged_is_named_and_counted(foreign
     assert {(out.why, out.tensors, out.example) for out in drawn.left_out} == {
         ("of type Q3_K, which P3 does not know", 2, "blk.0.attn_k.weight"),
         ("of one dimension: no matrix", 1, "output_norm.weight")}
-    assert json.loads(json.dumps(drawn.told()))["sampled"][0]["shape"] == [100, 512]
+    assert json.loads(json.dumps(drawn.as_json()))["sampled"][0]["shape"] == [100, 512]
 
 
 def test_a_seed_draws_the_same_and_another_seed_draws_others(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_unusable_files_and_names_are_one_sentence(tmp_path: Path, foreign: Path
 def gate(monkeypatch: pytest.MonkeyPatch,
          capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Any]]:
     """Return a function that runs the gate, whose cases take a process: exit code, JSON."""
-    run = main_of(wired(app, InputError), monkeypatch, capsys, "app", "gate",
+    run = make_main(command_entry(app, InputError), monkeypatch, capsys, "app", "gate",
                   "--json", "--device", "cpu", "--jobs", "1")
 
     def told(*argv: object) -> tuple[int, Any]:

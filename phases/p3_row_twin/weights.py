@@ -19,8 +19,8 @@ from engine.blocks import TYPES, Bytes, has_finite_scales
 from engine.errors import InputError
 from engine.gguf_file import GgufFile, TensorEntry, open_gguf
 from engine.weights import EXACT, EXACT_KINDS, ORDERED
-from falsifiers.gate.weight_sample import LeftOut, Sample, Sampled
-from falsifiers.judging.errors import Declined, SuiteError, printable
+from falsifiers.gate.weight_sample import SampledTensor, SkippedTensors, WeightSample
+from falsifiers.judging.errors import Declined, SuiteError, shorten_name
 
 MAX_ROWS = 96
 """Rows of a tensor that are judged; a budget needs 64 outputs."""
@@ -35,7 +35,7 @@ UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.=+-]")
 open_cached = cache(open_gguf)
 
 
-def sample(file: str, tensors: int, seed: int, named: Sequence[str] = ()) -> Sample:
+def sample(file: str, tensors: int, seed: int, named: Sequence[str] = ()) -> WeightSample:
     """Draw tensors of a file, or take those named; raise `InputError` when it cannot be used."""
     try:
         file.encode()
@@ -48,17 +48,25 @@ def sample(file: str, tensors: int, seed: int, named: Sequence[str] = ()) -> Sam
             (n for n in named if n not in gguf.tensors and n not in gguf.unsupported_tensors), None
         )
         if unknown is not None:
-            raise InputError(f"{file} has no tensor {printable(unknown)}")
+            raise InputError(f"{file} has no tensor {shorten_name(unknown)}")
         drawn = [one for one in able if one.tensor in named]
     else:
         drawn = _draw_tensors(able, tensors, seed)
-    return Sample(file=file, seed=seed, sampled=tuple(drawn), not_drawn=len(able) - len(drawn),
-                  left_out=left_out, cases=tuple(_build_cases(file, drawn, seed)))
+    return WeightSample(
+        file=file,
+        seed=seed,
+        sampled=tuple(drawn),
+        not_drawn=len(able) - len(drawn),
+        left_out=left_out,
+        cases=tuple(_build_cases(file, drawn, seed)),
+    )
 
 
-def _select_supported(gguf: GgufFile, seed: int) -> tuple[list[Sampled], tuple[LeftOut, ...]]:
+def _select_supported(
+    gguf: GgufFile, seed: int
+) -> tuple[list[SampledTensor], tuple[SkippedTensors, ...]]:
     """Return the tensors that can be judged, in the file's order, and why others cannot."""
-    able: list[Sampled] = []
+    able: list[SampledTensor] = []
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, kind in gguf.unsupported_tensors.items():
         reasons[f"of type {kind}, which P3 does not know"].append(name)
@@ -70,11 +78,11 @@ def _select_supported(gguf: GgufFile, seed: int) -> tuple[list[Sampled], tuple[L
         rows = min(MAX_ROWS, len(entry.data))
         first = _hash_number(f"{seed} rows {entry.name}") % (len(entry.data) - rows + 1)
         if has_finite_scales(entry.kind, entry.data[first:first + rows]):
-            able.append(Sampled(tensor=entry.name, kind=entry.kind, shape=entry.shape,
+            able.append(SampledTensor(tensor=entry.name, kind=entry.kind, shape=entry.shape,
                                 first=first, rows=rows))
         else:
             reasons["with values that are not finite"].append(entry.name)
-    return able, tuple(LeftOut(why=why, tensors=len(names), example=names[0])
+    return able, tuple(SkippedTensors(why=why, tensors=len(names), example=names[0])
                        for why, names in reasons.items())
 
 
@@ -82,17 +90,17 @@ def _hash_number(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
-def _draw_tensors(able: Iterable[Sampled], count: int, seed: int) -> list[Sampled]:
+def _draw_tensors(able: Iterable[SampledTensor], count: int, seed: int) -> list[SampledTensor]:
     """Return `count` tensors, but one of each type at least, the first of each type ahead."""
     order = sorted(able, key=lambda one: _hash_number(f"{seed} {one.tensor}"))
-    kinds: dict[str, Sampled] = {}
+    kinds: dict[str, SampledTensor] = {}
     for one in order:
         kinds.setdefault(one.kind, one)
     rest = [one for one in order if kinds[one.kind] is not one]
     return [*kinds.values(), *rest[:max(0, count - len(kinds))]]
 
 
-def _build_cases(file: str, drawn: Sequence[Sampled], seed: int) -> Iterator[Case]:
+def _build_cases(file: str, drawn: Sequence[SampledTensor], seed: int) -> Iterator[Case]:
     """Yield the cases of drawn tensors; the interpreter takes the first of each type alone."""
     seen: set[str] = set()
     for number, one in enumerate(drawn):
@@ -113,7 +121,7 @@ def _build_cases(file: str, drawn: Sequence[Sampled], seed: int) -> Iterator[Cas
 
 
 def _build_tensor_cases(
-    path: str, one: Sampled, label: str, tier: Tier, repro: str
+    path: str, one: SampledTensor, label: str, tier: Tier, repro: str
 ) -> Iterator[Case]:
     block = TYPES[one.kind].weights
     rows = min(FEW_ROWS, one.rows) if tier == "interpret" else one.rows

@@ -20,7 +20,7 @@ from engine.model import Model
 from engine.path import Path, Rows
 from engine.weights import Weight
 from falsifiers.judging.judge import Judge
-from falsifiers.judging.poison import guarded
+from falsifiers.judging.poison import new_guarded
 
 PINNED_FUNCTIONS = ("exp", "log1p", "sigmoid", "silu", "softplus")
 
@@ -142,7 +142,7 @@ def check_functions(judge: Judge, kernel: Callable[..., None], device: str) -> N
                    (torch.arange(-90000, 90001).double() / 1000).float()])
     for name in PINNED_FUNCTIONS:
         given = torch.linspace(0, 1, 4096) if name == "log1p" else x
-        out = guarded(len(given), device=device)
+        out = new_guarded(len(given), device=device)
         # the interpreter is fast on wide programs, a compiler unrolls them
         kernel(name, given.to(device), out.inside, 65536 if device == "cpu" else 1024)
         judge.equal(name, out.inside, getattr(arithmetic, name)(given), rule="truth", finite=False)
@@ -158,7 +158,7 @@ def check_norm(judge: Judge, norm: Callable[..., None], device: str, n: int) -> 
     x[1, 1, 3] = torch.nan
     weight = _random_values(n, 3)
     for name, rows in (("rows", x[:, 0, :n]), ("heads", x[:, :, :n])):
-        want, out = torch.empty(rows.shape), guarded(*rows.shape, device=device)
+        want, out = torch.empty(rows.shape), new_guarded(*rows.shape, device=device)
         ops.norm(rows, weight, 1e-6, want)
         given = x.to(device)[:, 0, :n] if name == "rows" else x.to(device)[:, :, :n]
         norm(given, weight.to(device), 1e-6, out.inside)
@@ -172,7 +172,7 @@ def check_add_norm(judge: Judge, add_norm: Callable[..., None], device: str, n: 
             for seed in (8, 9))
     x[1, 3], y[2, 0], x[2, 0] = torch.nan, -0.0, -0.0
     weight, want = _random_values(n, 10), (torch.empty(3, n), torch.empty(3, n))
-    outs = [guarded(3, n, device=device) for _ in range(2)]
+    outs = [new_guarded(3, n, device=device) for _ in range(2)]
     ops.add_norm(ops.norm, x, y, weight, 1e-6, *want)
     add_norm(x.to(device), y.to(device), weight.to(device), 1e-6, *(o.inside for o in outs))
     for name, out, right in zip(("sum", "norm"), outs, want, strict=True):
@@ -211,7 +211,7 @@ def check_gated_norm(judge: Judge, gated_norm: Callable[..., None], device: str,
     weight, want, out = (
         _random_values(128, 7),
         torch.empty(3, n, 128),
-        guarded(3, n, 128, device=device),
+        new_guarded(3, n, 128, device=device),
     )
     ops.gated_norm(x, z, weight, 1e-6, want)
     gated_norm(x.to(device), z.to(device), weight.to(device), 1e-6, out.inside)
@@ -223,7 +223,7 @@ def check_silu_mul(judge: Judge, silu_mul: Callable[..., None], device: str, n: 
     """Hold SILU(gate) * up to the engine's at several rows with poison behind each, and NaN."""
     gate, up = _random_values(6 * n, 4).view(2, 3, n) * 30.0
     gate[1, n // 2] = torch.nan
-    want, out = torch.empty(3, n), guarded(3, n, device=device)
+    want, out = torch.empty(3, n), new_guarded(3, n, device=device)
     ops.silu_mul(gate, up, want)
     gate, up = (torch.nn.functional.pad(x, (0, gap), value=torch.nan).to(device)[:, :n]
                 for x, gap in ((gate, 9), (up, 5)))

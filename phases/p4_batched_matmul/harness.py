@@ -9,7 +9,7 @@ from contracts.schema import Case
 from engine.candidate import Engine, PathEngine, engine_of, is_whole
 from engine.path import Path, Rows
 from engine.weights import EXACT
-from falsifiers.judging.batch_driver import Stream, alone, prompt_of
+from falsifiers.judging.batch_driver import SoloStream, make_prompt, run_solo
 from falsifiers.judging.errors import Declined
 from falsifiers.judging.subject import Subject
 from falsifiers.vectors import step_rows
@@ -69,7 +69,7 @@ def require_bitwise(subject: Subject) -> None:
 
 
 def solo_stream(engine: Engine, model: Any, seed: int, length: int, decode: int,
-         capacity: int = CAPACITY) -> Stream:
+         capacity: int = CAPACITY) -> SoloStream:
     """Return what a drawn prompt and its greedy tokens get alone."""
-    return alone(engine, Rows, prompt_of(seed, length, model.config.vocab), decode, capacity,
+    return run_solo(engine, Rows, make_prompt(seed, length, model.config.vocab), decode, capacity,
                  right=increment.path())

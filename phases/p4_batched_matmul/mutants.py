@@ -8,7 +8,7 @@ from falsifiers.mutation.wrong_steps import (
     in_a_kept_buffer,
     in_slot_order,
     unchecked,
-    wrapped,
+    wrap_step,
 )
 from phases.p4_batched_matmul import wrong_ops as wo
 from phases.p4_batched_matmul import wrong_steps as ws
@@ -90,7 +90,7 @@ STEPS = (
         "rows_in_slot_order",
         "Rows are worked and returned in the order of their slots.",
         (MEMBERS, CHUNKS),
-        wrapped(in_slot_order),
+        wrap_step(in_slot_order),
     ),
     Mutant(
         "state_written_to_last_steps_slot",
@@ -102,14 +102,14 @@ STEPS = (
         "chunk_starts_from_zero_state",
         "A chunk of several tokens ignores the state it finds.",
         (PREFILL, CHUNKS),
-        wrapped(chunks_from_zero),
+        wrap_step(chunks_from_zero),
         "B113",
     ),
     Mutant(
         "logits_in_a_kept_buffer",
         "Logits come in a buffer that the next step reuses.",
         (REPEATS,),
-        wrapped(in_a_kept_buffer),
+        wrap_step(in_a_kept_buffer),
     ),
     Mutant("nothing_is_checked", "A step works on whatever it is given.", (REFUSALS,), unchecked),
 )

@@ -12,7 +12,7 @@ from contracts.schema import Case
 from engine.candidate import PathEngine, is_whole
 from engine.path import Rows, traced
 from falsifiers.bisect.trace import Trace, assert_traces_equal
-from falsifiers.judging.batch_driver import Batch, bad_steps, prompt_of, state_digest
+from falsifiers.judging.batch_driver import BatchDriver, bad_steps, make_prompt, state_digest
 from falsifiers.judging.errors import Declined
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
@@ -42,7 +42,7 @@ def test_rows_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
         step_rows.compare_with_solo(judge, engine, draw_step(case, model))
         return
     draw = random.Random(case["m"])
-    batch = Batch(engine, Rows, judge, slots=case["m"] + 1, capacity=CAPACITY)
+    batch = BatchDriver(engine, Rows, judge, slots=case["m"] + 1, capacity=CAPACITY)
     order = draw.sample(range(case["m"] + 1), case["m"])
     streams = [solo_stream(engine, model, i, 1 + (5 * i + 2) % 7, case["decode"])
                for i in range(min(case["m"], case["streams"]))]
@@ -71,7 +71,7 @@ def test_ops_equal_looped_step(case: Case, subject: Subject, judge: Judge) -> No
     for step in range(case["steps"]):
         counts = tuple(1 + (3 * i + step) % 5 if step % 2 == 0 else 1 for i in range(m))
         rows = Rows(tuple(slots), tuple(held[s] for s in slots), counts)
-        tokens = prompt_of(step, sum(counts), model.config.vocab)
+        tokens = make_prompt(step, sum(counts), model.config.vocab)
         got, want = Trace(), Trace()
         seen = engine if whole else PathEngine(traced(subject.path, got), model)
         logits = seen.step(tokens, rows, pool)
@@ -93,7 +93,7 @@ def test_membership_may_change_every_step(case: Case, subject: Subject, judge: J
     engine, model = build_engine(case, subject)
     draw = random.Random(case["seed"])
     slots, waiting = 6, list(range(case["sequences"]))
-    batch = Batch(engine, Rows, judge, slots=slots, capacity=CAPACITY)
+    batch = BatchDriver(engine, Rows, judge, slots=slots, capacity=CAPACITY)
     while waiting or batch.live:
         free = [s for s in range(slots) if s not in batch.live]
         while waiting and free and (not batch.live or draw.random() < 0.7):
@@ -113,7 +113,7 @@ def test_prefill_equals_steps(case: Case, subject: Subject, judge: Judge) -> Non
     length = case["length"]
     stream = solo_stream(engine, model, 70, length, 2)
     for split in attacks.splits(case["splits"], length):
-        batch = Batch(engine, Rows, judge, slots=2, capacity=CAPACITY)
+        batch = BatchDriver(engine, Rows, judge, slots=2, capacity=CAPACITY)
         batch.join(1, stream)
         for count in (*split, 1, 1):
             batch.step([1], [count])
@@ -128,7 +128,7 @@ def test_prefill_equals_steps(case: Case, subject: Subject, judge: Judge) -> Non
 def test_chunks_stand_beside_decoding_rows(case: Case, subject: Subject, judge: Judge) -> None:
     engine, model = build_engine(case, subject)
     chunks, steps = case["chunks"], len(case["chunks"][0])
-    batch = Batch(engine, Rows, judge, slots=len(chunks) + 2, capacity=CAPACITY)
+    batch = BatchDriver(engine, Rows, judge, slots=len(chunks) + 2, capacity=CAPACITY)
     for slot in (0, len(chunks) + 1):
         batch.join(slot, solo_stream(engine, model, 60 + slot, 2, steps))
     for slot, counts in enumerate(chunks, 1):
@@ -168,7 +168,7 @@ def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judg
 
 def test_refusals_change_nothing(case: Case, subject: Subject, judge: Judge) -> None:
     engine, model = build_engine(case, subject)
-    batch, fresh = Batch(engine, Rows, judge, slots=3, capacity=8), case.given.get("fresh")
+    batch, fresh = BatchDriver(engine, Rows, judge, slots=3, capacity=8), case.given.get("fresh")
     for slot in range(0 if fresh else 2):
         batch.join(slot, solo_stream(engine, model, 90 + slot, 2, 2, 8))
     if not fresh:
@@ -181,7 +181,7 @@ def test_refusals_change_nothing(case: Case, subject: Subject, judge: Judge) -> 
 
 def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
     engine, model = build_engine(case, subject)
-    prompts = [prompt_of(100 + i, 4, model.config.vocab) for i in range(3)]
+    prompts = [make_prompt(100 + i, 4, model.config.vocab) for i in range(3)]
     logits: list[list[torch.Tensor]] = []
     for _ in range(2):
         pool = engine.new_pool(3, CAPACITY)
@@ -276,7 +276,7 @@ def test_kernels_give_the_reference_bits(case: Case, subject: Subject, judge: Ju
 def test_kernels_run_the_step(case: Case, subject: Subject, judge: Judge) -> None:
     model, m = subject.models(case["model"]), case["m"]
     rows = Rows(tuple(range(m))[::-1], (0,) * m, tuple(1 + i % 2 for i in range(m)))
-    tokens = prompt_of(7, sum(rows.counts), model.config.vocab)
+    tokens = make_prompt(7, sum(rows.counts), model.config.vocab)
     results = []
     for path in (attacks.kernel_path(require_tree_step(subject), case["kinds"]), subject.path):
         pool = model.new_pool(m, 4)

@@ -22,12 +22,12 @@ from contracts.load import load_contract
 from contracts.schema import Budget, Case
 from engine import ops
 from engine.state import Ints, Refs
-from falsifiers.instruments.bounds_checker import Fence, fenced
-from falsifiers.instruments.deterministic_dot import steady_dots
+from falsifiers.instruments.bounds_checker import BoundsChecker, check_bounds
+from falsifiers.instruments.deterministic_dot import deterministic_dots
 from falsifiers.instruments.load_counter import interpreter_builder
 from falsifiers.judging.errors import Declined, SuiteError
 from falsifiers.judging.judge import Judge
-from falsifiers.judging.poison import guarded, poison
+from falsifiers.judging.poison import new_guarded, poison
 from falsifiers.judging.subject import Subject
 from phases.p5_batched_gdn.data import OPS, Inputs, Op, Row, apply_flavour, draw_normal
 
@@ -45,7 +45,7 @@ class PoisonedPool:
 
     def __init__(self, op: Op, slots: int, device: str) -> None:
         self.slots = slots
-        self.guard = guarded(slots + 1, *op.state_shape, device=device)
+        self.guard = new_guarded(slots + 1, *op.state_shape, device=device)
         self.whole = self.guard.inside
         for slot in (*range(1, slots, 2), slots):
             poison(self.whole[slot], sentinel=True)
@@ -93,7 +93,7 @@ class Harness:
     def run(self, arena: PoisonedPool, rows: Sequence[Row], **where: int | str) -> list[Tensor]:
         """Return each row's output, on the CPU; judge what the call left behind."""
         inputs, room = self._lay_out(rows)
-        out = guarded(*self.op.out_shape(inputs), device=self.device)
+        out = new_guarded(*self.op.out_shape(inputs), device=self.device)
         state, held = arena.whole.clone(), [x.clone() for x in (room, *inputs)]
         self._call(inputs, arena.refs(rows), token_counts(rows), out.inside)
         out.hold(self.judge, "out", **where)
@@ -117,7 +117,7 @@ class Harness:
         return self.op.lay_out(joined, 3 + len(rows) % 2, self.device)
 
     def _call(self, inputs: Inputs, refs: Refs, counts: Ints, out: Tensor) -> None:
-        with warnings.catch_warnings(), np.errstate(all="ignore"), steady_dots():
+        with warnings.catch_warnings(), np.errstate(all="ignore"), deterministic_dots():
             warnings.simplefilter("ignore")
             self.op.call(self.function, inputs, refs, counts, out)
 
@@ -128,7 +128,7 @@ class Harness:
         self._call(inputs, Refs(whole, tuple(row.slot for row in rows)), token_counts(rows), out)
         return list(out.cpu().split([row.count for row in rows]))
 
-    def run_bounds_checked(self, arena: PoisonedPool, rows: Sequence[Row]) -> Fence:
+    def run_bounds_checked(self, arena: PoisonedPool, rows: Sequence[Row]) -> BoundsChecker:
         """Run a call under the interpreter and return what its kernels touched.
 
         They may read what they are given, and write the output and the rows' own states.
@@ -142,7 +142,7 @@ class Harness:
         given = {"addresses": refs.pointers, "starts": counts.starts.on(self.device),
                  **self.op.constants, **{f"input {i}": x for i, x in enumerate(inputs)}}
         states = {f"state of slot {row.slot}": arena.whole[row.slot] for row in rows if row.count}
-        with fenced(given, {"out": out, **states}) as fence:
+        with check_bounds(given, {"out": out, **states}) as fence:
             self._call(inputs, refs, counts, out)
         return fence
 

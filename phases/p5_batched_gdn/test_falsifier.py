@@ -12,11 +12,11 @@ from contracts.schema import Case
 from engine import ops
 from engine.candidate import Engine, PathEngine, engine_of, is_whole
 from engine.path import Rows, reference
-from falsifiers.instruments.load_counter import counting
-from falsifiers.judging.batch_driver import Batch, Stream, alone, prompt_of
+from falsifiers.instruments.load_counter import count_loads
+from falsifiers.judging.batch_driver import BatchDriver, SoloStream, make_prompt, run_solo
 from falsifiers.judging.errors import Declined
 from falsifiers.judging.judge import Judge
-from falsifiers.judging.poison import guarded
+from falsifiers.judging.poison import new_guarded
 from falsifiers.judging.subject import Subject
 from phases.p5_batched_gdn import attacks
 from phases.p5_batched_gdn.harness import Harness, own_budget, record_launches, select_op
@@ -150,7 +150,7 @@ def test_gates_are_true(case: Case, subject: Subject, judge: Judge) -> None:
     own = subject.candidate is not None and not subject.candidate.bitwise
     for tokens in case["tokens"]:
         (a, b), vectors = attacks.gate_inputs(tokens, case["value_heads"], device, plain=own)
-        g, beta = (guarded(*a.shape, device=device) for _ in range(2))
+        g, beta = (new_guarded(*a.shape, device=device) for _ in range(2))
         gates(a, b, *(x.to(device) for x in vectors), g.inside, beta.inside)
         want = [torch.empty(a.shape) for _ in range(2)]
         ops.gates(a.cpu(), b.cpu(), *vectors, *want)
@@ -226,7 +226,7 @@ def test_state_is_read_once(case: Case, subject: Subject, judge: Judge) -> None:
     rig = Harness(case, subject, judge)
     arena, rows, _ = attacks.build_batch(rig, case["m"], case["longest"], 160)
     one = arena.whole[0].nbytes
-    with counting(state=arena.whole) as reads, record_launches() as grids:
+    with count_loads(state=arena.whole) as reads, record_launches() as grids:
         rig.run_unchecked(arena.whole, rows)
     held = reads["state"]
     if not held.loads:
@@ -245,7 +245,7 @@ def test_state_is_read_once(case: Case, subject: Subject, judge: Judge) -> None:
 def test_streams_equal_the_oracle(case: Case, subject: Subject, judge: Judge) -> None:
     engine, streams = _build_engine(case, subject), _expected_streams(case, subject)
     draw, slots = random.Random(case["seed"]), case["slots"]
-    batch = Batch(engine, Rows, judge, slots=slots, capacity=CAPACITY)
+    batch = BatchDriver(engine, Rows, judge, slots=slots, capacity=CAPACITY)
     while streams or batch.live:
         free = [s for s in range(slots) if s not in batch.live]
         while streams and free and (not batch.live or draw.random() < 0.7):
@@ -266,7 +266,7 @@ def test_kernels_run_the_step(case: Case, subject: Subject, judge: Judge) -> Non
     names = ("conv_step", "gates", "delta_step")
     other = replace(subject.path, **{n: select_op(case, subject, n) for n in names})
     rows = Rows(tuple(range(m))[::-1], (0,) * m, tuple(1 + i % 2 for i in range(m)))
-    tokens, results = prompt_of(7, sum(rows.counts), model.config.vocab), []
+    tokens, results = make_prompt(7, sum(rows.counts), model.config.vocab), []
     for path in (other, subject.path):
         pool = model.new_pool(m, 4)
         results.append({"logits": path.step(model, pool, tokens, rows),
@@ -288,7 +288,7 @@ def _build_engine(case: Case, subject: Subject) -> Engine:
     )
 
 
-def _expected_streams(case: Case, subject: Subject) -> list[Stream]:
+def _expected_streams(case: Case, subject: Subject) -> list[SoloStream]:
     """Return what each prompt gets from the oracle, or alone from an arithmetic of its own."""
     oracle: Engine = PathEngine(reference(), subject.models(case["model"]))
     own = subject.candidate is not None and not subject.candidate.bitwise
@@ -296,5 +296,5 @@ def _expected_streams(case: Case, subject: Subject) -> list[Stream]:
         _build_engine(case, subject) if own else oracle,
         _load_model(case, subject).config.vocab,
     )
-    return [alone(engine, Rows, prompt_of(170 + n, 1 + n % 6, vocab), 3, CAPACITY, reference())
+    return [run_solo(engine, Rows, make_prompt(170 + n, 1 + n % 6, vocab), 3, CAPACITY, reference())
             for n in range(case["sequences"])]

@@ -9,7 +9,7 @@ import pytest
 
 from contracts.load import load_contract
 from contracts.schema import Case
-from falsifiers.gate.candidates import Candidate, load
+from falsifiers.gate.candidates import Candidate, load_candidate
 from falsifiers.judging.errors import Declined, ParityBroken
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
@@ -26,7 +26,7 @@ def load_example(folder: Path, old: str = "", new: str = "") -> Candidate:
     assert old in text
     mine = folder / "mine.py"
     mine.write_text(text.replace(old, new) if old else text)
-    return load(f"file:{mine}")
+    return load_candidate(f"file:{mine}")
 
 
 def quick_cases(*falsifiers: str, tier: str = "cpu", op: str = "delta_step") -> Iterator[Case]:
@@ -95,7 +95,7 @@ def test_gates_of_an_own_arithmetic_are_held_to_the_budget(tmp_path: Path, old: 
                                                            new: str) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text("import torch\n" + (GATES_SOURCE.replace(old, new) if old else GATES_SOURCE))
-    candidate, case = load(f"file:{mine}"), next(quick_cases("gates_are_true"))
+    candidate, case = load_candidate(f"file:{mine}"), next(quick_cases("gates_are_true"))
     if not old:
         assert {w.rung for w in judge_case(case, candidate).worst} == {"budget"}
         return
@@ -121,7 +121,7 @@ def test_what_an_own_arithmetic_is_not_held_to_need_not_be_claimed() -> None:
 
 @pytest.mark.tier("interpret")
 def test_in_tree_kernel_can_be_offered_by_name() -> None:
-    candidate = load("module:phases.p5_batched_gdn.kernel_delta")
+    candidate = load_candidate("module:phases.p5_batched_gdn.kernel_delta")
     (case,) = [
         c for c in quick_cases("rows_are_true", tier="interpret") if c.name == "delta_step-zeros"
     ]

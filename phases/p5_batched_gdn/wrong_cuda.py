@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from engine.kernels.nvrtc import Kernel, compile_source, source_of
-from falsifiers.mutation.mutants import changed
+from falsifiers.mutation.mutants import replace_source
 from phases.p5_batched_gdn import kernel_gdn_cuda as right
 from phases.p5_batched_gdn.wrong_states import Builder, with_ops
 
@@ -43,7 +43,7 @@ def _compile_kernel(
 
 def faulty_source(old: str, new: str) -> str:
     """Return the program with one text in place of another."""
-    return changed(source_of(right.SOURCE), old, new)
+    return replace_source(source_of(right.SOURCE), old, new)
 
 
 def with_cuda_fault(fault: str) -> Builder:

@@ -16,7 +16,7 @@ from engine.rope import rope_table
 from engine.weights import Weight
 from falsifiers.judging.errors import Unmeasurable
 from falsifiers.judging.judge import Judge
-from falsifiers.judging.poison import Guarded, guarded
+from falsifiers.judging.poison import Guarded, new_guarded
 from phases.p6_batched_attention.data import DIM, Row, draw_sequence
 from phases.p6_batched_attention.harness import GuardedCall, Harness, Layout, own_budget
 
@@ -142,7 +142,7 @@ def check_norm_rotate(case: Case, judge: Judge, path: Path, device: str) -> None
     fixed = [w.to(device) for w in weights], eps, table.to(device)
     where = torch.tensor(positions).to(device)
     for at in (slice(t), *(slice(i, i + 1) for i in range(t))):
-        made = [[guarded(*x[at].shape, device=device) for x in xs] for _ in range(2)]
+        made = [[new_guarded(*x[at].shape, device=device) for x in xs] for _ in range(2)]
         path.norm_rotate(path.norm, path.rotate, [x[at] for x in given], *fixed, where[at],
                          *([guard.inside for guard in guards] for guards in made))
         for kind, guards, right in zip(("norm", "rotate"), made, want, strict=True):

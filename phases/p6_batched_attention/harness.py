@@ -24,11 +24,11 @@ from contracts.load import load_contract
 from contracts.schema import Budget, Case
 from engine import ops
 from engine.state import Ints, Refs, kv_type
-from falsifiers.instruments.bounds_checker import Fence, fenced
-from falsifiers.instruments.deterministic_dot import steady_dots
+from falsifiers.instruments.bounds_checker import BoundsChecker, check_bounds
+from falsifiers.instruments.deterministic_dot import deterministic_dots
 from falsifiers.judging.errors import Declined, SuiteError
 from falsifiers.judging.judge import Judge
-from falsifiers.judging.poison import Guarded, guarded
+from falsifiers.judging.poison import Guarded, new_guarded
 from falsifiers.judging.subject import Subject
 from phases.p6_batched_attention.data import DIM, Row, draw_sequence
 
@@ -113,7 +113,7 @@ class Harness:
 
     def run(self, step: GuardedCall) -> None:
         """Run the op; what a candidate or numpy warns of is no parity fault."""
-        with warnings.catch_warnings(), np.errstate(all="ignore"), steady_dots():
+        with warnings.catch_warnings(), np.errstate(all="ignore"), deterministic_dots():
             warnings.simplefilter("ignore")
             self.op(*step.arguments())
 
@@ -126,7 +126,7 @@ class Harness:
         room = layout.pool_slots or max(real, default=0) + 2
         capacity = layout.capacity or max(row.reach for row in rows) + 3
         t = sum(row.count for row in rows)
-        keys, values = (guarded(room, capacity, groups, DIM, dtype=self.kv, device=dev)
+        keys, values = (new_guarded(room, capacity, groups, DIM, dtype=self.kv, device=dev)
                         for _ in range(2))
         for cache_ in (keys, values):
             cache_.inside.copy_(
@@ -146,8 +146,8 @@ class Harness:
                 at += row.count
         q, gate = both.to(dev).unbind(2)
         return GuardedCall(rows, q.contiguous(), k.to(dev), v, gate, keys, values,
-                    guarded(capacity, groups, DIM, dtype=self.kv, device=dev),
-                    guarded(t, heads, DIM, device=dev), slots)
+                    new_guarded(capacity, groups, DIM, dtype=self.kv, device=dev),
+                    new_guarded(t, heads, DIM, device=dev), slots)
 
     @staticmethod
     def _memory(step: GuardedCall) -> dict[str, Tensor]:
@@ -187,7 +187,7 @@ class Harness:
                               own_budget(), **where)  # type: ignore[arg-type]
 
     @contextmanager
-    def watch_bounds(self, step: GuardedCall) -> Iterator[Fence]:
+    def watch_bounds(self, step: GuardedCall) -> Iterator[BoundsChecker]:
         """Watch what a call under the interpreter touches of the memory that it was given.
 
         A token may read its row's keys and values as far as it reaches; a pad not even its pointer.
@@ -204,7 +204,7 @@ class Harness:
                     read[f"{name} of slot {slot}"] = own[:row.reach]
                     read[f"pointer {i} of {name}"] = held[i:i + 1]
                     write[f"new {name} of slot {slot}"] = own[row.length:row.reach]
-        with fenced(read, write, around) as fence:
+        with check_bounds(read, write, around) as fence:
             yield fence
 
 

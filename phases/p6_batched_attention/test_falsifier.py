@@ -12,16 +12,16 @@ from engine import ops
 from engine.arithmetic import sigmoid
 from engine.path import Rows
 from engine.rope import rope_table
-from falsifiers.instruments.load_counter import counting
-from falsifiers.judging.batch_driver import Batch, prompt_of, state_digest
+from falsifiers.instruments.load_counter import count_loads
+from falsifiers.judging.batch_driver import BatchDriver, make_prompt, state_digest
 from falsifiers.judging.errors import Declined
 from falsifiers.judging.judge import Judge
-from falsifiers.judging.poison import guarded
+from falsifiers.judging.poison import new_guarded
 from falsifiers.judging.relations import (
     alone_equals_in_batch,
     neighbours_cannot_reach,
     permuted_rows_permute,
-    repeats,
+    repeats_are_equal,
 )
 from falsifiers.judging.subject import Subject
 from phases.p6_batched_attention import attacks
@@ -135,7 +135,7 @@ def test_rotation_is_each_rows_own(case: Case, subject: Subject, judge: Judge) -
     ops.rotate(x, table, positions, want)
     judge.law(torch.equal(want[..., 2 * pairs:], x[..., 2 * pairs:]), "the engine turns the rest")
     for first, last in ((0, t), *((i, i + 1) for i in range(t))):  # all at once, then each alone
-        out = guarded(last - first, *x.shape[1:], device=dev)
+        out = new_guarded(last - first, *x.shape[1:], device=dev)
         rotate(x[first:last].to(dev), table.to(dev), torch.tensor(positions[first:last]).to(dev),
                out.inside)
         check_rotated(judge, subject, out.inside.cpu(), want[first:last], 2 * pairs, row=first)
@@ -150,7 +150,7 @@ def test_norm_and_rotation_are_true_together(case: Case, subject: Subject, judge
 
 def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
     attend = Harness(case, subject, judge)
-    repeats(judge, attend, attacks.build_rows(case), case["times"], "attend")
+    repeats_are_equal(judge, attend, attacks.build_rows(case), case["times"], "attend")
 
 
 def test_offsets_do_not_wrap(case: Case, subject: Subject, judge: Judge) -> None:
@@ -179,7 +179,7 @@ def test_loads_and_stores_stay_inside(case: Case, subject: Subject, judge: Judge
 def test_keys_are_read_once(case: Case, subject: Subject, judge: Judge) -> None:
     attend, rows = Harness(case, subject, judge), attacks.build_rows(case)
     step = attend.lay_out(rows, Layout())
-    with counting(keys=step.keys.inside, values=step.values.inside) as reads:
+    with count_loads(keys=step.keys.inside, values=step.values.inside) as reads:
         attend.run(step)
     if not any(read.loads for read in reads.values()) and subject.candidate is not None:
         raise Declined("it is not Triton's, so its loads are not seen")
@@ -202,7 +202,7 @@ def test_steps_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
 def test_membership_may_change_every_step(case: Case, subject: Subject, judge: Judge) -> None:
     engine, model = build_engine(case, subject)
     draw, slots, waiting = random.Random(case["seed"]), 4, list(range(case["sequences"]))
-    batch = Batch(engine, Rows, judge, slots=slots, capacity=96)
+    batch = BatchDriver(engine, Rows, judge, slots=slots, capacity=96)
     for slot in range(slots):
         batch.poison(slot)
     while waiting or batch.live:
@@ -224,7 +224,7 @@ def test_long_runs_do_not_drift(case: Case, subject: Subject, judge: Judge) -> N
     engine, model = build_engine(case, subject)
     steps, m = case["steps"], case["m"]
     pool, alone_in = engine.new_pool(m, steps), [engine.new_pool(1, steps) for _ in range(m)]
-    tokens = prompt_of(120, m, model.config.vocab)
+    tokens = make_prompt(120, m, model.config.vocab)
     for step in range(steps):
         order = range(m)[::(-1) ** step]
         logits = engine.step([tokens[i] for i in order], Rows.decode(order, (step,) * m), pool)
@@ -243,7 +243,7 @@ def test_long_runs_do_not_drift(case: Case, subject: Subject, judge: Judge) -> N
 def test_kernels_run_the_step(case: Case, subject: Subject, judge: Judge) -> None:
     model, m = load_model(case, subject), case["m"]
     rows = Rows(tuple(range(m))[::-1], (0,) * m, tuple(1 + i % 2 for i in range(m)))
-    tokens = prompt_of(7, sum(rows.counts), model.config.vocab)
+    tokens = make_prompt(7, sum(rows.counts), model.config.vocab)
     kernels = {name: select_op(case, subject, name) for name in ("attend", "rotate")}
     results = []
     for path in (replace(subject.path, **kernels), subject.path):

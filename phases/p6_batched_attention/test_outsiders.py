@@ -12,7 +12,7 @@ import pytest
 from contracts.load import load_contract
 from contracts.schema import Case
 from engine.testmodels import load as load_model
-from falsifiers.gate.candidates import Candidate, load
+from falsifiers.gate.candidates import Candidate, load_candidate
 from falsifiers.judging.errors import Declined, ParityBroken
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
@@ -27,7 +27,7 @@ TWIN_FALSIFIERS = ("rows_equal_alone", "rows_and_slots_may_move", "pads_do_nothi
 
 def load_example(folder: Path, name: str) -> Candidate:
     """Return an example as an outsider would offer it, from a folder of his own."""
-    return load(f"file:{shutil.copy(EXAMPLES / name, folder / name)}")
+    return load_candidate(f"file:{shutil.copy(EXAMPLES / name, folder / name)}")
 
 
 def quick_cases(*falsifiers: str, tier: str = "cpu") -> Iterator[Case]:
@@ -94,7 +94,7 @@ def attend(q, k, v, gate, keys, values, lengths, counts, out):
 def test_narrow_caches_are_a_candidates_to_offer(tmp_path: Path) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(NARROW_SOURCE)
-    candidate = load(f"file:{mine}")
+    candidate = load_candidate(f"file:{mine}")
     for case in quick_cases("narrow_rows_equal_alone", "narrow_kv_is_rounded_once"):
         assert not case.must_claim
         if case["kv"] == "bf16":
@@ -129,7 +129,7 @@ def test_rotation_of_an_own_arithmetic_is_held_to_the_budget(tmp_path: Path, old
                                                              rung: str) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(ROTATE_SOURCE.replace(old, new) if old else ROTATE_SOURCE)
-    candidate, case = load(f"file:{mine}"), next(quick_cases("rotation_is_each_rows_own"))
+    candidate, case = load_candidate(f"file:{mine}"), next(quick_cases("rotation_is_each_rows_own"))
     assert not case.must_claim  # attention alone may be offered
     if not old:
         assert judge_case(case, candidate).worst[0].cosine is not None

@@ -8,18 +8,18 @@ from typing import Any
 from contracts.schema import Case
 from engine.candidate import Engine, engine_of, is_whole
 from engine.path import Rows
-from falsifiers.judging.batch_driver import Batch, Stream, alone, prompt_of
+from falsifiers.judging.batch_driver import BatchDriver, SoloStream, make_prompt, run_solo
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
 from phases.p6_batched_attention import increment
 from phases.p6_batched_attention.harness import cache_dtype
 
 
-def check_steps_solo(case: Case, subject: Subject, judge: Judge) -> Stream:
+def check_steps_solo(case: Case, subject: Subject, judge: Judge) -> SoloStream:
     """Hold ragged chunks and then shuffled decode rows to solo; return one row's stream."""
     engine, model = build_engine(case, subject)
     draw, m, capacity = random.Random(case["m"]), case["m"], case["longest"] + case["decode"] + 2
-    batch = Batch(engine, Rows, judge, slots=m + 1, capacity=capacity)
+    batch = BatchDriver(engine, Rows, judge, slots=m + 1, capacity=capacity)
     order = draw.sample(range(m + 1), m)
     lengths = [case["longest"] - (11 * i + 3 * i * i) % case["longest"] for i in range(m)]
     for slot, length in zip(order, lengths, strict=True):
@@ -52,7 +52,7 @@ def build_engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
 
 
 def solo_stream(engine: Engine, model: Any, seed: int, length: int, decode: int,
-         capacity: int) -> Stream:
+         capacity: int) -> SoloStream:
     """Return what a drawn prompt and its greedy tokens get alone."""
-    return alone(engine, Rows, prompt_of(seed, length, model.config.vocab), decode, capacity,
+    return run_solo(engine, Rows, make_prompt(seed, length, model.config.vocab), decode, capacity,
                  right=increment.path())

@@ -17,7 +17,7 @@ from engine.kernels import launch
 from engine.kernels.nvrtc import Kernel, compile_source, source_of
 from engine.state import Refs
 from falsifiers.judging.subject import Subject
-from falsifiers.mutation.mutants import changed
+from falsifiers.mutation.mutants import replace_source
 from phases.p6_batched_attention import (
     kernel_attend,
     kernel_attend_cuda,
@@ -221,7 +221,7 @@ def _compile_kernel(source: str, name: str, options: tuple[str, ...]) -> Kernel:
 def with_cuda_source(right: str, wrong: str) -> Builder:
     """Return a builder whose CUDA source of attention has one text for another."""
     def run(*args):
-        source = changed(kernel_attend_cuda.source(), right, wrong)
+        source = replace_source(kernel_attend_cuda.source(), right, wrong)
         with _patch_module(kernel_attend_cuda, _function=lambda name, *of: _compile_kernel(
                 source, name, kernel_attend_cuda.options(*of))):
             kernel_attend_cuda.attend(*args)
@@ -232,7 +232,7 @@ def with_cuda_source(right: str, wrong: str) -> Builder:
 def with_norm_rotate_source(right: str, wrong: str) -> Builder:
     """Return a builder whose CUDA source of norm and rotation has one text for another."""
     def run(norm, rotate, *args):
-        source = changed(source_of(kernel_norm_rotate.SOURCE), right, wrong)
+        source = replace_source(source_of(kernel_norm_rotate.SOURCE), right, wrong)
         with _patch_module(
             kernel_norm_rotate, _function=lambda: _compile_kernel(source, "norm_rotate", ())
         ):

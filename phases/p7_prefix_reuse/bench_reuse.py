@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from engine import testmodels
-from falsifiers.judging.batch_driver import prompt_of
+from falsifiers.judging.batch_driver import make_prompt
 from phases.p2_engine_serve.increment import Limits, Request, Row
 from phases.p7_prefix_reuse.increment import PrefixEngine, prefixes
 
@@ -32,8 +32,8 @@ def test_chat_turn_behind_a_long_prefix(path: Any, benchmark: Any) -> None:
     model = testmodels.load("nano")
     engine = PrefixEngine(model, path, Limits(1, PREFIX + TURN + 8),
                           prefixes(model, path, 1 << 30))
-    first = prompt_of(1, PREFIX, model.config.vocab)
-    turn = [*first, *prompt_of(2, TURN, model.config.vocab)]
+    first = make_prompt(1, PREFIX, model.config.vocab)
+    turn = [*first, *make_prompt(2, TURN, model.config.vocab)]
     cold, none = time_prefill(engine, first)
     warm: list[float] = []
 

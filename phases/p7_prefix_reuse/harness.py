@@ -16,7 +16,7 @@ from torch import Tensor
 from contracts.schema import Case
 from engine.path import Path, Rows
 from engine.state import Pool, State
-from falsifiers.judging.batch_driver import prompt_of
+from falsifiers.judging.batch_driver import make_prompt
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
 from phases.p2_engine_serve.increment import (
@@ -114,7 +114,7 @@ class Harness:
 
     def prompt(self, seed: int, length: int) -> tuple[int, ...]:
         """Return a prompt of this model's tokens."""
-        return tuple(prompt_of(seed, length, self.model.config.vocab))
+        return tuple(make_prompt(seed, length, self.model.config.vocab))
 
     def request(self, tokens: Sequence[int], limit: int = 2,
                 sampler: Sampling | None = None) -> Request:

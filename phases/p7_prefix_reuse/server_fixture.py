@@ -12,7 +12,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from engine.gguf_file import open_gguf
 from engine.tokenizer import Tokenizer
-from falsifiers.judging.batch_driver import prompt_of
+from falsifiers.judging.batch_driver import make_prompt
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
 from phases.p2_engine_serve.increment import Limits, Server, Terms, address, bound
@@ -69,7 +69,7 @@ def run_server(subject: Subject, budget: int) -> Iterator[ServerFixture]:
 
 def check_chat(subject: Subject, judge: Judge, turns: int) -> None:
     """Hold every turn of a chat to the same turn of a server without a store, usage apart."""
-    text = list(prompt_of(1, 14, subject.models("nano").config.vocab))
+    text = list(make_prompt(1, 14, subject.models("nano").config.vocab))
     due, total, hits = 0, 0, 0
     with run_server(subject, STORE_BUDGET) as warm, run_server(subject, 0) as cold:
         for turn in range(turns):

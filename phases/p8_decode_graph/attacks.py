@@ -13,13 +13,13 @@ from torch import Tensor
 
 from engine.candidate import Engine, PathEngine
 from engine.path import Path, Rows, reference
-from falsifiers.judging.batch_driver import Batch, Stream, alone, prompt_of
+from falsifiers.judging.batch_driver import BatchDriver, SoloStream, make_prompt, run_solo
 from falsifiers.judging.errors import Declined
 from phases.p8_decode_graph.kernel_graphs import Graphs
 from phases.p8_decode_graph.reference import capture as record
 
 CAPACITY = 24
-Event = Callable[[Batch, random.Random], None]
+Event = Callable[[BatchDriver, random.Random], None]
 
 
 def build_oracle(model: Any) -> Engine:
@@ -28,10 +28,16 @@ def build_oracle(model: Any) -> Engine:
 
 
 def oracle_stream(model: Any, seed: int, length: int, decode: int,
-              capacity: int = CAPACITY) -> Stream:
+              capacity: int = CAPACITY) -> SoloStream:
     """Return what a drawn prompt and its greedy tokens get alone from the oracle."""
-    return alone(build_oracle(model), Rows, prompt_of(seed, length, model.config.vocab), decode,
-                 capacity, right=reference())
+    return run_solo(
+        build_oracle(model),
+        Rows,
+        make_prompt(seed, length, model.config.vocab),
+        decode,
+        capacity,
+        right=reference(),
+    )
 
 
 def graphs_of(path: Path) -> Graphs:
@@ -54,7 +60,7 @@ def use_graphs(path: Path, graphs: Graphs) -> Path:
     return replace(path, step_rows=graphs.step_rows, greedy_rows=graphs.greedy_rows)
 
 
-def run_steps(batch: Batch, draw: random.Random, times: int = 2) -> None:
+def run_steps(batch: BatchDriver, draw: random.Random, times: int = 2) -> None:
     """Step every live slot that has tokens left, in a new order each time."""
     for _ in range(times):
         order = [s for s in batch.live if batch.fed[s] < len(batch.live[s].logits)]
@@ -63,25 +69,25 @@ def run_steps(batch: Batch, draw: random.Random, times: int = 2) -> None:
             batch.step(order)
 
 
-def _step_some_rows(batch: Batch, draw: random.Random, count: int) -> None:
+def _step_some_rows(batch: BatchDriver, draw: random.Random, count: int) -> None:
     left = [s for s in batch.live if batch.fed[s] < len(batch.live[s].logits)]
     batch.step(draw.sample(left, min(count, len(left))))
 
 
-def widths_change(batch: Batch, draw: random.Random) -> None:
+def widths_change(batch: BatchDriver, draw: random.Random) -> None:
     """Step 3, 4, 2, 3 and 1 rows: some graphs are new, some old."""
     for count in (3, 4, 2, 3, 1, 4):
         _step_some_rows(batch, draw, count)
 
 
-def rows_permute(batch: Batch, draw: random.Random) -> None:
+def rows_permute(batch: BatchDriver, draw: random.Random) -> None:
     """Step the same slots in three other orders."""
     order = sorted(batch.live)
     for turned in (order[::-1], order[1:] + order[:1], order[2:] + order[:2]):
         batch.step(turned)
 
 
-def slots_swap(batch: Batch, draw: random.Random) -> None:
+def slots_swap(batch: BatchDriver, draw: random.Random) -> None:
     """Exchange the state and the sequences of two slots between steps."""
     first, second = sorted(batch.live)[:2]
     held = [batch.engine.read_state(batch.pool, s) for s in (first, second)]
@@ -93,7 +99,7 @@ def slots_swap(batch: Batch, draw: random.Random) -> None:
     run_steps(batch, draw)
 
 
-def a_slot_is_recycled(batch: Batch, draw: random.Random, stream: Stream) -> None:
+def a_slot_is_recycled(batch: BatchDriver, draw: random.Random, stream: SoloStream) -> None:
     """Leave a slot, poison it, and seat a new sequence there."""
     slot = sorted(batch.live)[1]
     batch.leave(slot)
@@ -103,7 +109,7 @@ def a_slot_is_recycled(batch: Batch, draw: random.Random, stream: Stream) -> Non
     run_steps(batch, draw, 3)
 
 
-def a_prefix_is_restored(batch: Batch, draw: random.Random) -> None:
+def a_prefix_is_restored(batch: BatchDriver, draw: random.Random) -> None:
     """Take a slot's state, step on, put the state into another slot and go on from there."""
     source, target = sorted(batch.live)[0], sorted(batch.live)[-1]
     saved, fed = batch.engine.read_state(batch.pool, source), batch.fed[source]
@@ -114,7 +120,7 @@ def a_prefix_is_restored(batch: Batch, draw: random.Random) -> None:
     run_steps(batch, draw, 3)
 
 
-def the_pool_moves(batch: Batch, draw: random.Random) -> None:
+def the_pool_moves(batch: BatchDriver, draw: random.Random) -> None:
     """Move every sequence into a new pool of more slots, and fill the old one with NaN."""
     old, batch.slots = batch.pool, batch.slots + 3
     batch.pool = batch.engine.new_pool(batch.slots, batch.capacity)
@@ -128,14 +134,14 @@ def the_pool_moves(batch: Batch, draw: random.Random) -> None:
     del old  # until here, so that a stale address points into NaN and not into freed memory
 
 
-def a_chunk_comes_between(batch: Batch, draw: random.Random) -> None:
+def a_chunk_comes_between(batch: BatchDriver, draw: random.Random) -> None:
     """Step two tokens of one row beside one of the others, which no graph runs, then go on."""
     order = sorted(batch.live)
     batch.step(order, [2] + [1] * (len(order) - 1))
     run_steps(batch, draw)
 
 
-def on_another_stream(batch: Batch, draw: random.Random) -> None:
+def on_another_stream(batch: BatchDriver, draw: random.Random) -> None:
     """Step on a stream of its own, then on the usual one again."""
     other = torch.cuda.Stream()
     other.wait_stream(torch.cuda.current_stream())

@@ -12,7 +12,7 @@ from contracts.schema import Case
 from engine.candidate import PathEngine, is_whole
 from engine.errors import InputError
 from engine.path import Rows, traced
-from falsifiers.judging.batch_driver import Batch, prompt_of, state_digest
+from falsifiers.judging.batch_driver import BatchDriver, make_prompt, state_digest
 from falsifiers.judging.judge import Judge, as_bits
 from falsifiers.judging.subject import Subject
 from phases.p8_decode_graph import attacks
@@ -36,7 +36,7 @@ def test_graph_equals_single(case: Case, subject: Subject, judge: Judge) -> None
         check_one_step(case, subject, judge, engine, model)
         return
     m, draw = case["m"], random.Random(case["m"])
-    batch = Batch(engine, Rows, judge, slots=m + 2, capacity=CAPACITY)
+    batch = BatchDriver(engine, Rows, judge, slots=m + 2, capacity=CAPACITY)
     order = draw.sample(range(m + 2), m)
     for slot in order:
         batch.join(
@@ -56,7 +56,7 @@ def test_graph_equals_single(case: Case, subject: Subject, judge: Judge) -> None
 def test_events_change_nothing(case: Case, subject: Subject, judge: Judge) -> None:
     engine, _ = build_engine(case, subject)
     draw = random.Random(len(case["event"]))
-    batch = Batch(engine, Rows, judge, slots=6, capacity=CAPACITY)
+    batch = BatchDriver(engine, Rows, judge, slots=6, capacity=CAPACITY)
     for slot in (5, 0, 3, 2):
         batch.join(slot, oracle_stream(load_cpu_model(case, subject), 30 + slot, 1 + slot % 3, 12))
     attacks.run_steps(batch, draw)
@@ -68,7 +68,7 @@ def test_growth_past_a_bucket(case: Case, subject: Subject, judge: Judge) -> Non
     engine, model = build_engine(case, subject)
     single = load_cpu_model(case, subject)
     lengths, capacity = case["lengths"], max(case["lengths"]) + 8
-    prompts = [prompt_of(40 + i, n, model.config.vocab) for i, n in enumerate(lengths)]
+    prompts = [make_prompt(40 + i, n, model.config.vocab) for i, n in enumerate(lengths)]
     pool, own = engine.new_pool(len(lengths) + 1, capacity), single.new_pool(len(lengths), capacity)
     for i, prompt in enumerate(prompts):  # one chunk, which no graph runs
         engine.step(prompt, Rows((i + 1,), (0,), (len(prompt),)), pool)
@@ -95,7 +95,7 @@ def test_padding_has_no_effect(case: Case, subject: Subject, judge: Judge) -> No
     engine, _ = build_engine(case, subject)
     single, width = load_cpu_model(case, subject), case["width"]
     capacity = width + 4
-    batch = Batch(engine, Rows, judge, slots=width + 1, capacity=capacity)
+    batch = BatchDriver(engine, Rows, judge, slots=width + 1, capacity=capacity)
     streams = [oracle_stream(single, 50 + i, 1, width + 1, capacity) for i in range(3)]
     for slot in range(width + 1):
         batch.join(slot, streams[slot % 3])
@@ -114,7 +114,7 @@ def test_capture_is_pure(case: Case, subject: Subject, judge: Judge) -> None:
     path, graphs = with_graphs(require_graphs(subject).path)
     model = load_model(case, subject)
     engine = PathEngine(path, model)
-    batch = Batch(engine, Rows, judge, slots=5, capacity=CAPACITY)
+    batch = BatchDriver(engine, Rows, judge, slots=5, capacity=CAPACITY)
     for slot in range(5):
         batch.join(slot, oracle_stream(load_cpu_model(case, subject), 60 + slot, 2, 4))
     torch.manual_seed(11)
@@ -133,7 +133,7 @@ def test_replays_are_repeatable(case: Case, subject: Subject, judge: Judge) -> N
     engine, model = build_engine(case, subject)
     m, replays = case["m"], case["replays"]
     pools = [engine.new_pool(m, replays + 1) for _ in range(2)]
-    tokens = prompt_of(70, m, model.config.vocab)
+    tokens = make_prompt(70, m, model.config.vocab)
     kept: deque[tuple[int, torch.Tensor, torch.Tensor]] = deque(maxlen=8)
     for step in range(replays):
         rows = Rows.decode(range(m), (step,) * m)
@@ -154,7 +154,7 @@ def test_drift_over_many_replays(case: Case, subject: Subject, judge: Judge) -> 
     engine, model = build_engine(case, subject)
     m, steps, single = case["m"], case["steps"], load_cpu_model(case, subject)
     pools = engine.new_pool(m, steps + 1), single.new_pool(m, steps + 1)
-    tokens = prompt_of(71, m, model.config.vocab)
+    tokens = make_prompt(71, m, model.config.vocab)
     for step in range(steps):
         logits = engine.step(tokens, Rows.decode(range(m), (step,) * m), pools[0])
         for row, token in enumerate(tokens):
@@ -175,7 +175,9 @@ def test_key_holds_what_changes_launches(case: Case, subject: Subject, judge: Ju
     streams = [oracle_stream(m, 80, 1, 4) for m in single]
     batches = []
     for model, stream in zip(models, streams, strict=True):
-        batches.append(Batch(PathEngine(path, model), Rows, judge, slots=3, capacity=CAPACITY))
+        batches.append(
+            BatchDriver(PathEngine(path, model), Rows, judge, slots=3, capacity=CAPACITY)
+        )
         batches[-1].join(2, stream)
         batches[-1].join(0, stream)
     for _ in range(3):
@@ -195,7 +197,7 @@ def test_failed_capture_is_survived(case: Case, subject: Subject, judge: Judge) 
         require_graphs(subject).path, capture=attacks.failing_capture(case["at"])
     )
     model = load_model(case, subject)
-    batch = Batch(PathEngine(path, model), Rows, judge, slots=4, capacity=CAPACITY)
+    batch = BatchDriver(PathEngine(path, model), Rows, judge, slots=4, capacity=CAPACITY)
     for slot in range(4):
         batch.join(slot, oracle_stream(load_cpu_model(case, subject), 90 + slot, 2, 3))
     before = rng_state(subject)
@@ -217,7 +219,7 @@ def test_greedy_runs_equal_steps(case: Case, subject: Subject, judge: Judge) -> 
     model, single = load_model(case, subject), load_cpu_model(case, subject)
     pool, own = model.new_pool(m + 2, CAPACITY), single.new_pool(m + 2, CAPACITY)
     slots = tuple(range(m + 1, 1, -1))
-    tokens = prompt_of(95, m, model.config.vocab)
+    tokens = make_prompt(95, m, model.config.vocab)
     with use_short_buckets():  # a step's graph, in the bucket of the first run
         path.step(model, model.new_pool(m, 4), tokens, Rows.decode(range(m), (2,) * m))
     at, idle = 0, pool.slot(0).digest()
@@ -273,7 +275,7 @@ def test_greedy_runs_refuse(case: Case, subject: Subject, judge: Judge) -> None:
 def test_memory_is_bounded(case: Case, subject: Subject, judge: Judge) -> None:
     path, graphs = with_graphs(require_graphs(subject).path, most=2)
     model = load_model(case, subject)
-    batch = Batch(PathEngine(path, model), Rows, judge, slots=5, capacity=CAPACITY)
+    batch = BatchDriver(PathEngine(path, model), Rows, judge, slots=5, capacity=CAPACITY)
     for slot in range(5):
         batch.join(slot, oracle_stream(load_cpu_model(case, subject), 110 + slot, 1, 7))
     for m in (1, 2, 1, 4, 1, 4, 2):  # width 2 is dropped for 4, then 1 for 2

@@ -11,7 +11,7 @@ import rowtwin
 from falsifiers.bisect.divergence import Report
 from falsifiers.bisect.paired_runs import plan
 from falsifiers.bisect.search import Bisection
-from falsifiers.gate.candidates import load
+from falsifiers.gate.candidates import load_candidate
 from falsifiers.judging.errors import SuiteError
 from phases.candidate_path import path_with_product
 
@@ -59,7 +59,7 @@ def test_path_of_one_row_at_a_time_is_refused(tmp_path: Path, phase: str) -> Non
 
 
 def test_product_takes_its_own_dtype_and_every_width(tmp_path: Path) -> None:
-    candidate = load(written(tmp_path, more="io_dtype = torch.bfloat16"))
+    candidate = load_candidate(written(tmp_path, more="io_dtype = torch.bfloat16"))
     path = path_with_product(rowtwin.assemble("p4", None).path, candidate)
     model = rowtwin.load_model("nano")
     weight = next(iter(model.weights.matrices()))

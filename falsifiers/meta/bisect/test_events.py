@@ -30,7 +30,7 @@ from falsifiers.meta.bisect.expected_locations import (
     SLOW_FALSIFIERS,
 )
 from falsifiers.meta.bisect.test_expected_locations import drawn
-from falsifiers.meta.console.command import Main, main_of
+from falsifiers.meta.console.command import Main, make_main
 
 STOPS = "p0/stops_are_each_requests_own[cpu-eos-at0]"
 PHASES = ("p0", "p2", "p7")
@@ -171,9 +171,9 @@ def test_missing_event_is_told_apart_from_one_too_many() -> None:
 def bisect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command: exit code, stdout, stderr."""
     known = {"p0": rowtwin.phase_contract("p0")}
-    monkeypatch.setattr(runner, "contracts_of", lambda: known)
+    monkeypatch.setattr(runner, "contracts_by_phase", lambda: known)
 
-    return main_of(rowtwin.main, monkeypatch, capsys, "bisect")
+    return make_main(rowtwin.main, monkeypatch, capsys, "bisect")
 
 
 def test_command_names_the_first_wrong_event(bisect: Main) -> None:

@@ -24,7 +24,7 @@ from falsifiers.bisect.greedy_checks import (
 from falsifiers.bisect.paired_runs import TAIL_ROWS, BatchRun, Setup, SoloRun, digest_states, plan
 from falsifiers.bisect.search import Bisection, SoloReference
 from falsifiers.judging.errors import SuiteError
-from falsifiers.meta.console.command import Main, main_of
+from falsifiers.meta.console.command import Main, make_main
 
 VOCAB, M = 509, 2
 STEPS = plan(M, 3, 3, VOCAB)
@@ -151,7 +151,7 @@ def test_overwritten_logits_are_shown_with_what_they_were() -> None:
 @pytest.fixture
 def bisect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command: exit code, stdout, stderr."""
-    return main_of(rowtwin.main, monkeypatch, capsys, "bisect")
+    return make_main(rowtwin.main, monkeypatch, capsys, "bisect")
 
 
 LAST_WINS = '''

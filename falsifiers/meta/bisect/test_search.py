@@ -18,7 +18,7 @@ from engine.path import Rows
 from falsifiers.bisect.divergence import CONTEXT_VALUES, Report, diff_values
 from falsifiers.bisect.paired_runs import IDLE_SLOTS, Setup, Step, plan
 from falsifiers.bisect.search import Bisection, SoloReference, suspect_ops
-from falsifiers.meta.console.command import Main, main_of
+from falsifiers.meta.console.command import Main, make_main
 
 VOCAB = 509
 STEPS = plan(3, 5, 5, VOCAB)
@@ -187,7 +187,7 @@ def test_first_element_is_shown_with_its_neighbours() -> None:
 @pytest.fixture
 def bisect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command: exit code, stdout, stderr."""
-    return main_of(rowtwin.main, monkeypatch, capsys, "bisect")
+    return make_main(rowtwin.main, monkeypatch, capsys, "bisect")
 
 
 SMALL = ("nano", "--phase", "5", "--m", "2", "--steps", "2", "--prompt", "3")

@@ -21,7 +21,7 @@ from falsifiers.bisect.search import Bisection
 from falsifiers.bisect.shrink import Shrinker, ShrinkResult, ddmin
 from falsifiers.gate import runner
 from falsifiers.judging.errors import SuiteError
-from falsifiers.meta.console.command import Main, main_of
+from falsifiers.meta.console.command import Main, make_main
 
 VOCAB, LAYERS = 509, 2
 CONTRACTS = {phase: rowtwin.phase_contract(phase) for phase in ("p0", "p4")}
@@ -118,9 +118,9 @@ def test_nothing_is_shrunk_that_does_not_part_or_repeat() -> None:
 @pytest.fixture
 def bisect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command: exit code, stdout, stderr."""
-    monkeypatch.setattr(runner, "contracts_of", lambda: CONTRACTS)
+    monkeypatch.setattr(runner, "contracts_by_phase", lambda: CONTRACTS)
 
-    return main_of(rowtwin.main, monkeypatch, capsys, "bisect")
+    return make_main(rowtwin.main, monkeypatch, capsys, "bisect")
 
 
 WRONG = '''

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import rowtwin
-from falsifiers.meta.console.command import Main, main_of
+from falsifiers.meta.console.command import Main, make_main
 
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command line: exit code, stdout, stderr."""
-    return main_of(rowtwin.main, monkeypatch, capsys)
+    return make_main(rowtwin.main, monkeypatch, capsys)
 
 
 WRONG = '''

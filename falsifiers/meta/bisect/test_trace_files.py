@@ -22,7 +22,7 @@ from falsifiers.bisect.trace import Trace
 from falsifiers.bisect.trace_compare import Bounds, Comparison
 from falsifiers.bisect.trace_names import NameMap
 from falsifiers.judging.errors import SuiteError
-from falsifiers.tensor_files.safetensors_file import read, write
+from falsifiers.tensor_files.safetensors_file import read_tensors, write_tensors
 from phases.p5_batched_gdn import mutants as p5
 from phases.p6_batched_attention import mutants as p6
 from reports import trace_map
@@ -106,8 +106,10 @@ def test_bounds_take_what_is_close_and_show_what_is_not(tmp_path: Path, alone: P
     assert strict.first_difference.place.op == "0.gates"
     zero = shutil.copytree(wrong, tmp_path / "nan")
     for path in zero.glob("*.safetensors"):
-        tensors, told = read(path, 1 << 30)
-        write(path, {key: torch.full_like(x, torch.nan) for key, x in tensors.items()}, told)
+        tensors, told = read_tensors(path, 1 << 30)
+        write_tensors(
+            path, {key: torch.full_like(x, torch.nan) for key, x in tensors.items()}, told
+        )
     assert {c.status for c in held(zero, alone, bounds=Bounds(0.1, 0.9)).cells.values()} == {
         "differ"
     }
@@ -278,7 +280,9 @@ def test_run_that_is_broken_off_leaves_no_trace(tmp_path: Path, *, there: bool) 
 def test_bounds_narrow_no_values(tmp_path: Path) -> None:
     for name, value in (("a", 1e300), ("b", 1e301)):
         (tmp_path / name).mkdir()
-        write(tmp_path / name / "s", {"0": torch.full((1, 2), value, dtype=torch.float64)}, {})
+        write_tensors(
+            tmp_path / name / "s", {"0": torch.full((1, 2), value, dtype=torch.float64)}, {}
+        )
         (tmp_path / name / "index.jsonl").write_text("\n".join(map(json.dumps, (
             {"format": "rowtwin-trace", "version": 1},
             {"step": 0, "file": "s", "rows": [{"slot": 0, "position": 0, "tokens": [1]}]},

@@ -9,12 +9,12 @@ from functools import partial
 import pytest
 import typer
 
-from falsifiers.console.cli_app import run
+from falsifiers.console.cli_app import run_app
 
 Main = Callable[..., tuple[int, str, str]]
 
 
-def main_of(entry: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
+def make_main(entry: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
             capsys: pytest.CaptureFixture[str], *verb: str) -> Main:
     """Return a function that runs the command line by its entry: exit code, stdout, stderr."""
     def run(*argv: object) -> tuple[int, str, str]:
@@ -26,7 +26,7 @@ def main_of(entry: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
     return run
 
 
-def wired(app: typer.Typer, mistake: type[Exception]) -> Callable[[], None]:
+def command_entry(app: typer.Typer, mistake: type[Exception]) -> Callable[[], None]:
     """Return an entry to the commands of one package, under the name `app`."""
     outer = typer.Typer()
     outer.add_typer(app, name="app")
@@ -35,4 +35,4 @@ def wired(app: typer.Typer, mistake: type[Exception]) -> Callable[[], None]:
     def root() -> None:
         """Group the commands as `rowtwin` does."""
 
-    return partial(run, outer, lambda: (mistake,))
+    return partial(run_app, outer, lambda: (mistake,))

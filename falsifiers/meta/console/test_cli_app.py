@@ -17,14 +17,14 @@ import typer
 import rowtwin
 from contracts.load import ContractError
 from engine.errors import InputError
-from falsifiers.console.cli_app import READER_GONE
-from falsifiers.console.table import show, tinted
+from falsifiers.console.cli_app import EXIT_SIGPIPE
+from falsifiers.console.table import color_status, print_table
 from falsifiers.gate import runner
 from falsifiers.gate.phase_status import judge_phase
-from falsifiers.gate.runner import Gated, Run, Wanted
+from falsifiers.gate.runner import GateRequest, GateResult, PytestRun
 from falsifiers.judging.errors import SuiteError
-from falsifiers.meta.console.command import Main, main_of
-from falsifiers.meta.judging.factories import FINDING, verdict
+from falsifiers.meta.console.command import Main, make_main
+from falsifiers.meta.judging.factories import FINDING, judged_verdict
 
 LOADED = """\
 import sys
@@ -57,13 +57,13 @@ def test_reader_that_went_away_is_told_quietly() -> None:
     done = subprocess.run(argv, cwd=rowtwin.ROOT, stdout=writer, stderr=subprocess.PIPE, text=True,
                           check=False)
     os.close(writer)
-    assert (done.returncode, done.stderr) == (READER_GONE, "")
+    assert (done.returncode, done.stderr) == (EXIT_SIGPIPE, "")
 
 
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command line: exit code, stdout, stderr."""
-    return main_of(rowtwin.main, monkeypatch, capsys)
+    return make_main(rowtwin.main, monkeypatch, capsys)
 
 
 @pytest.fixture
@@ -71,14 +71,14 @@ def gated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Put a stand-in before the gate; it takes what is in the list and adds what was wanted."""
     plan: list[Any] = []
 
-    def stand_in(wanted: Wanted, **options: Any) -> Gated:
+    def stand_in(wanted: GateRequest, **options: Any) -> GateResult:
         outcome = plan.pop()
         plan.append((wanted, options))
         if isinstance(outcome, BaseException):
             raise outcome
-        book = [verdict("a", outcome, phase=phase, falsifier="streams_equal_solo")
+        book = [judged_verdict("a", outcome, phase=phase, falsifier="streams_equal_solo")
                 for phase in wanted.phases]
-        return Gated([judge_phase(phase, book) for phase in wanted.phases], Run(book))
+        return GateResult([judge_phase(phase, book) for phase in wanted.phases], PytestRun(book))
 
     monkeypatch.setattr(runner, "run_gate", stand_in)
     return plan
@@ -215,15 +215,15 @@ def test_colour_is_for_a_terminal_alone(monkeypatch: pytest.MonkeyPatch, termina
                                         no_color: str, told: str) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     monkeypatch.setenv("NO_COLOR", no_color)
-    assert tinted("FAIL  ") == told
-    assert tinted("other") == "other"
+    assert color_status("FAIL  ") == told
+    assert color_status("other") == "other"
 
 
 def test_table_is_plain_columns_in_a_pipe_and_drawn_at_a_terminal(
         capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [("p1", "PASS"), ("p10", "[bold]x")]
-    show(("phase", "word"), rows, "Title")
+    print_table(("phase", "word"), rows, "Title")
     assert capsys.readouterr().out == "Title\nphase  word\np1     PASS\np10    [bold]x\n"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    show(("phase", "word"), rows, "Title")
+    print_table(("phase", "word"), rows, "Title")
     assert "[bold]x" in capsys.readouterr().out  # a cell is never markup

@@ -58,12 +58,12 @@ filterwarnings = error
 """
 
 
-def row(name: str, does: str = "hold", **more: Any) -> dict[str, Any]:
+def fake_case_row(name: str, does: str = "hold", **more: Any) -> dict[str, Any]:
     """Return one row of a case table."""
     return {"falsifier": "rows_hold", "id": name, "given": {"does": does}, **more}
 
 
-def contract(phase: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def fake_contract(phase: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return a contract's data."""
     return {
         "phase": phase, "package": f"phases.{phase}_made_up" if phase != "engine" else "engine",
@@ -75,13 +75,13 @@ def contract(phase: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "cases": list(rows), "mutants": ["none"]}
 
 
-def checkout(folder: Path, **phases: Sequence[dict[str, Any]]) -> Path:
+def write_checkout(folder: Path, **phases: Sequence[dict[str, Any]]) -> Path:
     """Write a checkout with these phases' case tables; return its root."""
     (folder / "contracts").mkdir()
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "pytest.ini").write_text(INI)
     for phase, rows in phases.items():
-        data = contract(phase, rows)
+        data = fake_contract(phase, rows)
         (folder / "contracts" / f"{phase}.yaml").write_text(yaml.safe_dump(data))
         package = folder / data["package"].replace(".", "/")
         package.mkdir(parents=True)

@@ -124,7 +124,7 @@ STEPS: dict[str, Callable[[Step], Step]] = {
                                   writes_into_another_slot)}
 
 
-def of_op(name: str, lie: Callable[[Op], Op], killer: str) -> Mutant:
+def faulty_ops(name: str, lie: Callable[[Op], Op], killer: str) -> Mutant:
     """Return the subject whose path has a lying op of this name."""
     def build(subject: Subject) -> Subject:
         wrong = lie(getattr(subject.path, name))
@@ -133,7 +133,7 @@ def of_op(name: str, lie: Callable[[Op], Op], killer: str) -> Mutant:
     return _mutant(lie, killer, build)
 
 
-def of_product(right: Op, arithmetic: str, lie: Callable[[Op], Op], killer: str) -> Mutant:
+def faulty_products(right: Op, arithmetic: str, lie: Callable[[Op], Op], killer: str) -> Mutant:
     """Return the subject with a lying product, offered as outsiders offer theirs."""
     def build(subject: Subject) -> Subject:
         target = SimpleNamespace(gemv_rows=lie(right), ARITHMETIC=arithmetic)
@@ -142,7 +142,7 @@ def of_product(right: Op, arithmetic: str, lie: Callable[[Op], Op], killer: str)
     return _mutant(lie, killer, build)
 
 
-def of_step(lie: Callable[[Step], Step], killer: str) -> Mutant:
+def faulty_steps(lie: Callable[[Step], Step], killer: str) -> Mutant:
     """Return the subject whose path steps by a lie."""
     def build(subject: Subject) -> Subject:
         wrong = lie(subject.path.step_rows)

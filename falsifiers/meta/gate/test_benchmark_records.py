@@ -13,7 +13,7 @@ from pydantic import ValidationError
 import rowtwin
 from contracts.load import load_contracts
 from falsifiers.gate import benchmark_records
-from falsifiers.gate.benchmark_records import NotEqual
+from falsifiers.gate.benchmark_records import BitsDifferError
 from falsifiers.gate.receipts import FOLDER
 from falsifiers.judging.errors import SuiteError
 from falsifiers.meta.gate.fake_benchmarks import products, step, steps
@@ -66,8 +66,10 @@ def test_broken_figures_are_named(tmp_path: Path) -> None:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine with a made-up device, whose receipts go to a folder of the test."""
-    monkeypatch.setattr(device_receipts, "machine", lambda: ("a made-up device", {"driver": "1"}))
-    monkeypatch.setattr(device_receipts, "folder_of", lambda name: tmp_path / "made-up")
+    monkeypatch.setattr(
+        device_receipts, "device_and_versions", lambda: ("a made-up device", {"driver": "1"})
+    )
+    monkeypatch.setattr(device_receipts, "device_folder", lambda name: tmp_path / "made-up")
     monkeypatch.setattr(device_receipts, "ROOT", tmp_path)
     monkeypatch.setattr(
         device_receipts, "digest_of", lambda contract, root: f"digest of {contract.phase}"
@@ -77,9 +79,9 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_figures_are_kept_with_day_versions_and_digest(device: Path) -> None:
     contract = load_contracts()["p4"]
-    written, lost = device_receipts.figures("step", lambda tell: steps(), contract, print)
+    written, lost = device_receipts.write_benchmark("step", lambda tell: steps(), contract, print)
     assert (written, lost) == ([Path("made-up/step.json")], [])
-    kept = benchmark_records.Steps.model_validate_json((device / written[0]).read_bytes())
+    kept = benchmark_records.StepTimes.model_validate_json((device / written[0]).read_bytes())
     assert (kept.digest, kept.versions, kept.measured) == ("digest of p4", {"driver": "1"},
                                                            device_receipts.today())
     assert kept.figures == steps().figures
@@ -87,9 +89,9 @@ def test_figures_are_kept_with_day_versions_and_digest(device: Path) -> None:
 
 def test_wrong_bits_leave_no_figures(device: Path) -> None:
     def broken(tell: Tell) -> Any:
-        raise NotEqual("logits[row 1] are wrong")
+        raise BitsDifferError("logits[row 1] are wrong")
 
-    assert device_receipts.figures("step", broken, load_contracts()["p4"], print) == (
+    assert device_receipts.write_benchmark("step", broken, load_contracts()["p4"], print) == (
         [], ["step: no figures, since logits[row 1] are wrong"])
     assert list(device.iterdir()) == []
 
@@ -109,8 +111,10 @@ def test_times_are_measured_after_every_phase_was_proved(
 
     monkeypatch.setattr(rowtwin, "receipt_benchmarks", lambda: {name: ("p3", measure(name))
                                                         for name in ("gemv", "step")})
-    monkeypatch.setattr(device_receipts, "receipts", lambda *given: ([Path("p3.json")], refused))
-    monkeypatch.setattr(cli, "banks_here", lambda *given: [])
+    monkeypatch.setattr(
+        device_receipts, "write_receipts", lambda *given: ([Path("p3.json")], refused)
+    )
+    monkeypatch.setattr(cli, "load_banks", lambda *given: [])
     monkeypatch.setattr(sys, "argv", ["rowtwin", "receipt", *argv])
     with pytest.raises(SystemExit) as end:
         rowtwin.main()

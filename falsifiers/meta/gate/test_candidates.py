@@ -9,9 +9,9 @@ import pytest
 
 import rowtwin
 from falsifiers.gate import candidates
-from falsifiers.gate.runner import contracts_of
+from falsifiers.gate.runner import contracts_by_phase
 from falsifiers.judging.errors import Declined, SuiteError
-from falsifiers.meta.judging.factories import case
+from falsifiers.meta.judging.factories import make_case
 
 WHOLE = """\
 ARITHMETIC = "exact-23"
@@ -34,7 +34,7 @@ def supports(case):
 def offer(folder: Path, text: str) -> candidates.Candidate:
     path = folder / "mine.py"
     path.write_text(text)
-    return candidates.load(f"file:{path}")
+    return candidates.load_candidate(f"file:{path}")
 
 
 def test_file_shows_what_it_declares(tmp_path: Path) -> None:
@@ -52,16 +52,16 @@ def test_file_shows_what_it_declares(tmp_path: Path) -> None:
 def test_candidate_must_have_a_part_in_what_is_judged(phases: tuple[str, ...], *,
                                                       has: bool) -> None:
     if has:
-        candidates.must_have_part("file:mine.py", phases)
+        candidates.check_phases("file:mine.py", phases)
         return
     with pytest.raises(SuiteError, match=f"has no part in {', '.join(phases)}: candidates are"):
-        candidates.must_have_part("file:mine.py", phases)
+        candidates.check_phases("file:mine.py", phases)
 
 
 def test_phase_without_a_part_for_a_candidate_is_judged_as_the_tree_has_it() -> None:
     mine = "file:docs/examples/own_delta.py"
     for phase in ("engine", "p7"):
-        subject = rowtwin.subject_for(next(contracts_of()[phase].expand()), mine)
+        subject = rowtwin.subject_for(next(contracts_by_phase()[phase].expand()), mine)
         assert (subject.name, subject.candidate) == ("in-tree", None)
 
 
@@ -72,7 +72,7 @@ def test_file_edited_within_a_second_is_read_anew(tmp_path: Path,
     for text in ("1", "2"):
         path.write_text(f"SIZE = {text}\n")
         os.utime(path, (1e9, 1e9))  # as long as before and as old, like a bytecode cache's source
-        found = candidates.load(f"file:{path}").SIZE
+        found = candidates.load_candidate(f"file:{path}").SIZE
         assert found == int(text)
 
 
@@ -80,7 +80,7 @@ def test_what_is_not_declared_has_a_default(tmp_path: Path) -> None:
     mine = offer(tmp_path, "def project():\n    pass\n")
     assert (mine.arithmetic, mine.bitwise, mine.io_dtype) == ("own", False, None)
     assert mine.prepare([1, 2]) == [1, 2]
-    mine.refuse(case())
+    mine.refuse(make_case())
 
 
 @pytest.mark.parametrize(("arithmetic", "bitwise"), [
@@ -100,21 +100,21 @@ def test_arithmetic_that_is_not_known_is_refused(tmp_path: Path, arithmetic: str
 
 def test_candidate_declines_with_its_reason(tmp_path: Path) -> None:
     mine = offer(tmp_path, WHOLE)
-    mine.refuse(case("a"))
+    mine.refuse(make_case("a"))
     with pytest.raises(Declined, match="only a"):
-        mine.refuse(case("b"))
+        mine.refuse(make_case("b"))
 
 
 def test_answer_that_is_no_reason_is_refused(tmp_path: Path) -> None:
     mine = offer(tmp_path, "def supports(case):\n    return False\n")
     with pytest.raises(SuiteError, match="returned False, but should return None or a reason"):
-        mine.refuse(case())
+        mine.refuse(make_case())
 
 
 def test_case_without_what_supports_asks_for_is_declined(tmp_path: Path) -> None:
     mine = offer(tmp_path, "def supports(case):\n    return case.given['of a later case']\n")
     with pytest.raises(Declined, match="asks for 'of a later case', which the case does not have"):
-        mine.refuse(case())
+        mine.refuse(make_case())
 
 
 def test_candidate_without_the_phases_ops_is_refused(tmp_path: Path) -> None:
@@ -125,7 +125,10 @@ def test_candidate_without_the_phases_ops_is_refused(tmp_path: Path) -> None:
 
 
 def test_module_and_attribute_are_found_by_name() -> None:
-    assert candidates.load("module:json.decoder.JSONDecoder").target.__name__ == "JSONDecoder"
+    assert (
+        candidates.load_candidate("module:json.decoder.JSONDecoder").target.__name__
+        == "JSONDecoder"
+    )
 
 
 @pytest.mark.parametrize(("spec", "sentence"), [
@@ -135,7 +138,7 @@ def test_module_and_attribute_are_found_by_name() -> None:
     ("module:json.no_such_part", "cannot be loaded")])
 def test_candidate_that_is_not_there_is_named(spec: str, sentence: str) -> None:
     with pytest.raises(SuiteError, match=sentence):
-        candidates.load(spec)
+        candidates.load_candidate(spec)
 
 
 @pytest.mark.parametrize(("text", "sentence"), [
@@ -149,5 +152,5 @@ def test_candidate_that_cannot_be_loaded_says_why(tmp_path: Path, text: str,
 
 def test_relative_file_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert candidates.absolute("file:mine.py") == f"file:{tmp_path}/mine.py"
-    assert candidates.absolute("module:a.b") == "module:a.b"
+    assert candidates.make_absolute("file:mine.py") == f"file:{tmp_path}/mine.py"
+    assert candidates.make_absolute("module:a.b") == "module:a.b"

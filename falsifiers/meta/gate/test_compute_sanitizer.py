@@ -34,7 +34,7 @@ def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
 
 def test_summaries_are_kept_with_how_many_cases_ran(says: Says) -> None:
     says(CLEAN)
-    said = compute_sanitizer.sanitized(P5)
+    said = compute_sanitizer.run_sanitizers(P5)
     assert said["memcheck"] == "ERROR SUMMARY: 0 errors, 4 cases"
     assert said["racecheck"].startswith("RACECHECK SUMMARY: 0 hazards")
     assert sanitizer_faults(said) == []
@@ -46,23 +46,23 @@ def test_summaries_are_kept_with_how_many_cases_ran(says: Says) -> None:
     "========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)"])
 def test_a_counted_fault_is_one(says: Says, line: str) -> None:
     says(CLEAN | {"racecheck": line})
-    assert len(sanitizer_faults(compute_sanitizer.sanitized(P5))) == 1
+    assert len(sanitizer_faults(compute_sanitizer.run_sanitizers(P5))) == 1
 
 
 def test_cases_that_did_not_run_are_not_clean(says: Says) -> None:
     says(CLEAN, before="4 failed")
     assert all(
-        "nothing that can be kept" in text for text in compute_sanitizer.sanitized(P5).values()
+        "nothing that can be kept" in text for text in compute_sanitizer.run_sanitizers(P5).values()
     )
 
 
 def test_a_missing_tool_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert set(compute_sanitizer.sanitized(P5).values()) == {"compute-sanitizer was not found"}
+    assert set(compute_sanitizer.run_sanitizers(P5).values()) == {"compute-sanitizer was not found"}
 
 
 def test_a_contract_without_such_falsifiers_asks_nothing() -> None:
-    assert compute_sanitizer.sanitized(load_contract(ROOT / "contracts/p4.yaml")) == {}
+    assert compute_sanitizer.run_sanitizers(load_contract(ROOT / "contracts/p4.yaml")) == {}
 
 
 def test_what_a_tool_watches_ends_with_its_patience(
@@ -71,8 +71,8 @@ def test_what_a_tool_watches_ends_with_its_patience(
     program.write_text(f"#!/bin/sh\nsleep 60 &\necho $! >> {told}\nwait\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(compute_sanitizer, "PATIENCE", 1)
-    assert set(compute_sanitizer.sanitized(P5).values()) == {"it did not end within 1 s"}
+    monkeypatch.setattr(compute_sanitizer, "TIMEOUT_SECONDS", 1)
+    assert set(compute_sanitizer.run_sanitizers(P5).values()) == {"it did not end within 1 s"}
     left = told.read_text().split()
     assert len(left) == len(compute_sanitizer.TOOLS)
     for _ in range(500):  # a killed process takes a moment to be gone

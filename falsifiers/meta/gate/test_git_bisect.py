@@ -21,12 +21,12 @@ from contracts.load import ContractError
 from contracts.schema import Contract
 from falsifiers.console.cli_app import SKIP, STOP
 from falsifiers.gate import runner
-from falsifiers.gate.candidates import load
+from falsifiers.gate.candidates import load_candidate
 from falsifiers.gate.phase_status import judge_phase
 from falsifiers.gate.pytest_plugin import THOROUGH
-from falsifiers.gate.runner import Gated, Run, Wanted
+from falsifiers.gate.runner import GateRequest, GateResult, PytestRun
 from falsifiers.judging.errors import ParityBroken, SuiteError
-from falsifiers.meta.judging.factories import FINDING, verdict
+from falsifiers.meta.judging.factories import FINDING, judged_verdict
 
 CASE = "p3/rows_equal_alone[cpu-exact-23-Q4_K-k256]"
 COMMITS, FIRST_BAD = 30, 11
@@ -71,13 +71,13 @@ def history(folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def contracts() -> dict[str, Contract]:
     """Return the contracts, read once: they take a second."""
-    return runner.contracts_of()
+    return runner.contracts_by_phase()
 
 
 @pytest.fixture
 def main(contracts: dict[str, Contract], monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Return a function that runs the command line and returns its exit code."""
-    monkeypatch.setattr(runner, "contracts_of", lambda: contracts)
+    monkeypatch.setattr(runner, "contracts_by_phase", lambda: contracts)
 
     def run(*argv: str) -> int:
         monkeypatch.setattr(sys, "argv", ["rowtwin", *argv])
@@ -88,21 +88,21 @@ def main(contracts: dict[str, Contract], monkeypatch: pytest.MonkeyPatch) -> Cal
     return run
 
 
-def judged(wanted: Wanted, **options: Any) -> Gated:
+def judged(wanted: GateRequest, **options: Any) -> GateResult:
     """Judge a candidate by loading it and by a word in its text, as pytest would in ten seconds."""
     assert wanted.candidate is not None
     assert wanted.case is not None
     outcome: Any = "passed"
     try:
-        load(wanted.candidate)
+        load_candidate(wanted.candidate)
         if WRONG.splitlines()[-1] in Path("mine.py").read_text():
             raise ParityBroken(FINDING)
     except ParityBroken:
         outcome = "failed"
     except Exception:
         outcome = "error"
-    book = [verdict("a", outcome, phase="p3", falsifier="rows_equal_alone")]
-    return Gated([judge_phase("p3", book)], Run(book))
+    book = [judged_verdict("a", outcome, phase="p3", falsifier="rows_equal_alone")]
+    return GateResult([judge_phase("p3", book)], PytestRun(book))
 
 
 def bisected(folder: Path, argv: Sequence[str], answer: Callable[[], int] | None) -> str:
@@ -153,11 +153,11 @@ def test_first_bad_commit_is_found_past_two_that_cannot_be_built(
 def test_only_a_verdict_calls_a_commit_good_or_bad(
         main: Callable[..., int], monkeypatch: pytest.MonkeyPatch, outcome: Any,
         code: int) -> None:
-    def run(wanted: Wanted, **options: Any) -> Gated:
+    def run(wanted: GateRequest, **options: Any) -> GateResult:
         if isinstance(outcome, BaseException):
             raise outcome
-        book = [verdict("a", outcome, phase="p3", falsifier="rows_equal_alone")]
-        return Gated([judge_phase("p3", book)], Run(book))
+        book = [judged_verdict("a", outcome, phase="p3", falsifier="rows_equal_alone")]
+        return GateResult([judge_phase("p3", book)], PytestRun(book))
 
     monkeypatch.setattr(runner, "run_gate", run)
     assert main("gate", "--case", CASE, "--bisect") == code

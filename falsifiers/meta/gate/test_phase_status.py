@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from contracts.schema import Contract
 from falsifiers.gate import phase_status
-from falsifiers.gate.phase_status import PhaseResult, blockers, exit_code, judge_phase
+from falsifiers.gate.phase_status import PhaseResult, exit_code, judge_phase, predecessors
 from falsifiers.judging.verdict import Verdict
-from falsifiers.meta.gate.fake_checkout import contract, row
-from falsifiers.meta.judging.factories import FINDING, case, verdict
+from falsifiers.meta.gate.fake_checkout import fake_case_row, fake_contract
+from falsifiers.meta.judging.factories import FINDING, judged_verdict, make_case
 
 OUTCOMES = ("passed", "failed", "declined", "unmeasurable", "error")
 books = st.lists(st.tuples(st.sampled_from(OUTCOMES), st.booleans()), max_size=6).map(
-    lambda rows: [verdict(f"c{i}", outcome, must_claim=must)  # type: ignore[arg-type]
+    lambda rows: [judged_verdict(f"c{i}", outcome, must_claim=must)  # type: ignore[arg-type]
                   for i, (outcome, must) in enumerate(rows)])
 
 
@@ -35,7 +35,7 @@ def test_word_is_what_the_definition_says(book: list[Verdict]) -> None:
 @given(books, st.sampled_from(OUTCOMES))
 def test_worse_evidence_never_helps(book: list[Verdict], outcome: str) -> None:
     rank = {"PASS": 0, "UNMEASURABLE": 1, "FAIL": 2}
-    more = [*book, verdict("more", outcome, must_claim=True)]  # type: ignore[arg-type]
+    more = [*book, judged_verdict("more", outcome, must_claim=True)]  # type: ignore[arg-type]
     if outcome != "passed":
         assert rank[judge_phase("p1", more).verdict] >= rank[judge_phase("p1", book).verdict]
 
@@ -47,8 +47,8 @@ def test_trouble_with_the_run_never_passes(book: list[Verdict]) -> None:
 
 @given(books)
 def test_missing_verdict_never_passes(book: list[Verdict]) -> None:
-    cases = [case(f"c{i}", must_claim=v.must_claim) for i, v in enumerate(book)]
-    result = judge_phase("p1", book, [*cases, case("lost", must_claim=False)])
+    cases = [make_case(f"c{i}", must_claim=v.must_claim) for i, v in enumerate(book)]
+    result = judge_phase("p1", book, [*cases, make_case("lost", must_claim=False)])
     assert result.verdict != "PASS"
     assert result.cases == len(book) + 1
     assert any("p1/holds[cpu-lost]" in why for why in result.why)
@@ -56,14 +56,14 @@ def test_missing_verdict_never_passes(book: list[Verdict]) -> None:
 
 def test_no_verdict_at_all_is_unmeasurable() -> None:
     assert judge_phase("p1", []).verdict == "UNMEASURABLE"
-    assert judge_phase("p1", [verdict("a", phase="p3")]).verdict == "UNMEASURABLE"
+    assert judge_phase("p1", [judged_verdict("a", phase="p3")]).verdict == "UNMEASURABLE"
 
 
 def test_verdict_left_twice_or_by_a_stranger_never_passes() -> None:
-    a = verdict("a")
-    assert judge_phase("p1", [a], [case("a")]).verdict == "PASS"
-    assert judge_phase("p1", [a, a], [case("a")]).verdict == "UNMEASURABLE"
-    assert judge_phase("p1", [a, verdict("b")], [case("a")]).verdict == "UNMEASURABLE"
+    a = judged_verdict("a")
+    assert judge_phase("p1", [a], [make_case("a")]).verdict == "PASS"
+    assert judge_phase("p1", [a, a], [make_case("a")]).verdict == "UNMEASURABLE"
+    assert judge_phase("p1", [a, judged_verdict("b")], [make_case("a")]).verdict == "UNMEASURABLE"
 
 
 @pytest.mark.parametrize(("phase", "before"), [
@@ -71,14 +71,14 @@ def test_verdict_left_twice_or_by_a_stranger_never_passes() -> None:
     ("p3", ("engine", "p1")), ("p5", ("engine", "p1", "p3", "p4")),
     ("p7", ("engine", "p1", "p0", "p2")), ("p8", ("engine", "p1", "p3", "p4", "p5", "p6"))])
 def test_phase_rests_on_its_chain(phase: str, before: tuple[str, ...]) -> None:
-    assert blockers(phase) == before
+    assert predecessors(phase) == before
 
 
 def result(phase: str, word: str) -> PhaseResult:
     if word == "PASS":
-        return judge_phase(phase, [verdict("a", phase=phase)])
+        return judge_phase(phase, [judged_verdict("a", phase=phase)])
     outcome = "failed" if word == "FAIL" else "error"
-    return judge_phase(phase, [verdict("a", outcome, phase=phase)])  # type: ignore[arg-type]
+    return judge_phase(phase, [judged_verdict("a", outcome, phase=phase)])  # type: ignore[arg-type]
 
 
 ladders = st.lists(st.sampled_from(["PASS", "FAIL", "UNMEASURABLE"]), min_size=10, max_size=10).map(
@@ -91,15 +91,15 @@ ladders = st.lists(st.sampled_from(["PASS", "FAIL", "UNMEASURABLE"]), min_size=1
 @given(ladders)
 def test_phase_is_blocked_by_a_red_one_under_it_and_by_no_other(ladder: list[PhaseResult]) -> None:
     before = {r.phase: r.verdict for r in ladder}
-    for told in phase_status.block(ladder):
-        red = any(before[phase] != "PASS" for phase in blockers(told.phase))
+    for told in phase_status.block_successors(ladder):
+        red = any(before[phase] != "PASS" for phase in predecessors(told.phase))
         assert told.verdict == ("BLOCKED" if red else before[told.phase])
 
 
 @given(ladders)
 def test_exit_code_is_zero_for_passes_alone(ladder: list[PhaseResult]) -> None:
-    words = {r.verdict for r in phase_status.block(ladder)}
-    assert exit_code(phase_status.block(ladder)) == (
+    words = {r.verdict for r in phase_status.block_successors(ladder)}
+    assert exit_code(phase_status.block_successors(ladder)) == (
         1 if "FAIL" in words else 2 if words - {"PASS"} else 0)
 
 
@@ -122,7 +122,7 @@ def test_required_device_withdraws_a_pass_without_proof(proof: str, word: str) -
     {"outcome": "passed", "compared": 0}, {"outcome": "declined", "reason": None},
     {"outcome": "unmeasurable", "reason": ""}, {"outcome": "error", "reason": None}])
 def test_verdict_cannot_contradict_itself(lie: dict[str, object]) -> None:
-    honest = verdict("a").model_dump()
+    honest = judged_verdict("a").model_dump()
     Verdict.model_validate(honest)
     with pytest.raises(ValueError, match="p1/holds"):
         Verdict.model_validate({**honest, **lie})
@@ -140,36 +140,48 @@ def test_phase_result_cannot_contradict_itself(lie: dict[str, object]) -> None:
 
 @pytest.mark.parametrize(("must", "word"), [(True, "UNMEASURABLE"), (False, "PASS")])
 def test_contract_not_a_verdict_says_what_must_be_claimed(must: bool, word: str) -> None:
-    book = [verdict("a", "declined", must_claim=False), verdict("b", must_claim=False)]
-    expected = [case("a", must_claim=must), case("b", must_claim=False)]
+    book = [
+        judged_verdict("a", "declined", must_claim=False),
+        judged_verdict("b", must_claim=False),
+    ]
+    expected = [make_case("a", must_claim=must), make_case("b", must_claim=False)]
     assert judge_phase("p1", book, expected).verdict == word
 
 
 def test_reasons_count_their_cases_and_quote_the_first() -> None:
-    book = [verdict("c", "unmeasurable"), verdict("a"), verdict("b", "declined"),
-            verdict("d", "error")]
+    book = [
+        judged_verdict("c", "unmeasurable"),
+        judged_verdict("a"),
+        judged_verdict("b", "declined"),
+        judged_verdict("d", "error"),
+    ]
     assert judge_phase("p1", book).why == (
         "1 case ended in an error",
         "3 cases that must pass did not, the first is p1/holds[cpu-b]: declined, a made-up reason")
 
 
 def test_phase_that_is_not_built_has_no_cases() -> None:
-    told = phase_status.not_built("p3")
+    told = phase_status.not_built_result("p3")
     assert (told.verdict, told.cases, told.why) == ("UNMEASURABLE", 0, ("not built",))
 
 
 def test_seconds_are_those_of_all_verdicts_to_a_thousandth() -> None:
-    book = [verdict("a", seconds=1.00049), verdict("b", seconds=2.0), verdict("c", phase="p3")]
+    book = [
+        judged_verdict("a", seconds=1.00049),
+        judged_verdict("b", seconds=2.0),
+        judged_verdict("c", phase="p3"),
+    ]
     assert judge_phase("p1", book).seconds == 3.0
 
 
 @pytest.mark.parametrize(("tier", "proof", "words"), [
     ("cuda", "none", "none"), ("cuda", "fresh", "fresh"), ("cpu", "none", "no device case"),
     ("cpu", "stale", "stale"), (None, "none", "none")])
-def test_proof_is_missed_only_where_a_device_has_a_case(tier: str | None, proof: phase_status.Proof,
-                                                        words: str) -> None:
+def test_proof_is_missed_only_where_a_device_has_a_case(
+    tier: str | None, proof: phase_status.DeviceProof, words: str
+) -> None:
     made = None if tier is None else Contract.model_validate(
-        contract("p1", [row("a"), row("b", tier=tier)]))
-    result = judge_phase("p1", [verdict("a", "passed")]).model_copy(
+        fake_contract("p1", [fake_case_row("a"), fake_case_row("b", tier=tier)]))
+    result = judge_phase("p1", [judged_verdict("a", "passed")]).model_copy(
         update={"device_proof": proof})
-    assert phase_status.proof_told(result, made) == words
+    assert phase_status.describe_proof(result, made) == words

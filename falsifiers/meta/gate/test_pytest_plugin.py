@@ -10,21 +10,26 @@ import torch  # noqa: F401  an inner run that imported torch first would unload 
 
 from falsifiers.gate import verdict_reporter
 from falsifiers.judging.verdict import Verdict
-from falsifiers.meta.gate.fake_checkout import checkout, row
+from falsifiers.meta.gate.fake_checkout import fake_case_row, write_checkout
 
 Pytester = pytest.Pytester
 
 
 def run(pytester: Pytester, *args: str, **phases: Any) -> tuple[int, str, list[Verdict]]:
     """Run the plugin on a made-up checkout; return exit code, output and verdicts."""
-    checkout(pytester.path, **phases)
+    write_checkout(pytester.path, **phases)
     result = pytester.runpytest_inprocess("--verdicts", "book.jsonl", *args)
-    return int(result.ret), result.stdout.str() + result.stderr.str(), \
-        verdict_reporter.read(pytester.path / "book.jsonl") if Path("book.jsonl").exists() else []
+    return (
+        int(result.ret),
+        result.stdout.str() + result.stderr.str(),
+        verdict_reporter.read_verdicts(pytester.path / "book.jsonl")
+        if Path("book.jsonl").exists()
+        else [],
+    )
 
 
 def test_cases_that_hold_pass_and_leave_a_verdict_each(pytester: Pytester) -> None:
-    code, out, verdicts = run(pytester, "-m", "phase1", p1=[row("a"), row("b")])
+    code, out, verdicts = run(pytester, "-m", "phase1", p1=[fake_case_row("a"), fake_case_row("b")])
     assert code == 0
     assert "p1: PASS, 2 of 2 cases passed" in out
     assert [v.case for v in verdicts] == ["p1/rows_hold[cpu-a]", "p1/rows_hold[cpu-b]"]
@@ -38,20 +43,20 @@ def test_cases_that_hold_pass_and_leave_a_verdict_each(pytester: Pytester) -> No
     ("suite", "error", 6), ("crash", "error", 6), ("nothing", "error", 6), ("warn", "error", 6)])
 def test_outcome_follows_from_what_a_case_did(pytester: Pytester, does: str, outcome: str,
                                               code: int) -> None:
-    got, out, verdicts = run(pytester, p1=[row("good"), row("bad", does)])
+    got, out, verdicts = run(pytester, p1=[fake_case_row("good"), fake_case_row("bad", does)])
     assert [v.outcome for v in verdicts] == ["passed", outcome]
     assert got == code
     assert ("NOT PROVEN" in out) == (code == 6)
 
 
 def test_candidate_whose_name_is_empty_is_not_the_tree(pytester: Pytester) -> None:
-    code, out, verdicts = run(pytester, "--candidate=", p1=[row("a")])
+    code, out, verdicts = run(pytester, "--candidate=", p1=[fake_case_row("a")])
     assert (code, verdicts) == (4, [])
     assert "unknown candidate ''" in out
 
 
 def test_fault_of_what_is_judged_is_a_failure_and_not_an_error(pytester: Pytester) -> None:
-    code, out, (verdict,) = run(pytester, p1=[row("bad", "fault")])
+    code, out, (verdict,) = run(pytester, p1=[fake_case_row("bad", "fault")])
     assert code == 1
     assert verdict.finding is not None
     assert verdict.finding.rung == "crash"
@@ -71,7 +76,7 @@ def test_tests_that_cannot_run_here_are_left_out_and_told(
     marks = "".join(f"@pytest.mark.{mark}\ndef test_{mark}():\n    pass\n\n"
                     for mark in ("browser", "long"))
     pytester.makepyfile(test_marks=f"import pytest\n\n{marks}def test_plain():\n    pass\n")
-    _, out, _ = run(pytester, "test_marks.py", *options, p1=[row("a")])
+    _, out, _ = run(pytester, "test_marks.py", *options, p1=[fake_case_row("a")])
     assert f"{ran} passed" in out
     assert [line.removeprefix("rowtwin: ") for line in out.splitlines()
             if "are left out" in line] == list(told)
@@ -79,37 +84,52 @@ def test_tests_that_cannot_run_here_are_left_out_and_told(
 
 @pytest.mark.parametrize("does", ["decline", "cannot"])
 def test_case_that_need_not_be_claimed_may_be_declined(pytester: Pytester, does: str) -> None:
-    code, out, _ = run(pytester, p1=[row("good"), row("odd", does, must_claim=False)])
+    code, out, _ = run(
+        pytester, p1=[fake_case_row("good"), fake_case_row("odd", does, must_claim=False)]
+    )
     assert code == 0
     assert "p1: PASS, 1 of 2" in out
 
 
 def test_all_skipped_is_not_proven(pytester: Pytester) -> None:
-    code, out, _ = run(pytester, "-m", "phase1", p1=[
-        row("a", "decline", must_claim=False), row("b", "cannot", must_claim=False)])
+    code, out, _ = run(
+        pytester,
+        "-m",
+        "phase1",
+        p1=[
+            fake_case_row("a", "decline", must_claim=False),
+            fake_case_row("b", "cannot", must_claim=False),
+        ],
+    )
     assert code == 6
     assert "p1: NOT PROVEN, 0 of 2 cases passed; no case passed" in out
 
 
 def test_phase_with_no_case_here_is_not_proven(pytester: Pytester) -> None:
-    code, out, _ = run(pytester, "-m", "phase1", p1=[row("a", tier="cuda")], p3=[row("b")])
+    code, out, _ = run(
+        pytester, "-m", "phase1", p1=[fake_case_row("a", tier="cuda")], p3=[fake_case_row("b")]
+    )
     assert code == 6
     assert "p1: NOT PROVEN" in out
     assert "not run: 1 of tier cuda" in out
 
 
 def test_phase_that_does_not_exist_is_not_proven(pytester: Pytester) -> None:
-    assert run(pytester, "-m", "phase8", p1=[row("a")])[0] == 6
+    assert run(pytester, "-m", "phase8", p1=[fake_case_row("a")])[0] == 6
 
 
 def test_negated_phase_is_not_asked_for(pytester: Pytester) -> None:
-    code, out, _ = run(pytester, "-m", "not phase3", p1=[row("a")], p3=[row("b", "break")])
+    code, out, _ = run(
+        pytester, "-m", "not phase3", p1=[fake_case_row("a")], p3=[fake_case_row("b", "break")]
+    )
     assert code == 0
     assert "p3" not in out
 
 
 def test_failure_outranks_what_is_not_proven(pytester: Pytester) -> None:
-    code, out, _ = run(pytester, p1=[row("a", "break")], p3=[row("b", "decline")])
+    code, out, _ = run(
+        pytester, p1=[fake_case_row("a", "break")], p3=[fake_case_row("b", "decline")]
+    )
     assert code == 1
     assert "p1: FAIL" in out
     assert "p3: NOT PROVEN" in out
@@ -118,14 +138,14 @@ def test_failure_outranks_what_is_not_proven(pytester: Pytester) -> None:
 def test_tier_asked_for_by_name_and_absent_is_unmeasurable(
         pytester: Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    code, _, verdicts = run(pytester, "--device", "cuda", p1=[row("a", tier="cuda")])
+    code, _, verdicts = run(pytester, "--device", "cuda", p1=[fake_case_row("a", tier="cuda")])
     assert code == 6
     assert [v.outcome for v in verdicts] == ["unmeasurable"]
     assert "the cuda tier was asked for, but" in str(verdicts[0].reason)
 
 
 def test_failure_says_what_broke_what_it_means_and_how_to_rerun(pytester: Pytester) -> None:
-    _, out, verdicts = run(pytester, "--thorough", p1=[row("a", "break", quick=False)])
+    _, out, verdicts = run(pytester, "--thorough", p1=[fake_case_row("a", "break", quick=False)])
     for line in ("row 1 is not what it is alone [p1 rows_hold, cpu-a]",
                  "rule: law, broken at the rung: law", "attacked: rows of a batch",
                  "likely: a row depends on the batch around it",
@@ -137,17 +157,17 @@ def test_failure_says_what_broke_what_it_means_and_how_to_rerun(pytester: Pytest
 
 
 def test_repro_runs_the_case_alone(pytester: Pytester) -> None:
-    _, _, verdicts = run(pytester, p1=[row("a", "break"), row("b")])
+    _, _, verdicts = run(pytester, p1=[fake_case_row("a", "break"), fake_case_row("b")])
     node = verdicts[0].repro.removeprefix("pytest ").strip("'")
     result = pytester.runpytest_inprocess(node)
     result.assert_outcomes(failed=1)
 
 
 def test_thorough_adds_the_cases_that_are_not_quick(pytester: Pytester) -> None:
-    _, _, quick = run(pytester, p1=[row("a"), row("b", quick=False)])
+    _, _, quick = run(pytester, p1=[fake_case_row("a"), fake_case_row("b", quick=False)])
     pytester.runpytest_inprocess("--verdicts", "all.jsonl", "--thorough")
     assert len(quick) == 1
-    assert len(verdict_reporter.read(pytester.path / "all.jsonl")) == 2
+    assert len(verdict_reporter.read_verdicts(pytester.path / "all.jsonl")) == 2
 
 
 @pytest.mark.parametrize(("renamed", "sentence"), [
@@ -156,7 +176,7 @@ def test_thorough_adds_the_cases_that_are_not_quick(pytester: Pytester) -> None:
      "falsifier 'more' has a test but is not in the contract")], ids=["lost", "added"])
 def test_file_and_contract_name_the_same_falsifiers(pytester: Pytester, renamed: str,
                                                     sentence: str) -> None:
-    checkout(pytester.path, p1=[row("a")])
+    write_checkout(pytester.path, p1=[fake_case_row("a")])
     file = pytester.path / "phases/p1_made_up/test_falsifier.py"
     file.write_text(file.read_text().replace("test_rows_hold", renamed))
     result = pytester.runpytest_inprocess()
@@ -166,7 +186,7 @@ def test_file_and_contract_name_the_same_falsifiers(pytester: Pytester, renamed:
 
 
 def test_falsifier_file_without_a_contract_is_refused(pytester: Pytester) -> None:
-    checkout(pytester.path, p1=[row("a")])
+    write_checkout(pytester.path, p1=[fake_case_row("a")])
     (pytester.path / "contracts/p1.yaml").unlink()
     result = pytester.runpytest_inprocess()
     assert result.ret == pytest.ExitCode.INTERRUPTED
@@ -174,7 +194,7 @@ def test_falsifier_file_without_a_contract_is_refused(pytester: Pytester) -> Non
 
 
 def test_broken_contract_stops_the_run_in_one_sentence(pytester: Pytester) -> None:
-    checkout(pytester.path, p1=[row("a", quik=True)])
+    write_checkout(pytester.path, p1=[fake_case_row("a", quik=True)])
     result = pytester.runpytest_inprocess()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "contracts/p1.yaml:" in result.stderr.str()
@@ -184,7 +204,7 @@ def test_broken_contract_stops_the_run_in_one_sentence(pytester: Pytester) -> No
 
 def test_folder_sets_the_marker(pytester: Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(verdict_reporter.__file__).parents[2]))
-    checkout(pytester.path, p1=[row("a")], engine=[row("b")])
+    write_checkout(pytester.path, p1=[fake_case_row("a")], engine=[fake_case_row("b")])
     (pytester.path / "engine/test_more.py").write_text("def test_more():\n    assert 1 + 1 == 2\n")
     # in a process of its own: this one may hold the tree's own engine.test_falsifier
     pytester.runpytest_subprocess("-m", "engine").assert_outcomes(passed=2, deselected=1)
@@ -192,13 +212,13 @@ def test_folder_sets_the_marker(pytester: Pytester, monkeypatch: pytest.MonkeyPa
 
 
 def test_plain_failure_beside_green_cases_stays_a_failure(pytester: Pytester) -> None:
-    checkout(pytester.path, p1=[row("a", "decline")])
+    write_checkout(pytester.path, p1=[fake_case_row("a", "decline")])
     (pytester.path / "test_plain.py").write_text("def test_plain():\n    assert 1 == 2\n")
     assert pytester.runpytest_inprocess().ret == 1
 
 
 def test_skip_inside_a_falsifier_is_an_error(pytester: Pytester) -> None:
-    checkout(pytester.path, p1=[row("a")])
+    write_checkout(pytester.path, p1=[fake_case_row("a")])
     file = pytester.path / "phases/p1_made_up/test_falsifier.py"
     file.write_text(file.read_text().replace("    does = ", "    import pytest\n"
                                              "    pytest." "skip('not today')\n    does = "))
@@ -218,7 +238,7 @@ def supports(case):
 def test_candidate_declines_by_its_own_reason(pytester: Pytester) -> None:
     (pytester.path / "mine.py").write_text(DECLINER)
     code, _, verdicts = run(pytester, "--candidate", f"file:{pytester.path}/mine.py",
-                            p1=[row("a"), row("b", "break")])
+                            p1=[fake_case_row("a"), fake_case_row("b", "break")])
     assert code == 1
     assert [v.outcome for v in verdicts] == ["declined", "failed"]
     assert verdicts[0].reason == "rows that hold are not mine"
@@ -229,20 +249,20 @@ def test_candidate_declines_by_its_own_reason(pytester: Pytester) -> None:
 def test_candidate_that_falls_over_on_import_is_an_error_not_a_pass(pytester: Pytester) -> None:
     (pytester.path / "mine.py").write_text("import nowhere_to_be_found\n")
     code, _, verdicts = run(pytester, "--candidate", f"file:{pytester.path}/mine.py",
-                            p1=[row("a")])
+                            p1=[fake_case_row("a")])
     assert code == 6
     assert "cannot be loaded: ModuleNotFoundError" in str(verdicts[0].reason)
 
 
 def test_unknown_candidate_names_the_known_ones(pytester: Pytester) -> None:
-    checkout(pytester.path, p1=[row("a")])
+    write_checkout(pytester.path, p1=[fake_case_row("a")])
     result = pytester.runpytest_inprocess("--candidate", "mine.py")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert "give file:/abs/path.py, module:pkg.attr" in result.stderr.str()
 
 
 def test_test_of_another_tier_is_left_out(pytester: Pytester) -> None:
-    checkout(pytester.path)
+    write_checkout(pytester.path)
     pytester.makepyfile("import pytest\n\n\n@pytest.mark.tier('cuda')\ndef test_there():\n"
                         "    assert 1 == 2\n\n\ndef test_here():\n    assert 1 == 1\n")
     pytester.runpytest_inprocess("--device", "cpu").assert_outcomes(passed=1, deselected=1)

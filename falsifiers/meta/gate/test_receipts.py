@@ -10,15 +10,15 @@ from contracts.load import load_contract
 from falsifiers.gate import receipts
 from falsifiers.gate.receipts import Receipt
 from falsifiers.judging.errors import SuiteError
-from falsifiers.meta.gate.fake_checkout import checkout, row
-from falsifiers.meta.judging.factories import verdict
+from falsifiers.meta.gate.fake_checkout import fake_case_row, write_checkout
+from falsifiers.meta.judging.factories import judged_verdict
 
 KERNEL = "def project(x):\n    return x + 1\n"
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    checkout(tmp_path, p3=[row("a"), row("b", tier="cuda")])
+    write_checkout(tmp_path, p3=[fake_case_row("a"), fake_case_row("b", tier="cuda")])
     (tmp_path / "engine").mkdir()
     (tmp_path / "engine/arithmetic.py").write_text("SUM = 'pairs'\n")
     (tmp_path / "phases/p3_made_up/kernel_rows.py").write_text(KERNEL)
@@ -36,10 +36,10 @@ def proof(root: Path) -> str:
 def leave(root: Path, outcome: str = "passed", tier: str = "cuda") -> None:
     """Leave a receipt of the code as it is."""
     contract = load_contract(root / "contracts/p3.yaml")
-    made = verdict("b", outcome, phase="p3", tier=tier,  # type: ignore[arg-type]
+    made = judged_verdict("b", outcome, phase="p3", tier=tier,  # type: ignore[arg-type]
                    case=f"p3/rows_hold[{tier}-b]")
     receipt = Receipt(phase="p3", device="made-up", measured="2026-01-31", versions={},
-                      digest=receipts.digest_of(contract, root), verdicts=(made,))
+                      digest=receipts.phase_digest(contract, root), verdicts=(made,))
     path = root / receipts.FOLDER / "made-up/p3.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(receipt.model_dump_json())

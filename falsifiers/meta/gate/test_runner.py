@@ -13,12 +13,19 @@ import pytest
 import falsifiers
 from contracts.load import load_contract
 from falsifiers.gate import receipts, tiers
-from falsifiers.gate.pytest_plugin import select
-from falsifiers.gate.runner import ROOT, Wanted, expected_cases, find_case, phase_name, run_gate
+from falsifiers.gate.pytest_plugin import select_cases
+from falsifiers.gate.runner import (
+    ROOT,
+    GateRequest,
+    expected_cases,
+    find_case,
+    parse_phase,
+    run_gate,
+)
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.verdict import Outcome
-from falsifiers.meta.gate.fake_checkout import checkout, row
-from falsifiers.meta.judging.factories import case, verdict
+from falsifiers.meta.gate.fake_checkout import fake_case_row, write_checkout
+from falsifiers.meta.judging.factories import judged_verdict, make_case
 
 FAKE = """\
 import sys
@@ -36,12 +43,12 @@ sys.exit(code)
 def gated(root: Path, *outcomes: Outcome, code: Any, cut: int | None = None, **wanted: Any) -> Any:
     """Run the gate over a stand-in for pytest that leaves these outcomes and exits with `code`."""
     if not (root / "contracts").exists():
-        checkout(root, p1=[row("a"), row("b", must_claim=False)])
+        write_checkout(root, p1=[fake_case_row("a"), fake_case_row("b", must_claim=False)])
     lines = "".join(
-        verdict(name, outcome, case=f"p1/rows_hold[cpu-{name}]").model_dump_json() + "\n"
+        judged_verdict(name, outcome, case=f"p1/rows_hold[cpu-{name}]").model_dump_json() + "\n"
         for name, outcome in zip("ab", outcomes, strict=False))
     (root / "fake.py").write_text(FAKE.format(lines=lines[:cut], code=code))
-    return run_gate(Wanted(("p1",), root=root, device="cpu",
+    return run_gate(GateRequest(("p1",), root=root, device="cpu",
                            python=(sys.executable, "fake.py"), **wanted))
 
 
@@ -87,25 +94,30 @@ def test_receipt_of_the_tree_says_nothing_of_a_candidate(
 
 
 def test_phase_without_a_package_is_not_built(tmp_path: Path) -> None:
-    checkout(tmp_path, p1=[row("a")], p3=[row("a")])
+    write_checkout(tmp_path, p1=[fake_case_row("a")], p3=[fake_case_row("a")])
     (tmp_path / "phases/p3_made_up/test_falsifier.py").unlink()
-    results = run_gate(Wanted(("p3", "p4"), root=tmp_path)).results
+    results = run_gate(GateRequest(("p3", "p4"), root=tmp_path)).results
     assert [(r.verdict, r.why) for r in results] == [("UNMEASURABLE", ("not built",))] * 2
 
 
 def test_device_asked_for_without_a_case_there_is_unmeasurable(tmp_path: Path) -> None:
-    checkout(tmp_path, p1=[row("a")])
-    (result,) = run_gate(Wanted(("p1",), root=tmp_path, device="interpret")).results
+    write_checkout(tmp_path, p1=[fake_case_row("a")])
+    (result,) = run_gate(GateRequest(("p1",), root=tmp_path, device="interpret")).results
     assert (result.verdict, result.cases) == ("UNMEASURABLE", 0)
 
 
 def test_real_pytest_and_its_workers_judge_a_ladder(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-    root = checkout(tmp_path, engine=[row("a")], p0=[row("a")], p1=[row("a"), row("b", "break")],
-                    p3=[row("a")])
+    root = write_checkout(
+        tmp_path,
+        engine=[fake_case_row("a")],
+        p0=[fake_case_row("a")],
+        p1=[fake_case_row("a"), fake_case_row("b", "break")],
+        p3=[fake_case_row("a")],
+    )
     told: list[str] = []
-    done = run_gate(Wanted(("engine", "p0", "p1", "p3"), root=root, jobs=2), through=True,
+    done = run_gate(GateRequest(("engine", "p0", "p1", "p3"), root=root, jobs=2), through=True,
                     on_verdict=lambda one: told.append(one.case))
     assert [r.verdict for r in done.results] == ["PASS", "PASS", "FAIL", "BLOCKED"]
     assert done.results[3].why == ("p1 did not pass",)
@@ -116,7 +128,7 @@ def test_real_pytest_and_its_workers_judge_a_ladder(
 
 
 def test_one_case_is_judged_alone_whether_quick_or_not(tmp_path: Path) -> None:
-    alone = case("a", falsifier="rows_hold").model_copy(update={"quick": False})
+    alone = make_case("a", falsifier="rows_hold").model_copy(update={"quick": False})
     done = gated(tmp_path, "passed", code=0, case=alone)
     assert [(r.verdict, r.cases) for r in done.results] == [("PASS", 1)]
     assert "phases/p1_made_up/test_falsifier.py::test_rows_hold[cpu-a]" in done.run.output
@@ -126,8 +138,10 @@ def test_one_case_is_judged_alone_whether_quick_or_not(tmp_path: Path) -> None:
 def test_process_that_dies_under_a_candidate_is_told(tmp_path: Path,
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-    root = checkout(tmp_path, p1=[row("a"), row("b", "kill"), row("c")])
-    (result,) = run_gate(Wanted(("p1",), root=root)).results
+    root = write_checkout(
+        tmp_path, p1=[fake_case_row("a"), fake_case_row("b", "kill"), fake_case_row("c")]
+    )
+    (result,) = run_gate(GateRequest(("p1",), root=root)).results
     assert result.verdict == "UNMEASURABLE"
     assert result.passed == 1
     assert any("pytest exited 9" in why for why in result.why)
@@ -135,23 +149,23 @@ def test_process_that_dies_under_a_candidate_is_told(tmp_path: Path,
 
 @pytest.mark.parametrize("spec", ["mine.py", "file:", "module:", "file:/no/such/file.py", ""])
 def test_bad_candidate_is_refused_before_anything_runs(tmp_path: Path, spec: str) -> None:
-    checkout(tmp_path, p1=[row("a")])
+    write_checkout(tmp_path, p1=[fake_case_row("a")])
     with pytest.raises(SuiteError, match="candidate"):
-        run_gate(Wanted(("p1",), root=tmp_path, candidate=spec, python=("no-such-program",)))
+        run_gate(GateRequest(("p1",), root=tmp_path, candidate=spec, python=("no-such-program",)))
 
 
 def test_unknown_case_and_phase_are_named(tmp_path: Path) -> None:
-    from falsifiers.gate.runner import contracts_of
-    checkout(tmp_path, p1=[row("nano-m3")])
+    from falsifiers.gate.runner import contracts_by_phase
+    write_checkout(tmp_path, p1=[fake_case_row("nano-m3")])
     with pytest.raises(SuiteError, match=r"did you mean p1/rows_hold\[cpu-nano-m3\]"):
-        find_case("p1/rows_hold[cpu-nano-m4]", contracts_of(tmp_path))
+        find_case("p1/rows_hold[cpu-nano-m4]", contracts_by_phase(tmp_path))
     with pytest.raises(SuiteError, match="unknown phase '9'"):
-        phase_name("9")
-    assert [phase_name(p) for p in ("3", "p3", "engine")] == ["p3", "p3", "engine"]
+        parse_phase("9")
+    assert [parse_phase(p) for p in ("3", "p3", "engine")] == ["p3", "p3", "engine"]
 
 
 def test_whole_suite_is_one_call(tmp_path: Path) -> None:
-    there = Wanted(("p8",), root=checkout(tmp_path, p1=[row("a")]))
+    there = GateRequest(("p8",), root=write_checkout(tmp_path, p1=[fake_case_row("a")]))
     assert run_gate(there).results[0].why == ("not built",)
     with pytest.raises(SuiteError, match="unknown phase 'p12'"):
         falsifiers.run(phase="p12")
@@ -160,20 +174,20 @@ def test_whole_suite_is_one_call(tmp_path: Path) -> None:
 def test_cases_given_are_judged_in_place_of_the_contract_s(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-    root = checkout(tmp_path, p1=[row("a"), row("b")])
-    mine = case("mine").model_copy(update={
+    root = write_checkout(tmp_path, p1=[fake_case_row("a"), fake_case_row("b")])
+    mine = make_case("mine").model_copy(update={
         "falsifier": "rows_hold", "name": "mine", "given": {"does": "break"}, "repro": "do this"})
-    done = run_gate(Wanted(("p1",), root=root, device="cpu", cases=(mine,)))
+    done = run_gate(GateRequest(("p1",), root=root, device="cpu", cases=(mine,)))
     (verdict,) = done.run.verdicts
     assert (verdict.case, verdict.outcome) == ("p1/rows_hold[cpu-mine]", "failed")
     assert verdict.repro == "do this --device cpu"
     assert (done.results[0].verdict, done.results[0].cases) == ("FAIL", 1)
-    nothing = run_gate(Wanted(("p1",), root=root, device="cpu", cases=()))
+    nothing = run_gate(GateRequest(("p1",), root=root, device="cpu", cases=()))
     assert (nothing.results[0].verdict, nothing.results[0].cases) == ("UNMEASURABLE", 0)
 
 
 def test_file_that_holds_no_cases_is_bad_usage(pytester: pytest.Pytester) -> None:
-    checkout(pytester.path, p1=[row("a")])
+    write_checkout(pytester.path, p1=[fake_case_row("a")])
     Path("cases.json").write_text("[{}]")
     result = pytester.runpytest_inprocess("--cases", "cases.json")
     assert int(result.ret) == 4
@@ -181,28 +195,30 @@ def test_file_that_holds_no_cases_is_bad_usage(pytester: pytest.Pytester) -> Non
 
 
 @pytest.mark.parametrize(("rows", "device", "missing", "judged"), [
-    ([row("a")], "cuda", None, ["cpu-a"]),
-    ([row("a"), row("b", tier="cuda")], "cuda", None, ["cuda-b"]),
-    ([row("a"), row("b", tier="cuda", quick=False)], "cuda", None, []),
-    ([row("a")], "cuda", "no CUDA device was found", []),
-    ([row("a"), row("b", tier="cuda")], "auto", None, ["cpu-a", "cuda-b"]),
-    ([row("a")], "interpret", None, []),
-    ([row("a")], "emulate", "no CUDA device was found", ["cpu-a"]),
-    ([row("a")], "emulate", None, [])])
+    ([fake_case_row("a")], "cuda", None, ["cpu-a"]),
+    ([fake_case_row("a"), fake_case_row("b", tier="cuda")], "cuda", None, ["cuda-b"]),
+    ([fake_case_row("a"), fake_case_row("b", tier="cuda", quick=False)], "cuda", None, []),
+    ([fake_case_row("a")], "cuda", "no CUDA device was found", []),
+    ([fake_case_row("a"), fake_case_row("b", tier="cuda")], "auto", None, ["cpu-a", "cuda-b"]),
+    ([fake_case_row("a")], "interpret", None, []),
+    ([fake_case_row("a")], "emulate", "no CUDA device was found", ["cpu-a"]),
+    ([fake_case_row("a")], "emulate", None, [])])
 def test_a_phase_without_device_cases_is_judged_on_the_cpu_of_a_device_ladder(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], device: str,
         missing: str | None, judged: list[str]) -> None:
     monkeypatch.setattr(tiers, "cuda_missing", lambda: missing)
-    checkout(tmp_path, p1=rows)
+    write_checkout(tmp_path, p1=rows)
     contract = load_contract(tmp_path / "contracts/p1.yaml")
-    expected = expected_cases(Wanted(("p1",), root=tmp_path), contract, device)
-    selected = list(select(contract, tiers.choose(device), thorough=False))
+    expected = expected_cases(GateRequest(("p1",), root=tmp_path), contract, device)
+    selected = list(select_cases(contract, tiers.select_tiers(device), thorough=False))
     assert [f"{c.tier}-{c.name}" for c in expected] == judged
     assert selected == expected
 
 
 def test_a_phase_without_a_case_says_what_could_not_be_had(tmp_path: Path) -> None:
-    there = Wanted(("p1",), root=checkout(tmp_path, p1=[row("a")]), device="interpret")
+    there = GateRequest(
+        ("p1",), root=write_checkout(tmp_path, p1=[fake_case_row("a")]), device="interpret"
+    )
     assert run_gate(there).results[0].why == ("no case passed",)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(tiers, "emulate_missing", lambda: "no C++ compiler")

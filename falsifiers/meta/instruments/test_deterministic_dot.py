@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from falsifiers.instruments.deterministic_dot import steady_dots
+from falsifiers.instruments.deterministic_dot import deterministic_dots
 
 pytestmark = pytest.mark.tier("interpret")
 
@@ -27,7 +27,7 @@ def dotted(a: Tensor, b: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def test_row_has_the_same_bits_at_every_place() -> None:
     b, row = torch.randn(32, 32), torch.randn(32)
-    with steady_dots():
+    with deterministic_dots():
         whole = dotted(row.expand(16, 32).contiguous(), b)
         mixed = torch.randn(16, 32)
         mixed[9] = row
@@ -38,14 +38,14 @@ def test_row_has_the_same_bits_at_every_place() -> None:
 
 def test_bfloat16_is_multiplied_by_value() -> None:
     a, b = torch.randn(16, 16).bfloat16(), torch.randn(16, 16).bfloat16()
-    with steady_dots():
+    with deterministic_dots():
         got = dotted(a, b)
     assert torch.allclose(got, a.float() @ b.float(), rtol=1e-4, atol=1e-4)
 
 
 def test_integers_stay_exact_and_the_interpreter_is_given_back() -> None:
     a, b = (torch.randint(-128, 128, (32, 32), dtype=torch.int8) for _ in range(2))
-    with steady_dots():
+    with deterministic_dots():
         got = dotted(a, b, torch.int32)
     assert torch.equal(got, a.int() @ b.int())
     from triton.runtime.interpreter import InterpreterBuilder

@@ -23,7 +23,7 @@ def kernels() -> Any:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_honest_kernel_reads_each_byte_once(rows: int) -> None:
     weight, x, out = torch.randn(N), torch.randn(rows, N), torch.empty(rows, N)
-    with load_counter.counting(weight=weight, x=x) as reads:
+    with load_counter.count_loads(weight=weight, x=x) as reads:
         kernels().scale_rows(weight, x, out)
     assert torch.equal(out, x * weight)
     assert (reads["weight"].unique, reads["weight"].total) == (4 * N, 4 * N)
@@ -33,7 +33,7 @@ def test_honest_kernel_reads_each_byte_once(rows: int) -> None:
 @pytest.mark.tier("interpret")
 def test_kernel_that_rereads_for_each_row_is_seen() -> None:
     weight, x, out = torch.randn(N), torch.randn(3, N), torch.empty(3, N)
-    with load_counter.counting(weight=weight) as reads:
+    with load_counter.count_loads(weight=weight) as reads:
         kernels().scale_rows_rereading(weight, x, out)
     assert torch.equal(out, x * weight)
     assert reads["weight"].times == 3.0
@@ -43,7 +43,7 @@ def test_kernel_that_rereads_for_each_row_is_seen() -> None:
 @pytest.mark.tier("interpret")
 def test_counting_ends_with_its_block_and_knows_its_own_tensor() -> None:
     weight, other, x, out = torch.randn(N), torch.randn(N), torch.randn(1, N), torch.empty(1, N)
-    with load_counter.counting(other=other) as reads:
+    with load_counter.count_loads(other=other) as reads:
         kernels().scale_rows(weight, x, out)
     kernels().scale_rows(other, x, out)
     assert (reads["other"].total, reads["other"].loads) == (0, 0)
@@ -51,5 +51,5 @@ def test_counting_ends_with_its_block_and_knows_its_own_tensor() -> None:
 
 def test_without_the_interpreter_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with pytest.raises(Unmeasurable), load_counter.counting(x=torch.zeros(3)):
+    with pytest.raises(Unmeasurable), load_counter.count_loads(x=torch.zeros(3)):
         pass

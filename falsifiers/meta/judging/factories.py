@@ -15,16 +15,23 @@ BUDGET = Budget(cosine=0.999, norm=1e-3, near_tie=0.05, measured="a made-up floo
                 reason="a made-up reason, long enough to be one")
 
 
-def case(name: str = "a", *, phase: str = "p1", falsifier: str = "holds", must_claim: bool = True,
-         tier: Any = "cpu", **given: Any) -> Case:
+def make_case(
+    name: str = "a",
+    *,
+    phase: str = "p1",
+    falsifier: str = "holds",
+    must_claim: bool = True,
+    tier: Any = "cpu",
+    **given: Any,
+) -> Case:
     """Return a case that stands in no contract."""
     return Case(phase=phase, falsifier=falsifier, tier=tier, name=name, given=given, quick=True,
                 must_claim=must_claim)
 
 
-def verdict(name: str, outcome: Outcome = "passed", **more: Any) -> Verdict:
+def judged_verdict(name: str, outcome: Outcome = "passed", **more: Any) -> Verdict:
     """Return a verdict with what its outcome needs."""
-    made = case(name, must_claim=more.pop("must_claim", True), phase=more.pop("phase", "p1"),
+    made = make_case(name, must_claim=more.pop("must_claim", True), phase=more.pop("phase", "p1"),
                 tier=more.pop("tier", "cpu"))
     all_needs: dict[str, dict[str, Any]] = {"passed": {"compared": 1},
                                             "failed": {"finding": FINDING}}
@@ -37,7 +44,7 @@ def verdict(name: str, outcome: Outcome = "passed", **more: Any) -> Verdict:
 FINDING = Finding(rule="twin", rung="bits", sentence="out[row 0]=0x1, but should be 0x0 [p1]")
 
 
-def broken(attack: Callable[[], object]) -> Finding:
+def broken_finding(attack: Callable[[], object]) -> Finding:
     """Return the finding of an attack that must break a claim."""
     with pytest.raises(ParityBroken) as caught:
         attack()

@@ -10,21 +10,21 @@ import torch
 from engine import testmodels
 from engine.candidate import PathEngine
 from engine.path import Path, Rows
-from falsifiers.judging.batch_driver import Stream, alone
+from falsifiers.judging.batch_driver import SoloStream, run_solo
 from phases.p1_looped_step.increment import path
 
 
-def run(given: Path, **changed: Any) -> Stream:
+def run(given: Path, **changed: Any) -> SoloStream:
     """Return two tokens alone on a path over `nano`, whose parts may be changed."""
     engine = PathEngine(given, replace(testmodels.load("nano"), **changed))
-    return alone(engine, Rows, [1, 2], 1, 8, right=path())
+    return run_solo(engine, Rows, [1, 2], 1, 8, right=path())
 
 
 def test_right_path_runs_a_stream_once() -> None:
     assert run(path()) is run(path())
     engine = PathEngine(path(), testmodels.load("nano"))
-    assert alone(engine, Rows, [1, 2], 1, 8) is not run(path())
-    assert alone(engine, Rows, [1, 3], 1, 8, right=path()) is not run(path())
+    assert run_solo(engine, Rows, [1, 2], 1, 8) is not run(path())
+    assert run_solo(engine, Rows, [1, 3], 1, 8, right=path()) is not run(path())
 
 
 def test_changed_path_or_model_never_gets_a_kept_stream() -> None:

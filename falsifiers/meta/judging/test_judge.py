@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from falsifiers.judging.errors import SuiteError
-from falsifiers.judging.judge import Judge, hex_of, ulps_apart
-from falsifiers.judging.tolerance import flip_margin, spread
-from falsifiers.meta.judging.factories import BUDGET, broken, case
+from falsifiers.judging.judge import Judge, format_bits, ulps_apart
+from falsifiers.judging.tolerance import cosine_and_norm_ratio, flip_margin
+from falsifiers.meta.judging.factories import BUDGET, broken_finding, make_case
 
 ONES = torch.ones(4, 8)
 
 
 def judge() -> Judge:
-    return Judge(case("tiny-m4"))
+    return Judge(make_case("tiny-m4"))
 
 
 def changed(at: tuple[int, int], value: float) -> torch.Tensor:
@@ -40,35 +40,39 @@ def test_equal_tensors_pass_and_are_counted() -> None:
     (changed((2, 3), 1 + 2**-23), "bits"),
 ])
 def test_rung_names_the_lie(lie: torch.Tensor, rung: str) -> None:
-    finding = broken(lambda: judge().equal("out", lie, ONES, step=3))
+    finding = broken_finding(lambda: judge().equal("out", lie, ONES, step=3))
     assert finding.rung == rung
     assert finding.where["step"] == 3
 
 
 def test_lower_rung_speaks_first() -> None:
     lie = torch.full((8, 4), float("nan"), dtype=torch.float64)
-    assert broken(lambda: judge().equal("out", lie, ONES)).rung == "shape"
+    assert broken_finding(lambda: judge().equal("out", lie, ONES)).rung == "shape"
 
 
 def test_negative_zero_is_not_zero() -> None:
-    finding = broken(lambda: judge().equal("out", torch.tensor([0.0]), torch.tensor([-0.0])))
+    finding = broken_finding(
+        lambda: judge().equal("out", torch.tensor([0.0]), torch.tensor([-0.0]))
+    )
     assert (finding.got, finding.want, finding.rung) == ("0x00000000", "0x80000000", "bits")
 
 
 def test_nan_in_both_fails_unless_poison_is_compared() -> None:
     nan = torch.full((3,), float("nan"))
-    assert broken(lambda: judge().equal("out", nan, nan)).rung == "finite"
+    assert broken_finding(lambda: judge().equal("out", nan, nan)).rung == "finite"
     judge().equal("out", nan, nan, finite=False)
 
 
 def test_integers_are_held_to_their_values() -> None:
-    finding = broken(lambda: judge().equal("tokens", torch.tensor([5, 6]), torch.tensor([5, 7])))
+    finding = broken_finding(
+        lambda: judge().equal("tokens", torch.tensor([5, 6]), torch.tensor([5, 7]))
+    )
     assert (finding.got, finding.want, finding.ulps) == ("6", "7", None)
 
 
 def test_message_says_what_is_no_number() -> None:
     nan, number, far = torch.tensor([float("nan")]), torch.tensor([1.0]), torch.tensor([-torch.inf])
-    said = [broken(lambda a=a, b=b, f=f: judge().equal("out", a, b, finite=f)).sentence  # type: ignore[misc]
+    said = [broken_finding(lambda a=a, b=b, f=f: judge().equal("out", a, b, finite=f)).sentence  # type: ignore[misc]
             for a, b, f in ((nan, nan, True), (nan, number, True), (number, far, False))]
     assert [sentence.split("=", 1)[1].split(" [")[0] for sentence in said] == [
         "0x7fc00000 (NaN), but should be finite",
@@ -77,14 +81,14 @@ def test_message_says_what_is_no_number() -> None:
 
 
 def test_budget_names_the_vector_beside_the_row_it_is_in() -> None:
-    finding = broken(lambda: judge().budget("out", ONES * 2, ONES, BUDGET, row=5))
+    finding = broken_finding(lambda: judge().budget("out", ONES * 2, ONES, BUDGET, row=5))
     assert finding.where == {"row": 5, "vector": 0}
     assert finding.sentence.startswith("out[row 5, vector 0] has cosine 1.0000000")
 
 
 def test_message_follows_the_template() -> None:
     lie = changed((3, 1), 1 + 2**-23)
-    finding = broken(lambda: judge().equal("logits", lie, ONES, row=3, step=17))
+    finding = broken_finding(lambda: judge().equal("logits", lie, ONES, row=3, step=17))
     assert finding.sentence == ("logits[row 3, step 17, element [3, 1]]=0x3f800001, but should be "
                                 "0x3f800000 (1 ulp) [p1 holds, cpu-tiny-m4]")
     assert finding.differing == 1
@@ -97,12 +101,12 @@ def test_one_bad_row_of_32_fails_though_the_whole_tensor_looks_alike() -> None:
     got[7] += 0.2 * torch.randn(512)
     whole = torch.nn.functional.cosine_similarity(got.flatten(), want.flatten(), dim=0)
     assert whole > 0.999
-    finding = broken(lambda: judge().budget("out", got, want, BUDGET))
+    finding = broken_finding(lambda: judge().budget("out", got, want, BUDGET))
     assert (finding.rung, finding.where["vector"]) == ("budget", 7)
 
 
 def test_scale_by_two_fails_though_the_cosine_is_one() -> None:
-    finding = broken(lambda: judge().budget("out", ONES * 2, ONES, BUDGET))
+    finding = broken_finding(lambda: judge().budget("out", ONES * 2, ONES, BUDGET))
     assert "norm ratio 2.000000" in finding.sentence
 
 
@@ -110,7 +114,7 @@ def test_scale_by_two_fails_though_the_cosine_is_one() -> None:
     (changed((0, 0), float("nan")), "finite"), (ONES.half(), "dtype"), (ONES[:3], "shape"),
     (torch.zeros(4, 8), "budget")])
 def test_budget_climbs_the_same_ladder(lie: torch.Tensor, rung: str) -> None:
-    assert broken(lambda: judge().budget("out", lie, ONES, BUDGET)).rung == rung
+    assert broken_finding(lambda: judge().budget("out", lie, ONES, BUDGET)).rung == rung
 
 
 def test_budget_passes_and_keeps_the_worst_of_all_calls() -> None:
@@ -129,12 +133,15 @@ def test_budget_holds_at_its_own_bounds_and_not_past_them() -> None:
     torch.manual_seed(1)
     want = torch.randn(1, 64)
     got = want + 0.01 * torch.randn(1, 64)
-    cosine, ratio = (float(x) for x in spread(got, want))
+    cosine, ratio = (float(x) for x in cosine_and_norm_ratio(got, want))
     at = {"cosine": cosine, "norm": abs(ratio - 1)}
     judge().budget("out", got, want, BUDGET.model_copy(update=at))
     for name, past in (("cosine", cosine + 1e-9), ("norm", abs(ratio - 1) - 1e-9)):
         tight = BUDGET.model_copy(update={**at, name: past})
-        assert broken(lambda tight=tight: judge().budget("out", got, want, tight)).rung == "budget"  # type: ignore[misc]
+        assert (
+            broken_finding(lambda tight=tight: judge().budget("out", got, want, tight)).rung
+            == "budget"
+        )  # type: ignore[misc]
 
 
 def test_changed_argmax_fails_where_it_was_decided() -> None:
@@ -142,7 +149,7 @@ def test_changed_argmax_fails_where_it_was_decided() -> None:
     got = torch.tensor([[2.99, 3.0] + [0.0] * 900])
     loose = BUDGET.model_copy(update={"cosine": 0.9, "norm": 0.5})
     judge().budget("logits", got, want, loose)
-    finding = broken(lambda: judge().budget("logits", got, want, loose, logits=True))
+    finding = broken_finding(lambda: judge().budget("logits", got, want, loose, logits=True))
     assert "argmax 1, but should have 0" in finding.sentence
 
 
@@ -159,13 +166,16 @@ def test_near_tie_holds_at_its_own_bound_and_not_past_it() -> None:
     at = BUDGET.model_copy(update={"cosine": 0.99, "near_tie": margin})
     judge().budget("logits", got, want, at, logits=True)
     tight = at.model_copy(update={"near_tie": margin - 1e-9})
-    assert broken(lambda: judge().budget("logits", got, want, tight, logits=True)).rung == "budget"
+    assert (
+        broken_finding(lambda: judge().budget("logits", got, want, tight, logits=True)).rung
+        == "budget"
+    )
 
 
 def test_broken_law_and_broken_frame_name_themselves() -> None:
     j = judge()
-    assert broken(lambda: j.law(False, "two rows share slot 3", slot=3)).rung == "law"
-    finding = broken(lambda: j.unchanged("slot", "a" * 64, "b" * 64, slot=2))
+    assert broken_finding(lambda: j.law(False, "two rows share slot 3", slot=3)).rung == "law"
+    finding = broken_finding(lambda: j.unchanged("slot", "a" * 64, "b" * 64, slot=2))
     assert finding.rung == "frame"
     assert "slot[slot 2]" in finding.sentence
     assert j.compared == 0
@@ -194,4 +204,4 @@ def test_ulps_count_across_zero(a: float, b: float, apart: int) -> None:
     (torch.float16, "0x3c00"), (torch.bfloat16, "0x3f80"), (torch.float32, "0x3f800000"),
     (torch.float64, "0x3ff0000000000000"), (torch.int32, "1")])
 def test_bit_pattern_has_its_type_s_width(dtype: torch.dtype, text: str) -> None:
-    assert hex_of(torch.ones((), dtype=dtype)) == text
+    assert format_bits(torch.ones((), dtype=dtype)) == text

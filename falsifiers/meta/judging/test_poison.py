@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from falsifiers.judging.judge import Judge
-from falsifiers.judging.poison import GUARD_BYTES, guarded, poison, poisoned
-from falsifiers.meta.judging.factories import broken, case
+from falsifiers.judging.poison import GUARD_BYTES, new_guarded, new_poison, poison
+from falsifiers.meta.judging.factories import broken_finding, make_case
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 OTHERS = (torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool)
@@ -15,12 +15,12 @@ OTHERS = (torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool)
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_floats_are_nan(dtype: torch.dtype) -> None:
-    assert bool(poisoned(3, 5, dtype=dtype).isnan().all())
+    assert bool(new_poison(3, 5, dtype=dtype).isnan().all())
 
 
 @pytest.mark.parametrize("dtype", FLOATS + OTHERS)
 def test_sentinel_is_neither_zero_nor_nan(dtype: torch.dtype) -> None:
-    x = poisoned(3, 5, dtype=dtype, sentinel=True)
+    x = new_poison(3, 5, dtype=dtype, sentinel=True)
     assert bool((x != 0).all())
     assert not bool(x.isnan().any())
 
@@ -34,13 +34,13 @@ def test_view_is_poisoned_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("at", [0, GUARD_BYTES - 1, -GUARD_BYTES, -1])
 def test_stray_byte_is_caught(at: int) -> None:
-    made = guarded(3, 5)
+    made = new_guarded(3, 5)
     made.whole[at] = 0
-    assert broken(lambda: made.hold(Judge(case()), "out")).rung == "frame"
+    assert broken_finding(lambda: made.hold(Judge(make_case()), "out")).rung == "frame"
 
 
 def test_writes_inside_are_free() -> None:
-    made, judge = guarded(3, 5, dtype=torch.bfloat16), Judge(case())
+    made, judge = new_guarded(3, 5, dtype=torch.bfloat16), Judge(make_case())
     assert bool(made.inside.isnan().all())
     made.inside.zero_()
     made.hold(judge, "out")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from falsifiers.judging import relations
 from falsifiers.judging.judge import Judge
-from falsifiers.meta.judging.factories import broken, case
+from falsifiers.meta.judging.factories import broken_finding, make_case
 
 ROWS = [torch.arange(4.0) + 4 * i for i in range(5)]
 Run = Callable[[Sequence[Tensor]], Tensor]
@@ -47,14 +47,14 @@ ATTACKS: dict[str, Callable[[Judge, Run], None]] = {
     "permuted": lambda j, run: relations.permuted_rows_permute(j, run, ROWS, [3, 1, 4, 0, 2]),
     "neighbours": lambda j, run: relations.neighbours_cannot_reach(
         j, run, ROWS[0], [ROWS[1:3], ROWS[3:5], ROWS[1:5]]),
-    "parts": lambda j, run: relations.parts_equal_whole(j, run, ROWS, 2),
-    "repeats": lambda j, run: relations.repeats(j, run, ROWS),
+    "parts": lambda j, run: relations.split_batch_equals_batch(j, run, ROWS, 2),
+    "repeats": lambda j, run: relations.repeats_are_equal(j, run, ROWS),
 }
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_faithful_batch_passes(attack: str) -> None:
-    judge = Judge(case())
+    judge = Judge(make_case())
     ATTACKS[attack](judge, faithful)
     assert judge.compared > 0
 
@@ -64,24 +64,24 @@ def test_faithful_batch_passes(attack: str) -> None:
     ("neighbours", mean_leaks), ("neighbours", wide_is_rounded), ("parts", mean_leaks),
     ("parts", index_added), ("repeats", one_buffer)])
 def test_unfaithful_batch_is_caught(attack: str, lie: Run) -> None:
-    assert broken(lambda: ATTACKS[attack](Judge(case()), lie)).rung == "bits"
+    assert broken_finding(lambda: ATTACKS[attack](Judge(make_case()), lie)).rung == "bits"
 
 
 def test_frame_lets_pass_what_may_be_written_and_catches_the_rest() -> None:
     slots = {f"slot {i}": {"k": torch.zeros(3)} for i in range(3)}
-    judge = Judge(case())
-    with relations.frame(judge, lambda: slots, ["slot 1"]):
+    judge = Judge(make_case())
+    with relations.unchanged_outside(judge, lambda: slots, ["slot 1"]):
         slots["slot 1"]["k"][2] = 1.0
 
     def stray() -> None:
-        with relations.frame(judge, lambda: slots, ["slot 1"]):
+        with relations.unchanged_outside(judge, lambda: slots, ["slot 1"]):
             slots["slot 2"]["k"][0] = -0.0
 
-    assert "slot 2" in broken(stray).sentence
+    assert "slot 2" in broken_finding(stray).sentence
 
 
 def test_digest_sees_a_shape_and_the_sign_of_zero() -> None:
-    zeros = relations.digest({"k": torch.zeros(4)})
-    assert zeros == relations.digest({"k": torch.zeros(4)})
-    assert zeros != relations.digest({"k": torch.zeros(2, 2)})
-    assert zeros != relations.digest({"k": -torch.zeros(4)})
+    zeros = relations.tensors_digest({"k": torch.zeros(4)})
+    assert zeros == relations.tensors_digest({"k": torch.zeros(4)})
+    assert zeros != relations.tensors_digest({"k": torch.zeros(2, 2)})
+    assert zeros != relations.tensors_digest({"k": -torch.zeros(4)})

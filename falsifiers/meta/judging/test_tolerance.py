@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from falsifiers.judging.tolerance import classify, flip_margin, spread
+from falsifiers.judging.tolerance import classify, cosine_and_norm_ratio, flip_margin
 from falsifiers.meta.judging.factories import BUDGET
 
 WANT = torch.tensor([3.0, 2.9995, 1.0, -2.0])
@@ -35,7 +35,7 @@ def test_rows_of_nan_are_never_bit_equal() -> None:
 
 
 def test_rows_of_zeros_are_alike_and_no_row_is_like_zeros() -> None:
-    cosine, ratio = spread(torch.zeros(1, 4), torch.zeros(1, 4))
+    cosine, ratio = cosine_and_norm_ratio(torch.zeros(1, 4), torch.zeros(1, 4))
     assert (float(cosine), float(ratio)) == (1.0, 1.0)
     assert classify(torch.zeros(4), WANT, BUDGET).kind == "diverged"
 
@@ -49,7 +49,7 @@ def test_margin_is_in_standard_deviations_of_the_row_that_was_wanted() -> None:
 @pytest.mark.parametrize(("name", "closer"), [("cosine", 1e-9), ("norm", -1e-9)])
 def test_budget_is_kept_at_its_own_bound_and_not_past_it(name: str, closer: float) -> None:
     got = WANT * 1.01 + torch.tensor([0.0, 0.0, 0.02, 0.0])
-    cosine, ratio = (float(x) for x in spread(got[None], WANT[None]))
+    cosine, ratio = (float(x) for x in cosine_and_norm_ratio(got[None], WANT[None]))
     at = {"cosine": cosine, "norm": abs(ratio - 1)}
     assert classify(got, WANT, BUDGET.model_copy(update=at)).kind == "within budget"
     tight = BUDGET.model_copy(update={**at, name: at[name] + closer})

@@ -12,7 +12,7 @@ import rowtwin
 from contracts.load import load_contracts
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.subject import Mutant
-from falsifiers.mutation.field_faults import Fault, load, page, planted
+from falsifiers.mutation.field_faults import Fault, format_page, list_planted, load_faults
 
 PAGE = rowtwin.ROOT / "docs" / "field-faults.md"
 ENOUGH = 85
@@ -30,13 +30,13 @@ def wrong(source: str = "B001", device: str = "cpu") -> tuple[str, Mutant]:
 
 
 def real() -> list[tuple[str, Mutant]]:
-    return planted(
+    return list_planted(
         [rowtwin.phase_bank(phase) for phase in load_contracts(rowtwin.ROOT / "contracts")]
     )
 
 
 def test_line_names_the_report_the_mutant_and_its_killers() -> None:
-    told = page([fault(), fault(2, why_not="No such thing is here.")], [wrong(), wrong("")])
+    told = format_page([fault(), fault(2, why_not="No such thing is here.")], [wrong(), wrong("")])
     assert "- **B001** [some/project#1](https://github.com/some/project/issues/1): A row " in told
     assert "  - planted as `p1/odd_row`, killed by `rows_hold`, `rows_stay`\n" in told
     assert "  Not applicable: No such thing is here.\n" in told
@@ -44,7 +44,7 @@ def test_line_names_the_report_the_mutant_and_its_killers() -> None:
 
 
 def test_line_tells_a_stand_in_and_a_device() -> None:
-    told = page([fault(stand_in="A list stands in for the queue.")], [wrong(device="cuda")])
+    told = format_page([fault(stand_in="A list stands in for the queue.")], [wrong(device="cuda")])
     assert "issues/1): A row gets its neighbour's token.\n  A list stands in for" in told
     assert "`p1/odd_row`, *device*, killed by" in told
     assert "1 of them by a stand-in" in told
@@ -58,7 +58,7 @@ def test_line_tells_a_stand_in_and_a_device() -> None:
 def test_page_is_refused_where_data_and_mutants_disagree(
         faults: list[Fault], mutants: list[tuple[str, Mutant]], why: str) -> None:
     with pytest.raises(SuiteError, match=why):
-        page(faults, mutants)
+        format_page(faults, mutants)
 
 
 ROW = ("- {id: B001, link: https://github.com/some/project/pull/1, phase: p1, "
@@ -73,20 +73,20 @@ ROW = ("- {id: B001, link: https://github.com/some/project/pull/1, phase: p1, "
 def test_broken_file_is_refused_in_a_sentence(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "odd.yaml").write_text(text)
     with pytest.raises(SuiteError, match=why):
-        load(tmp_path / "odd.yaml")
+        load_faults(tmp_path / "odd.yaml")
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SuiteError, match="No such file"):
-        load(tmp_path / "none.yaml")
+        load_faults(tmp_path / "none.yaml")
 
 
 def test_page_of_the_tree_is_the_one_that_is_generated() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(load(), real())
+    assert PAGE.read_text(encoding="utf-8") == format_page(load_faults(), real())
 
 
 def test_every_fault_has_one_line_and_the_number_told_is_the_true_one() -> None:
-    text, faults = PAGE.read_text(encoding="utf-8"), load()
+    text, faults = PAGE.read_text(encoding="utf-8"), load_faults()
     ids = re.findall(r"^- \*\*(B\d{3})\*\*", text, re.MULTILINE)
     assert sorted(ids) == sorted(fault.id for fault in faults)
     used = {mutant.source for _, mutant in real() if mutant.source}
@@ -96,7 +96,7 @@ def test_every_fault_has_one_line_and_the_number_told_is_the_true_one() -> None:
 
 
 def test_sources_are_faults_that_are_listed() -> None:
-    assert {mutant.source for _, mutant in real()} - {""} <= {fault.id for fault in load()}
+    assert {mutant.source for _, mutant in real()} - {""} <= {fault.id for fault in load_faults()}
 
 
 def test_command_prints_the_page_alone() -> None:

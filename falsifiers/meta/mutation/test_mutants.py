@@ -13,15 +13,15 @@ import rowtwin
 from contracts.load import load_contracts
 from contracts.schema import Contract
 from falsifiers.gate.pytest_plugin import THOROUGH
-from falsifiers.gate.tiers import choose
+from falsifiers.gate.tiers import select_tiers
 from falsifiers.judging.errors import Declined, SuiteError
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.matrix import Bank
 from falsifiers.judging.subject import Mutant, Subject
-from falsifiers.meta.gate.fake_checkout import contract, row
+from falsifiers.meta.gate.fake_checkout import fake_case_row, fake_contract
 from falsifiers.mutation.cli import matrix_exit_code
-from falsifiers.mutation.device_receipts import device_rows
-from falsifiers.mutation.mutants import kill, row_of, run_matrix, sample, try_mutant
+from falsifiers.mutation.device_receipts import try_device_mutants
+from falsifiers.mutation.mutants import kill, make_result, run_matrix, sample_names, try_mutant
 
 CONTRACTS = load_contracts(rowtwin.ROOT / "contracts")
 
@@ -50,8 +50,15 @@ def angry(case: Any, subject: Subject, judge: Judge) -> None:
 
 
 def bank(*mutants: Mutant, falsifier: Callable[..., None] = attack) -> Bank:
-    data = contract("p1", [row("blind", "look away"), row("a", "watch"), row("b", "watch"),
-                           row("there", "watch", tier="cuda")])
+    data = fake_contract(
+        "p1",
+        [
+            fake_case_row("blind", "look away"),
+            fake_case_row("a", "watch"),
+            fake_case_row("b", "watch"),
+            fake_case_row("there", "watch", tier="cuda"),
+        ],
+    )
     return Bank(Contract.model_validate(data), {"rows_hold": falsifier}, mutants,
                 lambda case: Subject("in-tree", models=str, path="right"))
 
@@ -86,7 +93,9 @@ def test_falsifier_that_fails_on_the_right_subject_too_kills_nothing() -> None:
 
 
 def test_case_that_is_not_quick_kills_nothing() -> None:
-    data = contract("p1", [row("quick", "look away"), row("slow", "watch", quick=False)])
+    data = fake_contract(
+        "p1", [fake_case_row("quick", "look away"), fake_case_row("slow", "watch", quick=False)]
+    )
     made = replace(bank(), contract=Contract.model_validate(data))
     assert kill(made, mutant(), "rows_hold") is None
 
@@ -127,16 +136,22 @@ def test_mutant_that_was_tried_apart_is_not_tried_here() -> None:
         pytest.fail("it may end the use of a device by this process")
 
     made = bank(replace(mutant(), build=broken), mutant("odd_slot"))
-    apart = row_of(made, made.mutants[0], {"rows_hold": "crash"}, 0.1)
+    apart = make_result(made, made.mutants[0], {"rows_hold": "crash"}, 0.1)
     matrix = run_matrix([made], apart=lambda one: [apart])
     assert matrix.mutants[0] == apart
     assert matrix.mutants[1].killed_by == ("rows_hold",)
-    assert device_rows(made, lambda phase: made, lambda line: None) == ()
+    assert try_device_mutants(made, lambda phase: made, lambda line: None) == ()
 
 
 def test_mutants_of_a_device_that_is_emulated_are_tried_alone() -> None:
-    data = contract("p1", [row("seen", "watch", tier="cuda"), row("there", "watch", tier="cuda"),
-                           row("blind", "watch")])
+    data = fake_contract(
+        "p1",
+        [
+            fake_case_row("seen", "watch", tier="cuda"),
+            fake_case_row("there", "watch", tier="cuda"),
+            fake_case_row("blind", "watch"),
+        ],
+    )
     made = replace(bank(mutant(device="cuda"), mutant("right")), contract=Contract.model_validate(
         data | {"emulated": {"rows_hold": ["s*"]}}))
     here = made.on(("emulate",))
@@ -159,7 +174,7 @@ def test_mutant_that_names_a_stranger_is_refused() -> None:
 def real(phase: str) -> Bank:
     """Return a phase's bank; what passes on the right subject is found out once a process."""
     made = rowtwin.phase_bank(phase)
-    made.tiers = choose("auto").run
+    made.tiers = select_tiers("auto").run
     return made
 
 
@@ -183,7 +198,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("phase", "name"), [
             (phase, name) for phase, listed in CONTRACTS.items()
             for name in (listed.mutants if metafunc.config.getoption(THOROUGH)
-                         else sample(listed.mutants))])
+                         else sample_names(listed.mutants))])
 
 
 def test_mutant_dies_by_each_killer_it_names(phase: str, name: str) -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import rowtwin
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.subject import Mutant, Subject
-from falsifiers.mutation.mutants import sample
+from falsifiers.mutation.mutants import sample_names
 from phases import weak_styles_report
 from phases.weak_styles import (
     PHASES,
@@ -128,7 +128,7 @@ def _few() -> list[tuple[str, str]]:
         for one in weak_styles_report.load_results().phases
         for name in one.shown
     }
-    return [shown[name] for name in sample(shown)[:2]]
+    return [shown[name] for name in sample_names(shown)[:2]]
 
 
 @pytest.mark.parametrize(("phase", "name"), _few())

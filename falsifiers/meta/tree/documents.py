@@ -32,14 +32,14 @@ class Block:
                 if line.startswith("$ ")]
 
 
-def blocks(document: Path) -> list[Block]:
+def parse_blocks(document: Path) -> list[Block]:
     """Return a document's files and commands, in order."""
     return [Block(kind, said, text) for _, kind, said, text in
             BLOCK.findall(document.read_text(encoding="utf-8"))]
 
 
 @dataclass(frozen=True)
-class Done:
+class CommandResult:
     """What one command did."""
 
     command: str
@@ -49,7 +49,7 @@ class Done:
     seconds: float
 
 
-def followed(document: Path, folder: Path) -> Iterator[Done]:
+def run_document(document: Path, folder: Path) -> Iterator[CommandResult]:
     """Do what a document says in a folder, and yield each command as it ended."""
     shim = folder / ".bin" / "rowtwin"
     shim.parent.mkdir()
@@ -57,7 +57,7 @@ def followed(document: Path, folder: Path) -> Iterator[Done]:
     shim.chmod(0o755)
     around = {**os.environ, "PATH": f"{shim.parent}:{os.environ['PATH']}", "ROWTWIN": str(ROOT),
               "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    for block in blocks(document):
+    for block in parse_blocks(document):
         if block.kind == "file":
             (folder / block.said).write_text(block.text, encoding="utf-8")
         for command in block.commands:
@@ -65,5 +65,10 @@ def followed(document: Path, folder: Path) -> Iterator[Done]:
             done = subprocess.run(["bash", "-c", command], cwd=folder, env=around, text=True,
                                   check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             last = command == block.commands[-1]
-            yield Done(command, done.stdout, done.returncode, int(block.said) if last else 0,
-                       time.perf_counter() - started)
+            yield CommandResult(
+                command,
+                done.stdout,
+                done.returncode,
+                int(block.said) if last else 0,
+                time.perf_counter() - started,
+            )

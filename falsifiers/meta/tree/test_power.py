@@ -12,11 +12,11 @@ import torch
 
 import rowtwin
 from contracts.schema import Case
-from falsifiers.instruments.negative_control import must_drift, unpinned
+from falsifiers.instruments.negative_control import check_negative_control, width_dependent_product
 from falsifiers.judging.errors import Unmeasurable
 from falsifiers.judging.judge import Judge
 from falsifiers.meta.gate import faulty_candidates
-from falsifiers.meta.judging.factories import case
+from falsifiers.meta.judging.factories import make_case
 from falsifiers.mutation.mutants import kill
 from phases.p3_row_twin import test_falsifier as p3
 from phases.p3_row_twin.reference import gemv_rows
@@ -36,7 +36,9 @@ LIES = [
 @pytest.mark.parametrize("arithmetic", ["exact-23", "own"])
 @pytest.mark.parametrize(("lie", "killer", "rung"), LIES)
 def test_product_that_lies_is_caught(arithmetic: str, lie: str, killer: str, rung: str) -> None:
-    liar = faulty_candidates.of_product(gemv_rows, arithmetic, faulty_candidates.OPS[lie], killer)
+    liar = faulty_candidates.faulty_products(
+        gemv_rows, arithmetic, faulty_candidates.OPS[lie], killer
+    )
     assert kill(bank("p3"), liar, killer) == rung
 
 
@@ -45,7 +47,7 @@ def test_product_that_lies_is_caught(arithmetic: str, lie: str, killer: str, run
     ("p6", "attend", MOVE)])
 @pytest.mark.parametrize("lie", faulty_candidates.OPS)
 def test_op_that_lies_is_caught(phase: str, op: str, killer: str, lie: str) -> None:
-    liar = faulty_candidates.of_op(op, faulty_candidates.OPS[lie], killer)
+    liar = faulty_candidates.faulty_ops(op, faulty_candidates.OPS[lie], killer)
     assert kill(bank(phase), liar, killer) in ("bits", "frame", "finite", "crash")
 
 
@@ -56,13 +58,17 @@ def test_op_that_lies_is_caught(phase: str, op: str, killer: str, lie: str) -> N
     ("p8", "gives_the_previous_logits", "padding_has_no_effect", "bits")])
 def test_step_that_lies_is_caught(phase: str, lie: str, killer: str, rung: str) -> None:
     assert (
-        kill(bank(phase), faulty_candidates.of_step(faulty_candidates.STEPS[lie], killer), killer)
+        kill(
+            bank(phase),
+            faulty_candidates.faulty_steps(faulty_candidates.STEPS[lie], killer),
+            killer,
+        )
         == rung
     )
 
 
 def test_right_op_is_no_liar() -> None:
-    liar = faulty_candidates.of_op("delta_step", lambda right: right, SEATS)
+    liar = faulty_candidates.faulty_ops("delta_step", lambda right: right, SEATS)
     assert kill(bank("p5"), liar, SEATS) is None
 
 
@@ -86,10 +92,12 @@ def test_rows_that_cannot_drift_are_unmeasurable(monkeypatch: pytest.MonkeyPatch
         p3.test_rows_equal_alone(one, rowtwin.subject_for(one), Judge(one))
 
 
-def drifts(x: torch.Tensor, product: Any = unpinned, widths: tuple[int, ...] = (1, 2, 3)) -> Any:
+def drifts(
+    x: torch.Tensor, product: Any = width_dependent_product, widths: tuple[int, ...] = (1, 2, 3)
+) -> Any:
     """Return what is kept of a drift of these rows times others."""
-    judge, draw = Judge(case()), torch.Generator().manual_seed(1)
-    must_drift(judge, torch.randn(8, x.shape[1], generator=draw), x, widths, product)
+    judge, draw = Judge(make_case()), torch.Generator().manual_seed(1)
+    check_negative_control(judge, torch.randn(8, x.shape[1], generator=draw), x, widths, product)
     return judge.evidence.get("unpinned_product_drifts_at")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from contracts.load import load_contracts
 from contracts.schema import Budget, Contract, Falsifier, Parity
-from falsifiers.gate.phase_status import DECODE, SERVING
+from falsifiers.gate.phase_status import DECODE_PHASES, SERVING_PHASES
 from falsifiers.gate.receipts import imported_names
 
 ROOT = Path(__file__).parents[3]
@@ -71,7 +71,7 @@ def may_enter(path: Path, name: str) -> bool:
 
 
 def chain_of(phase: str) -> tuple[str, ...]:
-    return DECODE if phase in DECODE else SERVING
+    return DECODE_PHASES if phase in DECODE_PHASES else SERVING_PHASES
 
 
 def allowed(path: Path, name: str) -> bool:
@@ -134,7 +134,7 @@ def test_phase_has_the_shape_of_every_phase(package: Path) -> None:
     assert SHAPE - {path.name for path in package.glob("*.py")} == set()
     names = {node.name for node in tree(package / "increment.py").body
              if isinstance(node, ast.FunctionDef)}
-    assert ("path" if package.name.split("_")[0] in DECODE else "stack") in names
+    assert ("path" if package.name.split("_")[0] in DECODE_PHASES else "stack") in names
 
 
 def test_every_phase_has_a_contract_and_every_contract_its_own_package() -> None:

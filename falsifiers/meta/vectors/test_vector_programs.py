@@ -21,14 +21,14 @@ import rowtwin
 from contracts.schema import Case
 from falsifiers.gate import candidates
 from falsifiers.gate.candidates import Candidate
-from falsifiers.gate.cli import cases_of_vectors
-from falsifiers.gate.runner import Wanted
+from falsifiers.gate.cli import select_vector_cases
+from falsifiers.gate.runner import GateRequest
 from falsifiers.judging.errors import Declined, ParityBroken, SuiteError, Unmeasurable
 from falsifiers.judging.judge import Judge, as_bits
 from falsifiers.judging.subject import Subject
 from falsifiers.judging.verdict import Finding
-from falsifiers.meta.console.command import Main, main_of
-from falsifiers.tensor_files.safetensors_file import read
+from falsifiers.meta.console.command import Main, make_main
+from falsifiers.tensor_files.safetensors_file import read_tensors
 from falsifiers.vectors import candidate_kinds, program
 from falsifiers.vectors.calls import ExternalOps
 from falsifiers.vectors.program import Program
@@ -39,7 +39,7 @@ EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "gemv_rows.c"
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command line: exit code, stdout, stderr."""
-    return main_of(rowtwin.main, monkeypatch, capsys)
+    return make_main(rowtwin.main, monkeypatch, capsys)
 
 
 def compiled(folder: Path, *, instead_of: str = "", stands: str = "") -> Path:
@@ -76,7 +76,7 @@ def test_example_in_c_passes_every_exact_call_bit_for_bit(tmp_path: Path, rows: 
     assert code == 0
     assert out.startswith("p3     PASS           row-twin product\n    19 passed, 9 declined")
     for path in (folder / "expected").glob("*-Q*"):  # the bits, not the suite's word alone
-        got, want = (read(path.parents[1] / part / path.name, 1 << 20)[0]["out"]
+        got, want = (read_tensors(path.parents[1] / part / path.name, 1 << 20)[0]["out"]
                      for part in ("outputs", "expected"))
         assert torch.equal(as_bits(got), as_bits(want))
 
@@ -99,7 +99,7 @@ def test_row_that_takes_its_neighbour_s_scale_is_located_in_the_c_program(tmp_pa
     made = compiled(tmp_path, instead_of="            for (long n = 0; n < N; n++)\n",
                     stands="            if (m > 8 && row == 6) s[0] *= 1.0000001f;\n"
                            "            for (long n = 0; n < N; n++)\n")
-    found = broken(candidates.load(f"cmd:{made}"), "rows_equal_alone")
+    found = broken(candidates.load_candidate(f"cmd:{made}"), "rows_equal_alone")
     assert (found.rule, found.rung) == ("twin", "bits")
     assert (found.where["m"], found.where["row"], found.where["element"]) == (9, 6, "[0]")
     assert found.ulps is not None
@@ -111,7 +111,7 @@ def test_row_that_takes_its_neighbour_s_scale_is_located_in_the_c_program(tmp_pa
 def test_minimum_fused_into_the_product_is_located_in_the_c_program(tmp_path: Path) -> None:
     made = compiled(tmp_path, instead_of="return product - minimum;",
                     stands="return fmaf(-half(b + 2), (float)M, product) + 0 * minimum;")
-    found = broken(candidates.load(f"cmd:{made}"), "products_are_true")
+    found = broken(candidates.load_candidate(f"cmd:{made}"), "products_are_true")
     assert (found.rule, found.rung, found.where["weights"]) == ("truth", "bits", "plain")
     assert found.where["row"] == 0
 
@@ -221,14 +221,16 @@ def test_program_that_cannot_be_started_is_a_verdict(tmp_path: Path) -> None:
     path = tmp_path / "mine"
     path.write_text("#!/no/such/interpreter\n")
     path.chmod(0o755)
-    found = broken(candidates.load(f"cmd:{path}"), "rows_equal_alone")
+    found = broken(candidates.load_candidate(f"cmd:{path}"), "rows_equal_alone")
     assert found.sentence == f"{path} cannot be run: No such file or directory"
 
 
 def test_arithmetic_is_what_the_first_answer_declares(tmp_path: Path) -> None:
     assert offered(tmp_path, saying("arithmetic", "exact-23")).arithmetic == "exact-23"
     with pytest.raises(SuiteError, match="ARITHMETIC is 'exact-', but should be"):
-        candidates.load("cmd:" + shlex.join(["sh", "-c", saying("arithmetic", "exact-"), "x"]))
+        candidates.load_candidate(
+            "cmd:" + shlex.join(["sh", "-c", saying("arithmetic", "exact-"), "x"])
+        )
 
 
 @pytest.mark.parametrize(("spec", "sentence"), [
@@ -240,14 +242,14 @@ def test_arithmetic_is_what_the_first_answer_declares(tmp_path: Path) -> None:
     ("server:http://127.0.0.1:1", r"judged from outside, over its API: rowtwin witness http://127")])
 def test_candidate_that_cannot_be_asked_is_refused(spec: str, sentence: str) -> None:
     with pytest.raises(SuiteError, match=sentence):
-        candidates.check(spec)
+        candidates.check_spec(spec)
 
 
 def test_program_beside_its_caller_is_found_from_where_it_runs(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.sh").write_text(saying("arithmetic", "exact-23"))
     monkeypatch.chdir(tmp_path)
-    assert candidates.load("cmd:sh mine.sh").arithmetic == "exact-23"
+    assert candidates.load_candidate("cmd:sh mine.sh").arithmetic == "exact-23"
 
 
 def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,10 +257,10 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for name in ("mine", "my table.bin"):
         (tmp_path / name).touch()
         os.chmod(tmp_path / name, 0o755)
-    assert candidates.absolute("vectors:p3") == f"vectors:{tmp_path}/p3"
-    assert candidates.absolute("cmd:./mine 'my table.bin' --fast") == \
+    assert candidates.make_absolute("vectors:p3") == f"vectors:{tmp_path}/p3"
+    assert candidates.make_absolute("cmd:./mine 'my table.bin' --fast") == \
         f"cmd:{tmp_path}/mine '{tmp_path}/my table.bin' --fast"
-    assert candidates.absolute("cmd:sh mine") == f"cmd:sh {tmp_path}/mine"
+    assert candidates.make_absolute("cmd:sh mine") == f"cmd:sh {tmp_path}/mine"
 
 
 def test_directory_tells_which_phase_it_answers(tmp_path: Path) -> None:
@@ -270,9 +272,9 @@ def test_directory_tells_which_phase_it_answers(tmp_path: Path) -> None:
     assert candidate_kinds.phase_of("cmd:sh") is None
     for phases in (("p4",), ("engine", "p3")):
         with pytest.raises(SuiteError, match=r"answers calls of p3 alone: give --phase 3 with it"):
-            cases_of_vectors(f"vectors:{tmp_path}", Wanted(phases))
-    cases = cases_of_vectors(f"vectors:{tmp_path}", Wanted(("p3",)))
+            select_vector_cases(f"vectors:{tmp_path}", GateRequest(phases))
+    cases = select_vector_cases(f"vectors:{tmp_path}", GateRequest(("p3",)))
     assert cases is not None
     assert [one.id for one in cases] == [one.id for one in rowtwin.phase_vectors("3").cases]
     assert {one.repro for one in cases} == {"rowtwin gate --phase 3"}
-    assert cases_of_vectors(None, Wanted(("p3",))) is None
+    assert select_vector_cases(None, GateRequest(("p3",))) is None

@@ -19,7 +19,7 @@ from falsifiers.gate import phase_status
 from falsifiers.gate.phase_status import PhaseResult
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.verdict import Finding, Verdict
-from falsifiers.tensor_files.safetensors_file import HEADER, read, write
+from falsifiers.tensor_files.safetensors_file import MAX_HEADER_BYTES, read_tensors, write_tensors
 from falsifiers.vectors import exchange, manifest
 from falsifiers.vectors.exchange import VectorSet
 
@@ -66,8 +66,8 @@ def answer(folder: Path, kind: str, m: int) -> Path:
 
 def changed(path: Path, change: Callable[[torch.Tensor], torch.Tensor],
             arithmetic: str = "exact-23") -> None:
-    tensors, _ = read(path, 1 << 20)
-    write(path, {"out": change(tensors["out"])}, {"arithmetic": arithmetic})
+    tensors, _ = read_tensors(path, 1 << 20)
+    write_tensors(path, {"out": change(tensors["out"])}, {"arithmetic": arithmetic})
 
 
 def test_right_answers_pass(whole: Path) -> None:
@@ -127,12 +127,12 @@ def test_arithmetic_that_is_misspelt_lowers_nobody_to_the_budget(whole: Path) ->
 
 def test_declining_is_counted_and_what_must_be_claimed_cannot_pass(whole: Path) -> None:
     for path in (whole / "outputs").glob("*-BF16-*"):
-        write(path, {}, {"declined": "only Q4_K\x1b[31m"})
+        write_tensors(path, {}, {"declined": "only Q4_K\x1b[31m"})
     result, verdicts = judged(whole)
     assert (result.verdict, result.declined) == ("PASS", 2)
     assert all("\x1b" not in (v.reason or "") for v in verdicts)
     for path in (whole / "outputs").iterdir():
-        write(path, {}, {"declined": ""})
+        write_tensors(path, {}, {"declined": ""})
     result, _ = judged(whole)
     assert (result.verdict, result.passed, result.failed) == ("UNMEASURABLE", 0, 0)
 
@@ -153,7 +153,11 @@ def _folder(path: Path) -> None:
 
 
 def _dtype(path: Path) -> None:
-    write(path, {"out": read(path, 1 << 20)[0]["out"].double().half()}, {"arithmetic": "exact-23"})
+    write_tensors(
+        path,
+        {"out": read_tensors(path, 1 << 20)[0]["out"].double().half()},
+        {"arithmetic": "exact-23"},
+    )
 
 
 def _other_arithmetic(path: Path) -> None:
@@ -168,23 +172,50 @@ HOSTILE: list[tuple[Callable[[Path], object], str, str]] = [
     (lambda path: path.write_bytes(b""), "crash", "is not a safetensors file: "),
     (lambda path: path.write_bytes(path.read_bytes()[:-3]), "crash", "is not a safetensors file: "),
     (lambda path: path.write_bytes(b"\xff" * 8 + b"{}"), "crash", "is not a safetensors file: "),
-    (lambda path: path.write_bytes((1 << 40).to_bytes(8, "little") + b"{}"), "crash",
-     "is not a safetensors file: "),
-    (lambda path: path.write_bytes((60000).to_bytes(8, "little") + b"[" * 60000), "crash",
-     "is not a safetensors file: "),
-    (lambda path: path.write_bytes(b" " * (HEADER + 2000)), "crash", "bytes, but at most"),
-    (lambda path: write(path, {}, {"arithmetic": "exact-23"}), "shape", "has no tensor 'out'"),
-    (lambda path: write(path, {**read(path, 1 << 20)[0], "more\x1b": torch.zeros(1)},
-                        {"arithmetic": "exact-23"}), "shape",
-     r"has a tensor 'more\\x1b' that was not asked for"),
-    (lambda path: write(path, {}, {"arithmetic": "exact-23", "refused": "too wide\n"}), "law",
-     r"refuses a call that can be made: 'too wide\\n'"),
-    (lambda path: changed(path, lambda out: out.T), "shape",
-     r"out has shape \[17, 3\], but should have \[3, 17\]"),
+    (
+        lambda path: path.write_bytes((1 << 40).to_bytes(8, "little") + b"{}"),
+        "crash",
+        "is not a safetensors file: ",
+    ),
+    (
+        lambda path: path.write_bytes((60000).to_bytes(8, "little") + b"[" * 60000),
+        "crash",
+        "is not a safetensors file: ",
+    ),
+    (
+        lambda path: path.write_bytes(b" " * (MAX_HEADER_BYTES + 2000)),
+        "crash",
+        "bytes, but at most",
+    ),
+    (
+        lambda path: write_tensors(path, {}, {"arithmetic": "exact-23"}),
+        "shape",
+        "has no tensor 'out'",
+    ),
+    (
+        lambda path: write_tensors(
+            path,
+            {**read_tensors(path, 1 << 20)[0], "more\x1b": torch.zeros(1)},
+            {"arithmetic": "exact-23"},
+        ),
+        "shape",
+        r"has a tensor 'more\\x1b' that was not asked for",
+    ),
+    (
+        lambda path: write_tensors(path, {}, {"arithmetic": "exact-23", "refused": "too wide\n"}),
+        "law",
+        r"refuses a call that can be made: 'too wide\\n'",
+    ),
+    (
+        lambda path: changed(path, lambda out: out.T),
+        "shape",
+        r"out has shape \[17, 3\], but should have \[3, 17\]",
+    ),
     (lambda path: changed(path, lambda out: out[:, :16]), "shape", "out has shape"),
     (_dtype, "dtype", "out has dtype torch.float16, but should have torch.float32"),
     (_other_arithmetic, "law", "declares the arithmetic 'ordered', but the first answer declares"),
-    (lambda path: changed(path, lambda out: torch.full_like(out, torch.nan)), "finite", "NaN")]
+    (lambda path: changed(path, lambda out: torch.full_like(out, torch.nan)), "finite", "NaN"),
+]
 
 
 @pytest.mark.parametrize(("harm", "rung", "sentence"), HOSTILE)
@@ -222,7 +253,7 @@ def _linked(name: str) -> Callable[[Path], object]:
     (_linked("manifest.json"), "is a symbolic link"),
     (_linked("outputs"), "is a symbolic link"),
     (lambda folder: shutil.rmtree(folder / "outputs"), "nothing has answered these calls yet"),
-    (lambda folder: write(folder / "outputs" / "a\x1b.safetensors", {}, {}),
+    (lambda folder: write_tensors(folder / "outputs" / "a\x1b.safetensors", {}, {}),
      r"answers a call that was not asked, 'a\\x1b'"),
     (lambda folder: (folder / "manifest.json").write_bytes(b"\xff{"), "is not JSON"),
     (lambda folder: (folder / "manifest.json").write_text("[" * 9999), "is not JSON"),
@@ -264,7 +295,7 @@ def test_every_call_that_is_asked_is_in_the_manifest_with_its_form(exported: Pat
     for part, forms in (("inputs", "inputs"), ("expected", "outputs")):
         assert {path.stem for path in (exported / part).iterdir()} == {c.name for c in held.calls}
         for call in held.calls:
-            tensors, _ = read(exported / part / f"{call.name}.safetensors", 1 << 20)
+            tensors, _ = read_tensors(exported / part / f"{call.name}.safetensors", 1 << 20)
             assert {name: tuple(x.shape) for name, x in tensors.items()} == {
                 name: form.shape for name, form in getattr(call, forms).items()}
     assert {case for call in held.calls for case in call.cases} == {c.id for c in few().cases}

@@ -12,7 +12,7 @@ from torch import Tensor
 from falsifiers.console import atomic_directory
 from falsifiers.judging.errors import SuiteError
 from falsifiers.meta.vectors.test_vectors import few
-from falsifiers.tensor_files.safetensors_file import UnreadableError, read
+from falsifiers.tensor_files.safetensors_file import UnreadableError, read_tensors
 from falsifiers.vectors import exchange, manifest
 from falsifiers.vectors.calls import Call
 
@@ -41,7 +41,7 @@ def test_folder_gets_its_files_once_all_are_written(tmp_path: Path, *, there: bo
     folder = tmp_path / "a" / "b"
     if there:
         folder.mkdir(parents=True)
-    with atomic_directory.whole(folder, "last") as part:
+    with atomic_directory.write_atomically(folder, "last") as part:
         for name in ("last", "zero"):
             (part / name).touch()
         assert not (folder / "last").exists()
@@ -57,4 +57,4 @@ def test_file_that_is_larger_than_was_meant_is_not_read(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(UnreadableError, match="1,099,511,627,776 bytes, but at most"):
-        read(path, 4)
+        read_tensors(path, 4)

@@ -14,7 +14,7 @@ import rowtwin
 from contracts.schema import Case
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.verdict import Finding
-from falsifiers.tensor_files.safetensors_file import read, write
+from falsifiers.tensor_files.safetensors_file import read_tensors, write_tensors
 from falsifiers.vectors import exchange
 from falsifiers.vectors.exchange import VectorSet
 
@@ -34,9 +34,9 @@ def answered(folder: Path, wanted: VectorSet) -> Path:
 
 
 def added_to(path: Path, name: str, at: tuple[int, ...]) -> None:
-    tensors, told = read(path, 1 << 22)
+    tensors, told = read_tensors(path, 1 << 22)
     tensors[name][at] += 1
-    write(path, tensors, told)
+    write_tensors(path, tensors, told)
 
 
 def first(folder: Path, wanted: VectorSet) -> Finding:
@@ -71,7 +71,7 @@ def test_argmax_and_norms_are_judged_row_by_row(tmp_path: Path) -> None:
     added_to(path, "out", (1,))
     found = first(outputs.parent, wanted)
     assert found.sentence.startswith("argmax[row 1, zeros of both signs]=3, but should be 2 ")
-    write(path, {"out": torch.tensor([2.0, -1.0])}, {"arithmetic": wanted.arithmetic})
+    write_tensors(path, {"out": torch.tensor([2.0, -1.0])}, {"arithmetic": wanted.arithmetic})
     assert first(outputs.parent, wanted).sentence == (
         "row 1 of [2, 509] logits is answered by -1, which says that it holds NaN, but it holds "
         "none")

@@ -20,12 +20,12 @@ from engine.candidate import PathEngine
 from engine.path import Rows
 from falsifiers.gate import candidates
 from falsifiers.gate.candidates import Candidate
-from falsifiers.gate.cli import cases_of_vectors
-from falsifiers.gate.runner import Wanted
+from falsifiers.gate.cli import select_vector_cases
+from falsifiers.gate.runner import GateRequest
 from falsifiers.judging.errors import SuiteError
-from falsifiers.meta.console.command import Main, main_of
+from falsifiers.meta.console.command import Main, make_main
 from falsifiers.meta.vectors.test_vectors_steps import steps
-from falsifiers.tensor_files.safetensors_file import write
+from falsifiers.tensor_files.safetensors_file import write_tensors
 from falsifiers.vectors import exchange, manifest
 from falsifiers.vectors.calls import RecordingAnswerer
 from falsifiers.vectors.exchange import VectorSet, judge_case
@@ -100,7 +100,7 @@ def test_program_that_batches_wrongly_breaks_twin_and_one_that_is_wrong_alone_br
 def copying(folder: Path, exported: Path, *lines: str) -> Candidate:
     """Return a shell program that answers what a directory expects, and does more."""
     answers = shutil.copytree(exported / "expected", folder / "answers")
-    write(answers / f"{StepOps.probe.name}.safetensors", {}, {"arithmetic": "exact-23",
+    write_tensors(answers / f"{StepOps.probe.name}.safetensors", {}, {"arithmetic": "exact-23",
                                                              "declined": "a probe"})
     path, more = folder / "mine.sh", "\n".join(lines)
     path.write_text(f'#!/bin/sh\nfor f in $1/*.safetensors; do cp {answers}/"${{f##*/}}" $2; done\n'
@@ -145,15 +145,15 @@ def test_program_that_writes_beside_its_answer_is_told(exported: Path,
 
 
 def test_program_is_asked_what_the_contract_lacks_beside_its_cases() -> None:
-    cases = cases_of_vectors("cmd:sh mine", Wanted(("p4",)))
+    cases = select_vector_cases("cmd:sh mine", GateRequest(("p4",)))
     assert cases is not None
     own = list(rowtwin.phase_contract("p4").expand())
     assert list(cases[:len(own)]) == own
     assert {one.given.get("op") for one in cases[len(own):]} == {
         None, "norm", "add_norm", "gated_norm", "silu_mul", "argmax", "embed", "project"}
     assert {one.repro for one in cases[len(own):]} == {"rowtwin gate --phase 4"}
-    assert cases_of_vectors("cmd:sh mine", Wanted(("p3",))) is None
-    assert cases_of_vectors("cmd:sh mine", Wanted(("p4",), case=own[0])) is None
+    assert select_vector_cases("cmd:sh mine", GateRequest(("p3",))) is None
+    assert select_vector_cases("cmd:sh mine", GateRequest(("p4",), case=own[0])) is None
 
 
 @pytest.mark.parametrize(("asked", "why"), [
@@ -187,7 +187,7 @@ def test_what_a_phase_puts_before_a_program_is_what_it_hands_over(tmp_path: Path
 
     assert [op(phase, "engine") for phase in "3456"] == [False, True, False, False]
     assert [op(phase, "gemv_rows") for phase in "3456"] == [True] * 4
-    assert candidates.load("cmd:sh mine").op("engine") is None
+    assert candidates.load_candidate("cmd:sh mine").op("engine") is None
 
 
 def test_no_phase_is_named_where_vectors_are_exchanged() -> None:
@@ -200,7 +200,7 @@ def test_no_phase_is_named_where_vectors_are_exchanged() -> None:
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command line: exit code, stdout, stderr."""
-    return main_of(rowtwin.main, monkeypatch, capsys)
+    return make_main(rowtwin.main, monkeypatch, capsys)
 
 
 def test_directory_is_judged_by_the_gate_as_by_check(tmp_path: Path, rows: Main) -> None:

@@ -21,7 +21,7 @@ from falsifiers.meta.vectors.vector_fixtures import (
     row_slots,
     step_answer_file,
 )
-from falsifiers.tensor_files.safetensors_file import HEADER, read, write
+from falsifiers.tensor_files.safetensors_file import MAX_HEADER_BYTES, read_tensors, write_tensors
 from falsifiers.vectors import exchange, manifest
 from falsifiers.vectors.exchange import VectorSet
 
@@ -133,7 +133,7 @@ def _link(path: Path) -> None:
 
 
 def _refused(path: Path) -> None:
-    write(path, {}, {"arithmetic": "exact-23", "refused": "no\x1b"})
+    write_tensors(path, {}, {"arithmetic": "exact-23", "refused": "no\x1b"})
 
 
 def _to(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], object]:
@@ -146,7 +146,11 @@ def _to(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[
         (Path.unlink, "crash", "is missing"),
         (_link, "crash", "is a symbolic link"),
         (lambda path: path.write_bytes(path.read_bytes()[:-4]), "crash", "not a safetensors file"),
-        (lambda path: os.truncate(path, (1 << 30) + HEADER), "crash", "bytes, but at most"),
+        (
+            lambda path: os.truncate(path, (1 << 30) + MAX_HEADER_BYTES),
+            "crash",
+            "bytes, but at most",
+        ),
         (
             lambda path: change_answer(path, lambda x: x.pop("0.delta")),
             "shape",
@@ -194,17 +198,17 @@ def test_step_that_nobody_can_make_must_be_refused_with_the_value(exported: dict
     folder = answer_rightly(exported["steps"], tmp_path / "p4")
     (case,) = [case for case in steps().cases if case.falsifier == "refusals_change_nothing"]
     (path, *_) = [path for path in sorted((folder / "outputs").iterdir())
-                  if "token 509" in read(path, 1 << 26)[1].get("refused", "")]
-    write(path, {}, {"arithmetic": "exact-23", "refused": "a bad token"})
+                  if "token 509" in read_tensors(path, 1 << 26)[1].get("refused", "")]
+    write_tensors(path, {}, {"arithmetic": "exact-23", "refused": "a bad token"})
     alone = some("4", lambda one: one.id == case.id)
     sentences = [v.finding.sentence for v in exchange.check(folder, alone) if v.finding]
     assert "says 'a bad token', which does not name the value 509" in sentences[0]
     call = next(call for call in manifest.load_manifest(folder).calls if call.name == path.stem)
     states = {name: torch.zeros(form.shape) for name, form in call.inputs.items() if "." in name}
-    write(path, {"logits": torch.zeros(2, 509), **states}, {"arithmetic": "exact-23"})
+    write_tensors(path, {"logits": torch.zeros(2, 509), **states}, {"arithmetic": "exact-23"})
     sentences = [v.finding.sentence for v in exchange.check(folder, alone) if v.finding]
     assert sentences[0].startswith("a step with a token past the vocabulary was not refused")
-    write(path, {}, {"arithmetic": "exact-23", "declined": "no steps"})
+    write_tensors(path, {}, {"arithmetic": "exact-23", "declined": "no steps"})
     assert [(v.outcome, v.reason) for v in exchange.check(folder, alone)] == [
         ("declined", f"{path.name}: no steps")]
     path.unlink()

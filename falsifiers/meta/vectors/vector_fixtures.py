@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from falsifiers.judging.verdict import Finding, Verdict
-from falsifiers.tensor_files.safetensors_file import read, write
+from falsifiers.tensor_files.safetensors_file import read_tensors, write_tensors
 from falsifiers.vectors import manifest
 
 
@@ -31,9 +31,9 @@ def finding_of(verdicts: list[Verdict], case: str) -> Finding:
 
 def change_answer(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
     """Change the tensors of an answer."""
-    tensors, told = read(path, 1 << 26)
+    tensors, told = read_tensors(path, 1 << 26)
     change(tensors)
-    write(path, tensors, told)
+    write_tensors(path, tensors, told)
 
 
 def flip_last_bit(tensors: dict[str, torch.Tensor], name: str, at: tuple[int, ...]) -> None:
@@ -52,5 +52,5 @@ def step_answer_file(folder: Path, case: str, m: int) -> Path:
 
 def row_slots(folder: Path, answer: Path) -> list[int]:
     """Return which slot each row of a step has."""
-    slots: list[int] = read(folder / "inputs" / answer.name, 1 << 26)[0]["slots"].tolist()
+    slots: list[int] = read_tensors(folder / "inputs" / answer.name, 1 << 26)[0]["slots"].tolist()
     return slots

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import rowtwin
-from falsifiers.meta.console.command import Main, main_of
+from falsifiers.meta.console.command import Main, make_main
 from falsifiers.meta.witness.stub_faults import repeat_one_token
 from falsifiers.meta.witness.stub_server import StubServer, serve_stub
 from falsifiers.meta.witness.witness_files import WITNESS_TABLE, make_witness
@@ -34,7 +34,7 @@ print("\\nloaded", sorted(heavy & set(sys.modules)), code)
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command line: exit code, stdout, stderr."""
-    return main_of(rowtwin.main, monkeypatch, capsys, "witness")
+    return make_main(rowtwin.main, monkeypatch, capsys, "witness")
 
 
 @pytest.mark.parametrize(("argv", "code"), [
