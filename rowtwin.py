@@ -148,12 +148,15 @@ def phase_contract(phase: str) -> Contract:
 def phase_bank(phase: str) -> Bank:
     """Return a phase's falsifiers and mutants, ready for the kill matrix."""
     from falsifiers.judging.matrix import Bank
+    from falsifiers.judging.subject import Mutant
     contract = phase_contract(phase)
     tests = importlib.import_module(f"{contract.package}.test_falsifier")
-    wrong = importlib.import_module(f"{contract.package}.mutants")
+    build = importlib.import_module(f"{contract.package}.mutants").MUTANTS
     named = {f.id: getattr(tests, f"test_{f.id}", None) for f in contract.falsifiers}
+    mutants = [Mutant(m.id, m.fault, m.killed_by, build[m.id], m.source, m.device, m.emulated)
+               for m in contract.mutants]
     return Bank(contract, {name: test for name, test in named.items() if test is not None},
-                wrong.MUTANTS, subject_for)
+                mutants, subject_for)
 
 
 def _require_ops(candidate: Any, name: str) -> None:

@@ -125,6 +125,22 @@ class Case(FrozenModel):
         return self.given[key]
 
 
+class MutantEntry(FrozenModel):
+    """One mutant: the phase's `mutants.py` has the function that builds it, under its id."""
+
+    id: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
+    fault: str = Field(min_length=1)
+    """One sentence: what is wrong."""
+    killed_by: tuple[str, ...] = Field(min_length=1)
+    """The falsifiers that must each kill it."""
+    source: str = ""
+    """The public report it comes from (`B036`), or empty for one of our own."""
+    device: Literal["cpu", "interpret", "cuda"] = "cpu"
+    """`cuda` when only a device can show it."""
+    emulated: bool = True
+    """Whether a mutant of a CUDA kernel also ends in the emulator."""
+
+
 class Contract(FrozenModel):
     """What one phase claims and how the claim is attacked."""
 
@@ -144,13 +160,19 @@ class Contract(FrozenModel):
     emulated: dict[str, tuple[str, ...]] = {}
     """Device cases that are also judged on the CPU, where the device is emulated: a falsifier's, by
     patterns of their names. A receipt is not about them."""
-    mutants: tuple[str, ...] = Field(min_length=1)
+    mutants: tuple[MutantEntry, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Contract:
         known = [falsifier.id for falsifier in self.falsifiers]
         _refuse_repeats("falsifier", known, "falsifiers")
-        _refuse_repeats("mutant", list(self.mutants), "mutants")
+        _refuse_repeats("mutant", [mutant.id for mutant in self.mutants], "mutants")
+        for number, mutant in enumerate(self.mutants):
+            for name in mutant.killed_by:
+                if name not in known:
+                    raise InconsistentError(
+                        f"mutant {mutant.id!r} names unknown falsifier {name!r}",
+                        "mutants", number, "killed_by")
         seen, there = set[str](), list[tuple[str, str]]()
         for number, row in enumerate(self.cases):
             if row.falsifier not in known:
@@ -177,6 +199,11 @@ class Contract(FrozenModel):
             raise InconsistentError(f"falsifier {idle[0]!r} has no case",
                                      "falsifiers", known.index(idle[0]))
         return self
+
+    @property
+    def mutant_ids(self) -> tuple[str, ...]:
+        """The ids of the phase's mutants."""
+        return tuple(mutant.id for mutant in self.mutants)
 
     def expand(self) -> Iterator[Case]:
         """Yield every concrete case of the table."""

@@ -27,7 +27,9 @@ falsifiers:
 cases:
   - {falsifier: rows_hold, id: "nano-m{m}", given: {m: [1, 2], model: nano}}
   - {falsifier: slots_hold, tier: [cpu, cuda], id: one, quick: false, must_claim: false}
-mutants: [one_row_for_all, no_slot]
+mutants:
+  - {id: one_row_for_all, fault: One row is all rows., killed_by: [rows_hold]}
+  - {id: no_slot, fault: There is no slot., killed_by: [slots_hold]}
 """
 
 
@@ -85,13 +87,15 @@ BROKEN_CONTRACTS = {
     "unknown falsifier": (16, "{falsifier: rows_hold,", "{falsifier: rows_hald,",
                           "unknown falsifier 'rows_hald'"),
     "falsifier twice": (12, "id: slots_hold", "id: rows_hold", "'rows_hold' stands twice"),
-    "mutant twice": (18, "[one_row_for_all, no_slot]", "[no_slot, no_slot]", "stands twice"),
+    "mutant twice": (20, "id: one_row_for_all", "id: no_slot", "stands twice"),
+    "mutant of an unknown falsifier": (20, "killed_by: [slots_hold]", "killed_by: [slots_hald]",
+                                       "'no_slot' names unknown falsifier 'slots_hald'"),
     "idle falsifier": (12, "{falsifier: slots_hold, tier: [cpu, cuda]",
                        "{falsifier: rows_hold, tier: [cpu, cuda]", "'slots_hold' has no case"),
     "unknown tier": (17, "tier: [cpu, cuda]", "tier: [cpu, tpu]", "tier"),
     "tier that no case names": (17, "tier: [cpu, cuda]", "tier: [cpu, emulate]", "tier"),
-    "emulated without a device case": (19, "mutants: [one_row_for_all, no_slot]\n",
-                                       "mutants: [no_slot]\nemulated: {rows_hold: ['*']}\n",
+    "emulated without a device case": (18, "mutants:\n",
+                                       "emulated: {rows_hold: ['*']}\nmutants:\n",
                                        "'rows_hold' has no device case '*' to be emulated"),
     "case id without its axis": (16, "nano-m{m}", "nano-m{n}", "cannot be filled in"),
     "case id twice": (16, "nano-m{m}", "nano", "'p1/rows_hold[cpu-nano]' stands twice"),

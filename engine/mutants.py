@@ -17,13 +17,12 @@ from engine.load import Layer
 from engine.model import Model
 from engine.mutants_below import LOW_LEVEL_MUTANTS
 from engine.state import Refs
-from falsifiers.judging.subject import Mutant, Subject
+from falsifiers.judging.subject import Builder, Subject
 
 Counts = tuple[int, ...]
-LOGITS_FALSIFIERS = ("logits_match_transformers",)
 
 
-def _change_models(wrong: Callable[[Model], Model]) -> Callable[[Subject], Subject]:
+def _change_models(wrong: Callable[[Model], Model]) -> Builder:
     """Return a builder whose models are changed as they are loaded."""
     def build(subject: Subject) -> Subject:
         return replace(subject, models=lambda name: wrong(subject.models(name)))
@@ -31,12 +30,12 @@ def _change_models(wrong: Callable[[Model], Model]) -> Callable[[Subject], Subje
     return build
 
 
-def _replace_ops(**wrong: Any) -> Callable[[Subject], Subject]:
+def _replace_ops(**wrong: Any) -> Builder:
     """Return a builder whose models run other ops."""
     return _change_models(lambda model: replace(model, ops=replace(model.ops, **wrong)))
 
 
-def _change_vectors(name: str, wrong: Callable[[Tensor], Tensor]) -> Callable[[Subject], Subject]:
+def _change_vectors(name: str, wrong: Callable[[Tensor], Tensor]) -> Builder:
     """Return a builder whose models hold a changed f32 parameter of that name in every layer."""
     def change(model: Model) -> Model:
         layers = tuple(
@@ -48,7 +47,7 @@ def _change_vectors(name: str, wrong: Callable[[Tensor], Tensor]) -> Callable[[S
     return _change_models(change)
 
 
-def _replace_config(**wrong: Any) -> Callable[[Subject], Subject]:
+def _replace_config(**wrong: Any) -> Builder:
     """Return a builder whose models have another configuration."""
     def change(model: Model) -> Model:
         config: Config = replace(model.config, **wrong)
@@ -174,229 +173,59 @@ def _mean_l2(x: Tensor) -> Tensor:
     return ar.l2_norm(x, 1e-6 * x.shape[-1])
 
 
-def _delta_mutant(**change: Any) -> Callable[[Subject], Subject]:
+def _delta_mutant(**change: Any) -> Builder:
     return _replace_ops(delta_step=partial(_delta_variant, **change))
 
 
-MODEL_FAULTS = (
-    (
-        "key_head_is_h_over_groups",
-        "Value head h uses key head h // (V / K).",
-        _delta_mutant(spread=lambda x, n: x.repeat_interleave(n, 0)),
-        "B210",
+MODEL_FAULTS: dict[str, Builder] = {
+    "key_head_is_h_over_groups": _delta_mutant(spread=lambda x, n: x.repeat_interleave(n, 0)),
+    "read_before_decay": _delta_mutant(decay="after the read"),
+    "decay_after_write": _delta_mutant(decay="last"),
+    "output_before_write": _delta_mutant(read="before"),
+    "no_delta_term": _delta_mutant(delta=False),
+    "state_turned": _delta_mutant(turned=True),
+    "query_not_scaled": _delta_mutant(scale=1.0),
+    "no_l2_norm": _delta_mutant(l2=lambda x: x),
+    "l2_eps_added_to_the_mean": _delta_mutant(l2=_mean_l2),
+    "l2_eps_left_out": _delta_mutant(l2=lambda x: ar.l2_norm(x, 0.0)),
+    "conv_taps_flipped": _replace_ops(conv_step=partial(_conv_variant, turn=lambda w: w.flip(1))),
+    "conv_taps_transposed": _replace_ops(
+        conv_step=partial(_conv_variant, turn=lambda w: w.T.reshape(w.shape))
     ),
-    (
-        "read_before_decay",
-        "The state is read before it decays.",
-        _delta_mutant(decay="after the read"),
-        "",
+    "conv_without_silu": _replace_ops(conv_step=partial(_conv_variant, silu=False)),
+    "conv_window_forgotten": _replace_ops(conv_step=partial(_conv_variant, keep=False)),
+    "decay_not_in_log_space": _replace_ops(
+        gates=partial(_gates_variant, rate=lambda d: -ar.exp(d))
     ),
-    ("decay_after_write", "The state decays after the write.", _delta_mutant(decay="last"), ""),
-    (
-        "output_before_write",
-        "The output is read before the write.",
-        _delta_mutant(read="before"),
-        "",
+    "decay_is_a_sigmoid": _replace_ops(gates=partial(_gates_variant, soft=ar.sigmoid)),
+    "time_step_bias_left_out": _replace_ops(gates=partial(_gates_variant, shift=torch.zeros_like)),
+    "beta_not_squashed": _replace_ops(gates=partial(_gates_variant, squash=lambda b: b)),
+    "beta_through_bfloat16": _replace_ops(
+        gates=partial(_gates_variant, squash=lambda b: ar.sigmoid(b).bfloat16().float())
     ),
-    (
-        "no_delta_term",
-        "The value is written without subtracting what is stored.",
-        _delta_mutant(delta=False),
-        "",
+    "gate_before_norm": _replace_ops(gated_norm=partial(_gated_norm_variant, first=True)),
+    "gate_is_a_sigmoid": _replace_ops(gated_norm=partial(_gated_norm_variant, gate=ar.sigmoid)),
+    "one_added_to_norms_twice": _change_vectors("attn_norm", _plus_one),
+    "one_added_to_ssm_norm": _change_vectors("ssm_norm", _plus_one),
+    "rope_on_adjacent_pairs": _replace_ops(rotate=partial(_rotate_variant, adjacent=True)),
+    "rope_on_all_dimensions": _replace_ops(rotate=partial(_rotate_variant, whole=True)),
+    "rope_turns_backwards": _replace_ops(rotate=partial(_rotate_variant, reverse=True)),
+    "rope_position_late_by_one": _replace_ops(rotate=partial(_rotate_variant, late=1)),
+    "rope_base_defaulted": _replace_config(rope_base=10000.0),
+    "query_and_gate_swapped": _replace_ops(attend=partial(_attend_variant, swap=True)),
+    "kv_head_is_h_mod": _replace_ops(attend=partial(_attend_variant, shuffle=True)),
+    "attention_scale_wrong": _replace_ops(attend=partial(_attend_variant, scale=2**0.5)),
+    "attention_not_gated": _replace_ops(attend=partial(_attend_variant, gated=None)),
+    "attention_gated_by_silu": _replace_ops(attend=partial(_attend_variant, gated=ar.silu)),
+    "cache_never_read": _replace_ops(attend=partial(_attend_variant, cached=False)),
+    "query_norm_left_out": _change_vectors("attn_q_norm", torch.ones_like),
+    "ffn_gate_and_up_swapped": _replace_ops(silu_mul=_silu_mul_swapped),
+    "head_tied_though_it_is_not": _change_models(
+        lambda m: replace(m, weights=replace(m.weights, head=m.weights.embedding))
     ),
-    (
-        "state_turned",
-        "Key and value dimensions of the state change places every step.",
-        _delta_mutant(turned=True),
-        "B121",
+    "one_layer_short": _change_models(
+        lambda m: replace(m, weights=replace(m.weights, layers=m.weights.layers[:-1]))
     ),
-    ("query_not_scaled", "The query lacks 1 / sqrt(128).", _delta_mutant(scale=1.0), ""),
-    ("no_l2_norm", "Queries and keys are not normalised.", _delta_mutant(l2=lambda x: x), ""),
-    (
-        "l2_eps_added_to_the_mean",
-        "The l2 eps is added to the mean of squares.",
-        _delta_mutant(l2=_mean_l2),
-        "",
-    ),
-    (
-        "l2_eps_left_out",
-        "The l2 norm has no eps.",
-        _delta_mutant(l2=lambda x: ar.l2_norm(x, 0.0)),
-        "",
-    ),
-    (
-        "conv_taps_flipped",
-        "Tap 0 multiplies the present token.",
-        _replace_ops(conv_step=partial(_conv_variant, turn=lambda w: w.flip(1))),
-        "",
-    ),
-    (
-        "conv_taps_transposed",
-        "Taps are read as [4, conv_dim].",
-        _replace_ops(conv_step=partial(_conv_variant, turn=lambda w: w.T.reshape(w.shape))),
-        "B211",
-    ),
-    (
-        "conv_without_silu",
-        "The convolution has no activation.",
-        _replace_ops(conv_step=partial(_conv_variant, silu=False)),
-        "",
-    ),
-    (
-        "conv_window_forgotten",
-        "The convolution sees the present token alone.",
-        _replace_ops(conv_step=partial(_conv_variant, keep=False)),
-        "B117",
-    ),
-    (
-        "decay_not_in_log_space",
-        "exp(ssm_a) is taken where -exp(A_log) is stored.",
-        _replace_ops(gates=partial(_gates_variant, rate=lambda d: -ar.exp(d))),
-        "B211",
-    ),
-    (
-        "decay_is_a_sigmoid",
-        "The gate is a sigmoid instead of exp(-A softplus).",
-        _replace_ops(gates=partial(_gates_variant, soft=ar.sigmoid)),
-        "",
-    ),
-    (
-        "time_step_bias_left_out",
-        "ssm_dt is not added.",
-        _replace_ops(gates=partial(_gates_variant, shift=torch.zeros_like)),
-        "",
-    ),
-    (
-        "beta_not_squashed",
-        "beta lacks its sigmoid.",
-        _replace_ops(gates=partial(_gates_variant, squash=lambda b: b)),
-        "",
-    ),
-    (
-        "beta_through_bfloat16",
-        "beta is rounded to bfloat16 and back.",
-        _replace_ops(
-            gates=partial(_gates_variant, squash=lambda b: ar.sigmoid(b).bfloat16().float())
-        ),
-        "B125",
-    ),
-    (
-        "gate_before_norm",
-        "z gates the read before its norm.",
-        _replace_ops(gated_norm=partial(_gated_norm_variant, first=True)),
-        "",
-    ),
-    (
-        "gate_is_a_sigmoid",
-        "z goes through a sigmoid instead of SiLU.",
-        _replace_ops(gated_norm=partial(_gated_norm_variant, gate=ar.sigmoid)),
-        "",
-    ),
-    (
-        "one_added_to_norms_twice",
-        "1 is added to norms that already hold it.",
-        _change_vectors("attn_norm", _plus_one),
-        "B213",
-    ),
-    (
-        "one_added_to_ssm_norm",
-        "1 is added to the one norm that does not want it.",
-        _change_vectors("ssm_norm", _plus_one),
-        "",
-    ),
-    (
-        "rope_on_adjacent_pairs",
-        "Dimensions 2i and 2i + 1 turn together.",
-        _replace_ops(rotate=partial(_rotate_variant, adjacent=True)),
-        "",
-    ),
-    (
-        "rope_on_all_dimensions",
-        "All 256 dimensions are rotated.",
-        _replace_ops(rotate=partial(_rotate_variant, whole=True)),
-        "B217",
-    ),
-    (
-        "rope_turns_backwards",
-        "The sine has the wrong sign on both halves, for one op.",
-        _replace_ops(rotate=partial(_rotate_variant, reverse=True)),
-        "",
-    ),
-    (
-        "rope_position_late_by_one",
-        "Positions start at 0 twice.",
-        _replace_ops(rotate=partial(_rotate_variant, late=1)),
-        "B153",
-    ),
-    (
-        "rope_base_defaulted",
-        "The base is 10,000, as a reader without the key takes it.",
-        _replace_config(rope_base=10000.0),
-        "",
-    ),
-    (
-        "query_and_gate_swapped",
-        "The gate half of attn_q is taken as the query.",
-        _replace_ops(attend=partial(_attend_variant, swap=True)),
-        "",
-    ),
-    (
-        "kv_head_is_h_mod",
-        "Query head h reads KV head h mod the KV heads.",
-        _replace_ops(attend=partial(_attend_variant, shuffle=True)),
-        "",
-    ),
-    (
-        "attention_scale_wrong",
-        "Scores are scaled by 1 / sqrt(128).",
-        _replace_ops(attend=partial(_attend_variant, scale=2**0.5)),
-        "",
-    ),
-    (
-        "attention_not_gated",
-        "The output gate is left out.",
-        _replace_ops(attend=partial(_attend_variant, gated=None)),
-        "",
-    ),
-    (
-        "attention_gated_by_silu",
-        "The output gate is SiLU.",
-        _replace_ops(attend=partial(_attend_variant, gated=ar.silu)),
-        "",
-    ),
-    (
-        "cache_never_read",
-        "Attention sees the present token alone.",
-        _replace_ops(attend=partial(_attend_variant, cached=False)),
-        "",
-    ),
-    (
-        "query_norm_left_out",
-        "Queries and keys of attention are not normalised.",
-        _change_vectors("attn_q_norm", torch.ones_like),
-        "",
-    ),
-    (
-        "ffn_gate_and_up_swapped",
-        "SiLU is applied to the up projection.",
-        _replace_ops(silu_mul=_silu_mul_swapped),
-        "",
-    ),
-    (
-        "head_tied_though_it_is_not",
-        "The embedding is taken as the head.",
-        _change_models(lambda m: replace(m, weights=replace(m.weights, head=m.weights.embedding))),
-        "",
-    ),
-    (
-        "one_layer_short",
-        "The last layer is not run.",
-        _change_models(
-            lambda m: replace(m, weights=replace(m.weights, layers=m.weights.layers[:-1]))
-        ),
-        "B218",
-    ),
-)
+}
 
-MUTANTS = tuple(Mutant(name, fault, LOGITS_FALSIFIERS, build, source)
-                for name, fault, build, source in MODEL_FAULTS) + LOW_LEVEL_MUTANTS
+MUTANTS: dict[str, Builder] = MODEL_FAULTS | LOW_LEVEL_MUTANTS

@@ -20,16 +20,10 @@ from engine.model import Model
 from engine.parts import EngineParts
 from engine.state import Checkpoint, State, checkpoint, restore
 from engine.weights import Weight
-from falsifiers.judging.subject import Mutant, Subject
-
-PRODUCTS, WIDTH = "products_equal_integer_arithmetic", "product_row_does_not_depend_on_width"
-FUNCTIONS, EDGE_VALUES = "functions_have_their_known_answers", "functions_keep_their_edges"
-KERNELS, CHECKPOINT = "kernels_give_the_reference_bits", "checkpoint_restores_at_every_step"
-BROKEN_FILES, FRESH_MEMORY = "files_that_lie_are_refused", "fresh_memory_has_no_effect"
-KNOWN_BITS = "logits_have_their_known_bits"
+from falsifiers.judging.subject import Builder, Subject
 
 
-def _replace_parts(**wrong: Any) -> Callable[[Subject], Subject]:
+def _replace_parts(**wrong: Any) -> Builder:
     """Return a builder whose engine has other parts."""
     def build(subject: Subject) -> Subject:
         surface: EngineParts = subject.engine
@@ -130,7 +124,7 @@ class _SpreadsNaN(Weight):
         return super().product(x) + 0 * x.sum()
 
 
-def _replace_function(name: str, wrong: Callable[[Tensor], Tensor]) -> Callable[[Subject], Subject]:
+def _replace_function(name: str, wrong: Callable[[Tensor], Tensor]) -> Builder:
     def build(subject: Subject) -> Subject:
         functions = {**subject.engine.functions, name: wrong}
         return replace(subject, engine=replace(subject.engine, functions=functions))
@@ -235,170 +229,34 @@ def _library_silu(subject: Subject) -> Subject:
     return replace(subject, models=models)
 
 
-LOW_LEVEL_MUTANTS = (
-    Mutant(
-        "high_scale_bits_dropped",
-        "The upper four scales lose their two high bits.",
-        (PRODUCTS,),
-        _replace_parts(weight=_LowScaleBits),
-        "B054",
+LOW_LEVEL_MUTANTS: dict[str, Builder] = {
+    "high_scale_bits_dropped": _replace_parts(weight=_LowScaleBits),
+    "scale_of_the_neighbour": _replace_parts(weight=_NeighbourScale),
+    "fifth_bit_dropped": _replace_parts(weight=_NoFifthBit),
+    "limbs_joined_in_f32": _replace_parts(weight=_FloatSums),
+    "sums_wrap_at_32_bits": _replace_parts(weight=_WrappedSums),
+    "minimum_contracted": _replace_parts(weight=_FusedMinimum),
+    "groups_in_one_sum": _replace_parts(weight=_OneSum),
+    "low_limb_dropped": _replace_parts(weight=_NarrowActivations),
+    "minimum_forgotten": _replace_parts(weight=_NoMinimum),
+    "float_matmul": _replace_parts(weight=_MatmulRows),
+    "nan_reaches_other_rows": _replace_parts(weight=_SpreadsNaN),
+    "library_exp": _replace_function("exp", torch.exp),
+    "library_sigmoid": _replace_function("sigmoid", torch.sigmoid),
+    "rsqrt_rounded_once": _replace_function("rsqrt", lambda x: x.double().rsqrt().float()),
+    "nan_becomes_zero": _replace_function("exp", _exp_nan_to_zero),
+    "rms_norm_in_f64": _replace_parts(kernels={"rms_norm": _fused_rms_norm}),
+    "kernel_writes_past_its_output": _replace_parts(kernels={"gemv_q4_k": _gemv_past_the_end}),
+    "kernel_has_other_arithmetic": _replace_parts(kernels={"gemv_q4_k": _gemv_in_f32}),
+    "checkpoint_is_a_view": _replace_parts(checkpoint=_checkpoint_view),
+    "window_not_restored": _replace_parts(restore=_restore_without("conv")),
+    "recurrent_state_not_restored": _replace_parts(restore=_restore_without("delta")),
+    "last_key_not_saved": _replace_parts(checkpoint=_checkpoint_one_row_short),
+    "unmatched_tensor_skipped": _replace_parts(load=_load_leniently),
+    "block_count_defaulted": _replace_parts(load=_load_with_defaults(("block_count", 2))),
+    "rope_keys_defaulted": _replace_parts(
+        load=_load_with_defaults(("rope.freq_base", 10000.0), ("rope.dimension_count", 64))
     ),
-    Mutant(
-        "scale_of_the_neighbour",
-        "A sub-block uses the scale beside its own.",
-        (PRODUCTS,),
-        _replace_parts(weight=_NeighbourScale),
-        "B055",
-    ),
-    Mutant(
-        "fifth_bit_dropped",
-        "Q5_K is read as Q4_K.",
-        (PRODUCTS,),
-        _replace_parts(weight=_NoFifthBit),
-    ),
-    Mutant(
-        "limbs_joined_in_f32",
-        "Integer sums are added up in f32.",
-        (PRODUCTS,),
-        _replace_parts(weight=_FloatSums),
-    ),
-    Mutant(
-        "sums_wrap_at_32_bits",
-        "Integer sums overflow int32.",
-        (PRODUCTS,),
-        _replace_parts(weight=_WrappedSums),
-    ),
-    Mutant(
-        "minimum_contracted",
-        "The minimum is subtracted by a fused multiply-add.",
-        (PRODUCTS,),
-        _replace_parts(weight=_FusedMinimum),
-    ),
-    Mutant(
-        "groups_in_one_sum",
-        "Groups are added in one order, without segments.",
-        (PRODUCTS,),
-        _replace_parts(weight=_OneSum),
-    ),
-    Mutant(
-        "low_limb_dropped",
-        "Activations have two limbs.",
-        (PRODUCTS,),
-        _replace_parts(weight=_NarrowActivations),
-    ),
-    Mutant(
-        "minimum_forgotten",
-        "Q4_K and Q5_K have no minimum.",
-        (PRODUCTS,),
-        _replace_parts(weight=_NoMinimum),
-    ),
-    Mutant(
-        "float_matmul",
-        "Rows go through a float matmul.",
-        (PRODUCTS, WIDTH),
-        _replace_parts(weight=_MatmulRows),
-    ),
-    Mutant(
-        "nan_reaches_other_rows",
-        "A NaN in one row reaches every row of the step.",
-        (WIDTH,),
-        _replace_parts(weight=_SpreadsNaN),
-    ),
-    Mutant(
-        "library_exp", "exp is the library's.", (FUNCTIONS,), _replace_function("exp", torch.exp)
-    ),
-    Mutant(
-        "library_sigmoid",
-        "sigmoid is the library's.",
-        (FUNCTIONS,),
-        _replace_function("sigmoid", torch.sigmoid),
-    ),
-    Mutant(
-        "rsqrt_rounded_once",
-        "rsqrt is rounded once instead of twice.",
-        (FUNCTIONS,),
-        _replace_function("rsqrt", lambda x: x.double().rsqrt().float()),
-    ),
-    Mutant(
-        "nan_becomes_zero",
-        "A comparison turns NaN into zero.",
-        (EDGE_VALUES,),
-        _replace_function("exp", _exp_nan_to_zero),
-    ),
-    Mutant(
-        "rms_norm_in_f64",
-        "The norm's sum has another order and width.",
-        (KERNELS,),
-        _replace_parts(kernels={"rms_norm": _fused_rms_norm}),
-    ),
-    Mutant(
-        "kernel_writes_past_its_output",
-        "Four values past the last row are stored.",
-        (KERNELS,),
-        _replace_parts(kernels={"gemv_q4_k": _gemv_past_the_end}),
-        "B062",
-    ),
-    Mutant(
-        "kernel_has_other_arithmetic",
-        "The kernel multiplies in f32.",
-        (KERNELS,),
-        _replace_parts(kernels={"gemv_q4_k": _gemv_in_f32}),
-    ),
-    Mutant(
-        "checkpoint_is_a_view",
-        "A checkpoint shares memory with its slot.",
-        (CHECKPOINT,),
-        _replace_parts(checkpoint=_checkpoint_view),
-    ),
-    Mutant(
-        "window_not_restored",
-        "Restoring leaves the conv window.",
-        (CHECKPOINT,),
-        _replace_parts(restore=_restore_without("conv")),
-        "B171",
-    ),
-    Mutant(
-        "recurrent_state_not_restored",
-        "Restoring leaves the recurrent state.",
-        (CHECKPOINT,),
-        _replace_parts(restore=_restore_without("delta")),
-        "B169",
-    ),
-    Mutant(
-        "last_key_not_saved",
-        "A checkpoint misses its last KV row.",
-        (CHECKPOINT,),
-        _replace_parts(checkpoint=_checkpoint_one_row_short),
-    ),
-    Mutant(
-        "unmatched_tensor_skipped",
-        "A missing tensor is zeros, an unknown one is skipped.",
-        (BROKEN_FILES,),
-        _replace_parts(load=_load_leniently),
-        "B213",
-    ),
-    Mutant(
-        "block_count_defaulted",
-        "A file without a block count gets one.",
-        (BROKEN_FILES,),
-        _replace_parts(load=_load_with_defaults(("block_count", 2))),
-        "B218",
-    ),
-    Mutant(
-        "rope_keys_defaulted",
-        "Missing rope keys are taken as 10,000 and 64.",
-        (BROKEN_FILES,),
-        _replace_parts(
-            load=_load_with_defaults(("rope.freq_base", 10000.0), ("rope.dimension_count", 64))
-        ),
-    ),
-    Mutant(
-        "output_left_unwritten",
-        "One value of an output is whatever memory held.",
-        (FRESH_MEMORY,),
-        _leave_tail_unwritten,
-    ),
-    Mutant(
-        "library_silu_in_the_ffn", "The FFN's SiLU is the library's.", (KNOWN_BITS,), _library_silu
-    ),
-)
+    "output_left_unwritten": _leave_tail_unwritten,
+    "library_silu_in_the_ffn": _library_silu,
+}

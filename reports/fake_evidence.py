@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from contracts.schema import Budget, Case, CaseTableRow, Contract, Falsifier, Parity, StatedTier
+from contracts.schema import (
+    Budget,
+    Case,
+    CaseTableRow,
+    Contract,
+    Falsifier,
+    MutantEntry,
+    Parity,
+    StatedTier,
+)
 from falsifiers.gate import phase_status
 from falsifiers.judging import matrix
 from falsifiers.judging.verdict import Finding, Verdict, Worst
@@ -29,7 +38,9 @@ def contract(phase: str = "p1", text: str = PLAIN_TEXT, truth: Any = "bitwise",
     return Contract(phase=phase, package=f"phases.{phase}_made_up", title=f"{text}, the title",
                     claim=f"{text} is what this made-up phase claims", ops=("step",),
                     not_proven=f"{text}, and speed", parity=Parity(twin="bitwise", truth=truth),
-                    falsifiers=attacks, cases=cases, mutants=("rolled", "copied", "shown_on_gpu"))
+                    falsifiers=attacks, cases=cases, mutants=tuple(
+                        MutantEntry(id=name, fault="It is wrong.", killed_by=("rows_hold",))
+                        for name in ("rolled", "copied", "shown_on_gpu")))
 
 
 def verdict(case: Case, outcome: str = "passed", text: str = PLAIN_TEXT, **more: Any) -> Verdict:

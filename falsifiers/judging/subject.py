@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -31,6 +32,15 @@ class Subject:
     """What is raised when it does what nothing may; any other exception says nothing about it."""
 
 
+Builder = Callable[[Subject], Subject]
+"""Makes the wrong subject of a mutant from the right one."""
+
+
+def mutant_id(wrong: type) -> str:
+    """Return the id of the mutant that a class is: `frees_twice` for `FreesTwice`."""
+    return re.sub(r"(?<=.)([A-Z])", r"_\1", wrong.__name__).lower()
+
+
 @dataclass(frozen=True)
 class Mutant:
     """A deliberately wrong version, named after its fault."""
@@ -40,8 +50,7 @@ class Mutant:
     """One sentence: what is wrong."""
     killers: tuple[str, ...]
     """The falsifiers that must each kill it."""
-    build: Callable[[Subject], Subject]
-    """Makes the wrong subject from the right one."""
+    build: Builder
     source: str = ""
     """The public report it comes from (`B036`), or empty for one of our own."""
     device: str = "cpu"

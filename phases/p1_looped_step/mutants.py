@@ -14,7 +14,7 @@ from engine.arithmetic import sigmoid
 from engine.model import Model
 from engine.path import Path, Rows, Sink, Step
 from engine.state import Pool, Refs, State
-from falsifiers.judging.subject import Mutant, Subject
+from falsifiers.judging.subject import Builder, Subject
 from falsifiers.mutation.wrong_steps import (
     chunks_from_zero,
     in_a_kept_buffer,
@@ -27,7 +27,7 @@ from phases.p1_looped_step.reference import step_rows
 Args = tuple[Model, Pool, Sequence[int], Rows, "Sink | None"]
 
 
-def _with_step(wrong: Step | type) -> Callable[[Subject], Subject]:
+def _with_step(wrong: Step | type) -> Builder:
     """Return a builder that gives the subject's path another step, made anew if it keeps state."""
     def build(subject: Subject) -> Subject:
         step = wrong() if isinstance(wrong, type) else wrong
@@ -36,7 +36,7 @@ def _with_step(wrong: Step | type) -> Callable[[Subject], Subject]:
     return build
 
 
-def _with_rows(change: Callable[[Rows, Pool], Rows]) -> Callable[[Subject], Subject]:
+def _with_rows(change: Callable[[Rows, Pool], Rows]) -> Builder:
     """Return a builder whose step runs other rows than it was asked to."""
     def wrong(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
               sink: Sink | None) -> Tensor:
@@ -129,7 +129,7 @@ def _cursor_in_units(path: Path, model: Model, pool: Pool, tokens: Sequence[int]
     return torch.stack(logits)
 
 
-def _with_clear(clear: Callable[[State], None]) -> Callable[[Subject], Subject]:
+def _with_clear(clear: Callable[[State], None]) -> Builder:
     """Return a builder whose pools clear a slot in another way."""
     class OddState(State):
         def clear(self) -> None:
@@ -173,7 +173,7 @@ def _skip_one_token_clear(subject: Subject) -> Subject:
     return _with_step(_clear_at_first_chunk)(_with_clear(lambda state: None)(subject))
 
 
-def _with_ops(**wrong: Any) -> Callable[[Subject], Subject]:
+def _with_ops(**wrong: Any) -> Builder:
     """Return a builder whose models run other ops inside a step, not in the oracle's peer."""
     def step(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
              sink: Sink | None) -> Tensor:
@@ -236,171 +236,34 @@ def _run_rows_twice(path: Path, model: Model, pool: Pool, tokens: Sequence[int],
     return step_rows(path, model, pool, tokens, rows, sink)
 
 
-STREAMS, SLOTS = "streams_equal_solo", "slots_do_not_matter"
-MEMBERS, RECYCLED = "membership_may_change_every_step", "recycled_slot_is_fresh"
-CHUNKS, NEIGHBOURS = "chunks_equal_steps", "neighbours_cannot_reach_a_row"
-REFUSALS, REPEATS = "refusals_change_nothing", "repeats_are_equal"
-ORACLE, ROWS_ONCE = "alone_equals_oracle", "each_row_is_worked_once"
 
-MUTANTS = (
-    Mutant(
-        "one_state_for_all_rows",
-        "Every row runs on slot 0's state.",
-        (STREAMS, SLOTS, ROWS_ONCE),
-        _with_rows(lambda rows, pool: replace(rows, slots=(0,) * len(rows.slots))),
-        "B036",
+MUTANTS: dict[str, Builder] = {
+    "one_state_for_all_rows": _with_rows(
+        lambda rows, pool: replace(rows, slots=(0,) * len(rows.slots))
     ),
-    Mutant(
-        "row_index_is_the_slot",
-        "Row i runs on slot i, whatever slot it names.",
-        (SLOTS, ROWS_ONCE),
-        _with_rows(lambda rows, pool: replace(rows, slots=tuple(range(len(rows.slots))))),
+    "row_index_is_the_slot": _with_rows(
+        lambda rows, pool: replace(rows, slots=tuple(range(len(rows.slots))))
     ),
-    Mutant(
-        "rows_in_slot_order",
-        "Rows are worked and returned in the order of their slots.",
-        (MEMBERS, CHUNKS),
-        wrap_step(in_slot_order),
-    ),
-    Mutant(
-        "states_zeroed_when_rows_change",
-        "States are zeroed when the row list changes.",
-        (MEMBERS,),
-        _with_step(_ZeroOnChange),
-        "B037",
-    ),
-    Mutant(
-        "state_written_to_the_first_slot_too",
-        "A pad row clamped to slot 0 writes it.",
-        (SLOTS, MEMBERS),
-        _with_step(_write_slot_zero),
-        "B194",
-    ),
-    Mutant(
-        "position_of_the_first_row_for_all",
-        "Row 0's position turns every row.",
-        (STREAMS, NEIGHBOURS),
-        _with_rows(_first_position_for_all),
-        "B155",
-    ),
-    Mutant(
-        "position_of_the_last_call",
-        "Positions are kept by row and not by slot.",
-        (MEMBERS,),
-        _with_step(_PositionsByRow),
-        "B152",
-    ),
-    Mutant(
-        "position_held_still_in_a_batch",
-        "Only a row that is worked alone moves on.",
-        (STREAMS, MEMBERS),
-        _with_step(_AdvanceSoloRows),
-        "B038",
-    ),
-    Mutant(
-        "chunk_tokens_share_a_position",
-        "All tokens of a chunk get the first one's position.",
-        (CHUNKS,),
-        _with_step(_one_position_per_chunk),
-        "B154",
-    ),
-    Mutant(
-        "chunk_starts_from_zero_state",
-        "A chunk of several tokens ignores the state it finds.",
-        (CHUNKS,),
-        wrap_step(chunks_from_zero),
-        "B113",
-    ),
-    Mutant(
-        "row_cursor_rounded_to_a_unit",
-        "The row cursor advances by whole units of 4 tokens.",
-        (CHUNKS,),
-        _with_step(_cursor_in_units),
-        "B034",
-    ),
-    Mutant(
-        "one_token_prompt_not_cleared",
-        "A first chunk of one token trusts what the slot holds.",
-        (RECYCLED,),
-        _skip_one_token_clear,
-        "B109",
-    ),
-    Mutant(
-        "conv_window_not_cleared",
-        "Clearing a slot leaves its conv window.",
-        (RECYCLED,),
-        _with_clear(_clear_only("delta")),
-        "B110",
-    ),
-    Mutant(
-        "recurrent_state_not_cleared",
-        "Clearing a slot leaves its recurrent state.",
-        (RECYCLED,),
-        _with_clear(_clear_only("conv")),
-    ),
-    Mutant(
-        "key_past_the_length_is_read",
-        "Attention reads one key past the sequence.",
-        (RECYCLED, ORACLE),
-        _with_ops(attend=_attend_one_key_more),
-        "B143",
-    ),
-    Mutant(
-        "other_arithmetic_above_one_row",
-        "More than one row switches to another product.",
-        (STREAMS, NEIGHBOURS),
-        _with_step(_ordered_above_one_row),
-        "B106",
-    ),
-    Mutant(
-        "recurrent_state_rounded_to_bfloat16",
-        "The recurrent state is kept in bfloat16.",
-        (ORACLE,),
-        _with_ops(delta_step=_delta_step_bfloat16),
-        "B124",
-    ),
-    Mutant(
-        "last_row_of_an_odd_batch_copied",
-        "The last row of an odd batch repeats its neighbour.",
-        (STREAMS,),
-        _with_step(_copy_odd_tail),
-        "B077",
-    ),
-    Mutant(
-        "logits_of_the_last_call",
-        "Logits come in a buffer that the next step reuses.",
-        (REPEATS,),
-        wrap_step(in_a_kept_buffer),
-    ),
-    Mutant(
-        "logits_rolled_by_one_row",
-        "Each row gets its neighbour's logits.",
-        (STREAMS, MEMBERS),
-        _with_step(_roll_logits),
-    ),
-    Mutant(
-        "longest_row_sets_the_length",
-        "The longest row's position is used for all.",
-        (STREAMS, NEIGHBOURS),
-        _with_rows(_longest_position),
-        "B158",
-    ),
-    Mutant(
-        "checked_row_by_row",
-        "Each row is checked when its turn comes, after others wrote.",
-        (REFUSALS,),
-        unchecked,
-    ),
-    Mutant(
-        "nothing_is_checked",
-        "Bad values wrap round instead of being refused.",
-        (REFUSALS,),
-        lambda subject: unchecked(_with_step(_wrap_indices)(subject)),
-    ),
-    Mutant(
-        "row_worked_twice",
-        "Every row is worked a second time, from the state it had.",
-        (ROWS_ONCE,),
-        _with_step(_run_rows_twice),
-    ),
-)
+    "rows_in_slot_order": wrap_step(in_slot_order),
+    "states_zeroed_when_rows_change": _with_step(_ZeroOnChange),
+    "state_written_to_the_first_slot_too": _with_step(_write_slot_zero),
+    "position_of_the_first_row_for_all": _with_rows(_first_position_for_all),
+    "position_of_the_last_call": _with_step(_PositionsByRow),
+    "position_held_still_in_a_batch": _with_step(_AdvanceSoloRows),
+    "chunk_tokens_share_a_position": _with_step(_one_position_per_chunk),
+    "chunk_starts_from_zero_state": wrap_step(chunks_from_zero),
+    "row_cursor_rounded_to_a_unit": _with_step(_cursor_in_units),
+    "one_token_prompt_not_cleared": _skip_one_token_clear,
+    "conv_window_not_cleared": _with_clear(_clear_only("delta")),
+    "recurrent_state_not_cleared": _with_clear(_clear_only("conv")),
+    "key_past_the_length_is_read": _with_ops(attend=_attend_one_key_more),
+    "other_arithmetic_above_one_row": _with_step(_ordered_above_one_row),
+    "recurrent_state_rounded_to_bfloat16": _with_ops(delta_step=_delta_step_bfloat16),
+    "last_row_of_an_odd_batch_copied": _with_step(_copy_odd_tail),
+    "logits_of_the_last_call": wrap_step(in_a_kept_buffer),
+    "logits_rolled_by_one_row": _with_step(_roll_logits),
+    "longest_row_sets_the_length": _with_rows(_longest_position),
+    "checked_row_by_row": unchecked,
+    "nothing_is_checked": lambda subject: unchecked(_with_step(_wrap_indices)(subject)),
+    "row_worked_twice": _with_step(_run_rows_twice),
+}

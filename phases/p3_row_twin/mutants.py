@@ -16,22 +16,12 @@ from torch import Tensor
 from contracts.schema import Case
 from engine.weights import EXACT, ORDERED, Weight
 from falsifiers.gate.candidates import Candidate, load_candidate
-from falsifiers.judging.subject import Mutant, Subject
+from falsifiers.judging.subject import Builder, Subject
 from phases.p1_looped_step import increment as before
 from phases.p3_row_twin import wrong_calls as calls
 from phases.p3_row_twin import wrong_products as products
 from phases.p3_row_twin.increment import GemvRows
 from phases.p3_row_twin.reference import gemv_rows
-
-Builder = Callable[[Subject], Subject]
-TWIN, TRUTH = "rows_equal_alone", "products_are_true"
-INTEGERS, UNITS = "products_equal_integer_arithmetic", "unit_vectors_return_each_weight"
-TAILS, STRIDES = "every_tail_is_written", "strides_and_offsets_do_not_matter"
-NEIGHBOURS, CALLS = "neighbours_cannot_reach_a_row", "inputs_are_read_at_the_call"
-REPEATS, READ_ONCE = "repeats_are_equal", "weights_are_read_once"
-BOUNDS, FAR_OFFSETS = "loads_and_stores_stay_inside", "far_offsets_are_reached"
-DEVICE_READS, STEPS = "device_reads_weights_once", "steps_equal_the_looped_step"
-SHARED_LAUNCHES = "shared_launches_equal_apart"
 
 
 def _offer(make: Callable[[], Any], arithmetic: str, declines: Callable[[Case], bool]) -> Builder:
@@ -86,185 +76,71 @@ def _project_ordered(weight: Weight, x: Tensor, out: Tensor) -> None:
     gemv_rows(weight.like(ORDERED), x, out)
 
 
-DECODING = (
-    Mutant("type_hard_coded", "Blocks of Q5_K and Q6_K are decoded as Q4_K.", (TRUTH, UNITS),
-           _with_product(products.decode_as_q4)),
-    Mutant("high_scale_bits_dropped", "Scales 4 to 7 lose their two high bits.",
-           (TRUTH, UNITS, INTEGERS), _with_parts(products.low_scale_bits), "B054"),
-    Mutant("halves_paired_before_scaling", "Two sub-blocks share the scale of the first.",
-           (TRUTH, UNITS), _with_parts(products.paired_scales), "B055"),
-    Mutant("group_left_out_of_the_index", "Every sub-block has the quants of the first.",
-           (TRUTH, UNITS), _with_parts(products.first_group_for_all), "B058"),
-    Mutant("scale_of_the_next_sub_block", "Each sub-block takes its neighbour's scale.",
-           (TRUTH, UNITS, INTEGERS), _with_parts(products.next_scales)),
-    Mutant("high_bits_have_a_sign", "The two high bits of Q6_K are taken as signed.",
-           (TRUTH, UNITS), _with_parts(products.signed_high_bits)),
-    Mutant("quants_without_a_sign", "The bytes of Q8_0 are taken as unsigned.", (TRUTH, UNITS),
-           _with_parts(products.unsigned_quants)),
-    Mutant("row_stride_of_scales_is_one", "Row r takes the scales that begin r further on.",
-           (TRUTH, UNITS), _with_parts(products.scales_one_apart), "B071"),
-    Mutant("first_row_of_a_tile_for_all", "Sixteen rows of the matrix share the first one's "
-           "pointer.", (TRUTH, TAILS), _with_parts(products.first_of_sixteen), "B073"),
-)
-ARITHMETIC = (
-    Mutant("low_limb_dropped", "Activations keep two limbs of three.", (TRUTH, INTEGERS),
-           _with_weight(products.TwoLimbs)),
-    Mutant("limbs_joined_in_f32", "Limb sums are rounded before they are joined.",
-           (TRUTH, INTEGERS), _with_weight(products.JoinedInF32)),
-    Mutant("minimum_in_32_bits", "The sum of minima wraps at 2^31.", (TRUTH, INTEGERS),
-           _with_weight(products.MinimumIn32Bits)),
-    Mutant("difference_contracted", "d P - dmin M is rounded once, as with FMA.",
-           (TRUTH, INTEGERS), _with_weight(products.ContractedMinimum)),
-    Mutant("sums_contracted", "Each ordered multiply and add is one FMA.", (TRUTH, INTEGERS),
-           _with_weight(products.ContractedSums, ORDERED)),
-    Mutant("groups_in_one_order", "Groups are added without segments.", (TRUTH, INTEGERS),
-           _with_weight(products.WithoutSegments)),
-    Mutant("infinity_left_out", "An activation that is not finite counts as zero.", (TRUTH,),
-           _with_weight(products.NonFiniteAsZero)),
-    Mutant("eight_bit_activations", "Activations are rounded to 8 bits a block.", (TRUTH,),
-           _with_product(products.eight_bits, "own")),
-)
-WIDTH = (
-    Mutant("other_kernel_above_eight_rows", "More than eight rows take the ordered product.",
-           (TWIN,), _with_product(calls.ordered_above_eight)),
-    Mutant("split_of_k_by_width", "K is cut into more parts for more rows.", (TWIN,),
-           _with_product(calls.split_by_width, "own")),
-    Mutant("long_rows_cut_by_width", "K past 4,096 is cut in two for more than one row.",
-           (TWIN, TRUTH), _with_product(calls.long_rows_cut_by_width)),
-    Mutant("lanes_by_width", "More than four rows are added in half as many lanes.", (TWIN,),
-           _with_product(calls.lanes_by_width, "own")),
-    Mutant("last_block_lost_at_two_and_three", "Two and three rows leave out the last block.",
-           (TWIN,), _with_product(calls.last_block_dropped), "B076"),
-    Mutant("rows_in_whole_fours", "Rows past the last four repeat the first of them.",
-           (TWIN, NEIGHBOURS), _with_product(calls.whole_quads_of_rows), "B077"),
-    Mutant("scale_of_the_largest_row", "Rows of a batch are rounded by their common maximum.",
-           (TWIN, NEIGHBOURS), _with_product(calls.scale_of_all_rows, "own")),
-    Mutant("zero_times_a_neighbour", "Other rows are multiplied by zero, not left out.",
-           (NEIGHBOURS,), _with_product(calls.zero_times_the_rest)),
-    Mutant("rows_reversed", "Row i gets the product of row m - 1 - i.", (TWIN, NEIGHBOURS),
-           _with_product(calls.rows_reversed)),
-)
-LAYOUT = (
-    Mutant("out_as_if_packed", "Rows of out are taken to stand N apart.", (STRIDES,),
-           _with_product(calls.out_as_if_packed)),
-    Mutant("x_as_if_packed", "Rows of x are taken to stand K apart.", (STRIDES,),
-           _with_product(calls.x_as_if_packed)),
-    Mutant("out_by_the_stride_of_x", "The gap between rows of out is taken from x.", (STRIDES,),
-           _with_product(calls.out_by_the_stride_of_x), "B069"),
-    Mutant("whole_tiles_stored", "Four values are stored where fewer are left.",
-           (STRIDES, TAILS), _with_product(calls.whole_tiles_stored), "B062"),
-    Mutant("grid_divided_down", "Rows of the matrix past the last whole tile are not computed.",
-           (TAILS, TRUTH), _with_product(calls.whole_tiles_only), "B063"),
-    Mutant("grid_has_a_limit", "Rows of the matrix past the 272nd are not computed.", (TAILS, TWIN),
-           _with_product(calls.limited_grid(272))),
-    Mutant("padding_times_zero", "Values past K are read and multiplied by zero.", (STRIDES,),
-           _with_product(calls.padding_times_zero), "B080"),
-    Mutant("added_to_out", "The product is added to what out held.", (TAILS, TRUTH),
-           _with_product(calls.added_to_out)),
-)
-CALL_STATE = (
-    Mutant("result_kept_by_address", "What an input at this address gave last is given again.",
-           (CALLS,), _with_stateful_product(calls.cache_by_address)),
-    Mutant("weights_kept_by_shape", "The first matrix of a shape serves all of that shape.",
-           (CALLS, TRUTH), _with_stateful_product(calls.weights_kept_by_shape)),
-    Mutant("work_put_off", "A call's work is done when the next one comes.", (CALLS, TAILS),
-           _with_stateful_product(calls.defer_product)),
-    Mutant("input_rounded_in_place", "x is rounded to bfloat16 where it stands.", (STRIDES, TWIN),
-           _with_product(calls.round_input)),
-    Mutant("weights_written", "A byte of each row of weights is cleared after use.",
-           (CALLS, REPEATS), _with_product(calls.clear_weights)),
-    Mutant("halves_as_they_come", "Partial sums meet in f16 in the order in which they come.",
-           (REPEATS,), _with_stateful_product(calls.halves_as_they_come, "own"), "B082"),
-    Mutant("oracle_projects", "P3's step runs the oracle's projections.", (STEPS,),
-           _with_path(step_rows=before.path().step_rows)),
-    Mutant("other_arithmetic_in_the_step", "The step projects by the ordered product.", (STEPS,),
-           _with_path(project=_project_ordered)),
-)
-KERNELS = (
-    Mutant(
-        "weights_reread_for_each_row",
-        "A loop over rows stands around the loads.",
-        (READ_ONCE,),
-        _with_kernel("f32_rows", "F32", 4),
-    ),
-    Mutant(
-        "one_launch_a_row",
-        "Every row takes a launch of its own.",
-        (READ_ONCE,),
-        _with_kernel("launch_of_one_row", "Q4_K"),
-    ),
-    Mutant(
-        "second_launch_above_sixteen_rows",
-        "Rows past the sixteenth take a second launch.",
-        (READ_ONCE,),
-        _with_kernel("launch_of_sixteen_rows", "Q6_K"),
-    ),
-    Mutant(
-        "last_rows_not_masked",
-        "The last program loads rows past the matrix.",
-        (BOUNDS,),
-        _with_kernel("f32_rows", "F32", 1, 2),
-        "B060",
-    ),
-    Mutant(
-        "last_four_rows_not_masked",
-        "The same with four rows a program.",
-        (BOUNDS,),
-        _with_kernel("f32_rows", "F32", 1, 4),
-        "B061",
-    ),
-    Mutant(
-        "columns_not_masked",
-        "Columns past K are loaded from the next row.",
-        (BOUNDS, TRUTH),
-        _with_kernel("f32_rows", "F32", 2),
-    ),
-    Mutant(
-        "store_not_masked",
-        "The last program stores past N.",
-        (BOUNDS, STRIDES),
-        _with_kernel("f32_rows", "F32", 3),
-    ),
-    Mutant(
-        "strides_taken_for_widths",
-        "A kernel uses K and N for row strides.",
-        (STRIDES,),
-        _with_kernel("f32_rows", "F32", 5),
-    ),
-    Mutant(
-        "words_at_odd_blocks",
-        "Scales of 210-byte blocks are loaded as 32-bit words.",
-        (BOUNDS,),
-        _with_kernel("words_at_odd_blocks", "Q6_K"),
-        "B067",
-    ),
-    Mutant(
-        "offsets_lose_their_high_bits",
-        "A row's offset wraps, as an int32 does.",
-        (FAR_OFFSETS,),
-        _with_kernel("f32_rows", "F32", 6, tier="cuda"),
-        device="cuda",
-    ),
-    Mutant(
-        "a_launch_a_row_on_a_device",
-        "On a device every row takes a launch of its own.",
-        (DEVICE_READS,),
-        _with_module("wrong_launches"),
-        device="cuda",
-    ),
-    Mutant(
-        "chunks_share_their_integers",
-        "Rows past the 64th are made of the first 64's integers.",
-        (SHARED_LAUNCHES,),
-        _with_module("wrong_chunks"),
-        device="cuda",
-    ),
-    Mutant(
-        "read_on_another_stream",
-        "Work waits on a stream that the caller does not know.",
-        (CALLS,),
-        _with_kernel("on_a_stream_of_its_own", "Q4_K", tier="cuda"),
-        device="cuda",
-    ),
-)
-MUTANTS = DECODING + ARITHMETIC + WIDTH + LAYOUT + CALL_STATE + KERNELS
+DECODING = {
+    "type_hard_coded": _with_product(products.decode_as_q4),
+    "high_scale_bits_dropped": _with_parts(products.low_scale_bits),
+    "halves_paired_before_scaling": _with_parts(products.paired_scales),
+    "group_left_out_of_the_index": _with_parts(products.first_group_for_all),
+    "scale_of_the_next_sub_block": _with_parts(products.next_scales),
+    "high_bits_have_a_sign": _with_parts(products.signed_high_bits),
+    "quants_without_a_sign": _with_parts(products.unsigned_quants),
+    "row_stride_of_scales_is_one": _with_parts(products.scales_one_apart),
+    "first_row_of_a_tile_for_all": _with_parts(products.first_of_sixteen),
+}
+ARITHMETIC = {
+    "low_limb_dropped": _with_weight(products.TwoLimbs),
+    "limbs_joined_in_f32": _with_weight(products.JoinedInF32),
+    "minimum_in_32_bits": _with_weight(products.MinimumIn32Bits),
+    "difference_contracted": _with_weight(products.ContractedMinimum),
+    "sums_contracted": _with_weight(products.ContractedSums, ORDERED),
+    "groups_in_one_order": _with_weight(products.WithoutSegments),
+    "infinity_left_out": _with_weight(products.NonFiniteAsZero),
+    "eight_bit_activations": _with_product(products.eight_bits, 'own'),
+}
+WIDTH = {
+    "other_kernel_above_eight_rows": _with_product(calls.ordered_above_eight),
+    "split_of_k_by_width": _with_product(calls.split_by_width, 'own'),
+    "long_rows_cut_by_width": _with_product(calls.long_rows_cut_by_width),
+    "lanes_by_width": _with_product(calls.lanes_by_width, 'own'),
+    "last_block_lost_at_two_and_three": _with_product(calls.last_block_dropped),
+    "rows_in_whole_fours": _with_product(calls.whole_quads_of_rows),
+    "scale_of_the_largest_row": _with_product(calls.scale_of_all_rows, 'own'),
+    "zero_times_a_neighbour": _with_product(calls.zero_times_the_rest),
+    "rows_reversed": _with_product(calls.rows_reversed),
+}
+LAYOUT = {
+    "out_as_if_packed": _with_product(calls.out_as_if_packed),
+    "x_as_if_packed": _with_product(calls.x_as_if_packed),
+    "out_by_the_stride_of_x": _with_product(calls.out_by_the_stride_of_x),
+    "whole_tiles_stored": _with_product(calls.whole_tiles_stored),
+    "grid_divided_down": _with_product(calls.whole_tiles_only),
+    "grid_has_a_limit": _with_product(calls.limited_grid(272)),
+    "padding_times_zero": _with_product(calls.padding_times_zero),
+    "added_to_out": _with_product(calls.added_to_out),
+}
+CALL_STATE = {
+    "result_kept_by_address": _with_stateful_product(calls.cache_by_address),
+    "weights_kept_by_shape": _with_stateful_product(calls.weights_kept_by_shape),
+    "work_put_off": _with_stateful_product(calls.defer_product),
+    "input_rounded_in_place": _with_product(calls.round_input),
+    "weights_written": _with_product(calls.clear_weights),
+    "halves_as_they_come": _with_stateful_product(calls.halves_as_they_come, 'own'),
+    "oracle_projects": _with_path(step_rows=before.path().step_rows),
+    "other_arithmetic_in_the_step": _with_path(project=_project_ordered),
+}
+KERNELS = {
+    "weights_reread_for_each_row": _with_kernel('f32_rows', 'F32', 4),
+    "one_launch_a_row": _with_kernel('launch_of_one_row', 'Q4_K'),
+    "second_launch_above_sixteen_rows": _with_kernel('launch_of_sixteen_rows', 'Q6_K'),
+    "last_rows_not_masked": _with_kernel('f32_rows', 'F32', 1, 2),
+    "last_four_rows_not_masked": _with_kernel('f32_rows', 'F32', 1, 4),
+    "columns_not_masked": _with_kernel('f32_rows', 'F32', 2),
+    "store_not_masked": _with_kernel('f32_rows', 'F32', 3),
+    "strides_taken_for_widths": _with_kernel('f32_rows', 'F32', 5),
+    "words_at_odd_blocks": _with_kernel('words_at_odd_blocks', 'Q6_K'),
+    "offsets_lose_their_high_bits": _with_kernel('f32_rows', 'F32', 6, tier='cuda'),
+    "a_launch_a_row_on_a_device": _with_module('wrong_launches'),
+    "chunks_share_their_integers": _with_module('wrong_chunks'),
+    "read_on_another_stream": _with_kernel('on_a_stream_of_its_own', 'Q4_K', tier='cuda'),
+}
+MUTANTS: dict[str, Builder] = DECODING | ARITHMETIC | WIDTH | LAYOUT | CALL_STATE | KERNELS

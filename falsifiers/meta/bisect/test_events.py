@@ -35,7 +35,7 @@ from falsifiers.meta.console.command import Main, make_main
 STOPS = "p0/stops_are_each_requests_own[cpu-eos-at0]"
 PHASES = ("p0", "p2", "p7")
 QUICK = 12
-NAMED = {f"{phase}/{name}" for phase in PHASES for name in rowtwin.phase_contract(phase).mutants}
+NAMED = {f"{phase}/{name}" for phase in PHASES for name in rowtwin.phase_contract(phase).mutant_ids}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

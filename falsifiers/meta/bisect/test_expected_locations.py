@@ -41,7 +41,7 @@ PHASES = ("p1", "p3", "p4", "p5", "p6", "p8")
 VOCAB, LAYERS = 509, 2
 QUICK, BEHIND, SHRUNK = 12, 4, 1
 """Mutants of a quick run, those among greedy runs, and how many of each it shrinks."""
-NAMED = {phase: rowtwin.phase_contract(phase).mutants for phase in PHASES}
+NAMED = {phase: rowtwin.phase_contract(phase).mutant_ids for phase in PHASES}
 ELSEWHERE = {
     *CRASHING_MUTANTS,
     *EMULATED_MUTANTS,

@@ -34,9 +34,9 @@ WRITER = Path(__file__).parents[3] / "docs" / "examples" / "trace_writer.py"
 def setup(phase: str, mutant: str | None = None) -> Setup:
     subject, model = rowtwin.assemble(phase, None), rowtwin.load_model("nano")
     banks = {"p5": p5.MUTANTS, "p6": p6.MUTANTS}
-    wrong = next(one for one in banks[phase] if one.name == mutant) if mutant else None
+    wrong = banks[phase][mutant] if mutant else None
     return Setup(mutant or phase, "a peer", model,
-                 lambda: (wrong.build(subject) if wrong else subject).path, None, model,
+                 lambda: (wrong(subject) if wrong else subject).path, None, model,
                  subject.path, Rows)
 
 

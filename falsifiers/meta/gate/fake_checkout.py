@@ -72,7 +72,8 @@ def fake_contract(phase: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "parity": {"twin": "bitwise", "truth": "bitwise"},
         "falsifiers": [{"id": "rows_hold", "attacks": "rows of a batch",
                         "if_fails": "a row depends on the batch around it"}],
-        "cases": list(rows), "mutants": ["none"]}
+        "cases": list(rows), "mutants": [{"id": "none", "fault": "It does nothing wrong.",
+                                           "killed_by": ["rows_hold"]}]}
 
 
 def write_checkout(folder: Path, **phases: Sequence[dict[str, Any]]) -> Path:
