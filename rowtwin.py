@@ -97,7 +97,7 @@ def assemble(path: str | None = "newest", stack: str | None = "newest",
         ops = replace(ops, **{f.name: own for f in fields(ops) if (own := offered.op(f.name))})
     return Subject(name=candidate or "in-tree", models=load_model, path=ops,
                    stack=serving.stack() if serving else None, candidate=offered,
-                   engine=importlib.import_module("engine.parts").surface())
+                   engine=importlib.import_module("engine.parts").engine_parts())
 
 
 def register_candidate_kinds() -> None:
