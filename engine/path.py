@@ -6,8 +6,8 @@ Phases replace parts of a path with `dataclasses.replace`; nothing about a batch
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from engine import ops
 from engine.errors import InputError
+from engine.op_table import TIERS, Function, name_of, of_parts
 from engine.state import Ints, Pool, Table, to_device
 
 if TYPE_CHECKING:
@@ -122,6 +123,15 @@ def one_by_one(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows
 
 
 @dataclass(frozen=True)
+class FusedOps:
+    """The ops that run others of a path, as its step calls them: without those others."""
+
+    add_norm: Function
+    project_all: Function
+    norm_rotate: Function
+
+
+@dataclass(frozen=True)
 class Path:
     """The ops of a step, each writing into its `out`, and how a step composes them."""
 
@@ -147,6 +157,27 @@ class Path:
     argmax: Callable[..., None] = ops.argmax
     greedy_rows: Callable[..., list[list[int]]] = one_by_one
     """Runs the steps that `decode_greedy` has checked."""
+
+    @cached_property
+    def fused(self) -> FusedOps:
+        """The ops that run others, chosen once: one kernel if the path has the ops it replaces."""
+        return FusedOps(of_parts(self.add_norm, self.norm),
+                        of_parts(self.project_all, self.project),
+                        of_parts(self.norm_rotate, self.norm, self.rotate))
+
+    def kernels(self) -> dict[str, dict[str, str]]:
+        """Return the dotted name of the function that each op runs, by op and tier."""
+        return {field.name: {tier: name_of(getattr(self, field.name), tier) for tier in TIERS}
+                for field in fields(self) if field.name != "name"}
+
+    def __str__(self) -> str:
+        """Return the table of ops and what each tier runs of them."""
+        rows = [("op", *TIERS), *((op, *by_tier.values()) for op, by_tier in
+                                  self.kernels().items())]
+        short = [[cell.replace("phases.", "") for cell in row] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*short, strict=True)]
+        return "\n".join("  ".join(cell.ljust(width) for cell, width in
+                                   zip(row, widths, strict=True)).rstrip() for row in short)
 
     def step(self, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
              sink: Sink | None = None) -> Tensor:

@@ -9,18 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.emulate import on_device
 from engine.errors import InputError
 from engine.model import Model
+from engine.op_table import Choice, op_table, runs
 from engine.path import Path, Rows, Sink
 from engine.state import Pool
-from engine.weights import EXACT, Weight
+from engine.weights import EXACT, ORDERED, Weight
 from phases.p1_looped_step import increment as before
 from phases.p3_row_twin import reference
 
 GemvRows = Callable[[Weight, Tensor, Tensor], None]
 WIDEST = 64
 """Rows that a launch takes."""
+op = op_table(__name__)
+PRODUCTS = Choice({
+    EXACT: op(reference.gemv_rows, triton="kernel_exact.gemv_rows",
+              cuda="kernel_exact_mma.gemv_rows"),
+    ORDERED: op(reference.gemv_rows, triton="kernel_ordered.gemv_rows")})
+"""The product of up to 64 rows, by the arithmetic of the matrix."""
 
 
 def path() -> Path:
@@ -35,6 +41,7 @@ def step_rows(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows:
     return before.path().step_rows(path, mine, pool, tokens, rows, sink)
 
 
+@runs(PRODUCTS)
 def project(weight: Weight, x: Tensor, out: Tensor) -> None:
     """Write W x for every row of x f32[t, K] into out f32[t, N], one row at a time."""
     check(weight, x, out)
@@ -42,6 +49,7 @@ def project(weight: Weight, x: Tensor, out: Tensor) -> None:
         gemv_rows(weight, row, into)
 
 
+@runs(PRODUCTS)
 def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:
     """Write W x for every row of x f32[m, K] into out f32[m, N]: kernels on a device, else torch.
 
@@ -49,11 +57,17 @@ def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:
     rows.
     """
     check(weight, x, out)
-    product = kernel(weight.arithmetic, "cuda") if on_device(x) else reference.gemv_rows
     for row in range(0, len(x), WIDEST):
-        product(weight, x[row:row + WIDEST], out[row:row + WIDEST])
+        PRODUCTS(weight, x[row:row + WIDEST], out[row:row + WIDEST])
 
 
+@runs(PRODUCTS)
+def gemv_rows_on_device(weight: Weight, x: Tensor, out: Tensor) -> None:
+    """Write W x for every row of x f32[t, K], on a device, into out f32[t, N]."""
+    gemv_rows_all([weight], x, [out])
+
+
+@runs(PRODUCTS)
 def gemv_rows_all(weights: Sequence[Weight], x: Tensor, outs: Sequence[Tensor]) -> None:
     """Write W x for every row of x f32[m, K], on a device, and each matrix into its own out.
 
@@ -98,18 +112,8 @@ def integer_kernels() -> Any:
 
 
 def kernel(arithmetic: str, device: str = "cpu") -> GemvRows:
-    """Return the product of a registered arithmetic on a device, or under the interpreter.
-
-    Triton is imported now; the exact product is made by tensor cores on a device.
-    """
-    if arithmetic == EXACT and device != "cpu":
-        from phases.p3_row_twin import kernel_exact_mma
-        return kernel_exact_mma.gemv_rows
-    if arithmetic == EXACT:
-        from phases.p3_row_twin import kernel_exact
-        return kernel_exact.gemv_rows
-    from phases.p3_row_twin import kernel_ordered
-    return kernel_ordered.gemv_rows
+    """Return the product of an arithmetic for a device, or for Triton's interpreter on the CPU."""
+    return PRODUCTS.ops[arithmetic].on("interpret" if device == "cpu" else "cuda")
 
 
 def check(weight: Weight, x: Tensor, out: Tensor) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from engine import arithmetic, ops
 from engine.encode import encode
 from engine.model import Model
+from engine.op_table import on_tier
 from engine.path import Path, Rows
 from engine.weights import Weight
 from falsifiers.judging.judge import Judge
@@ -68,11 +69,11 @@ def kernel_path(path: Path, kinds: Collection[str]) -> Path:
     """
     def project(weight: Weight, x: Tensor, out: Tensor) -> None:
         own = path.project
-        (getattr(own, "kernel", own) if weight.kind in kinds else own)(weight, x, out)
+        (on_tier(own, "interpret") if weight.kind in kinds else own)(weight, x, out)
 
-    names = ("norm", "gated_norm", "silu_mul", "argmax")
-    return replace(path, project=project,
-                   **{n: getattr(getattr(path, n), "kernel", getattr(path, n)) for n in names})
+    others: dict[str, Any] = {name: on_tier(getattr(path, name), "interpret")
+                              for name in ("norm", "gated_norm", "silu_mul", "argmax")}
+    return replace(path, project=project, **others)
 
 
 def measure_decode_rates(path: Path, model: Model, steps: int = 20) -> dict[str, float]:
@@ -190,7 +191,7 @@ def check_quantised_reuse(judge: Judge, path: Path, device: str, m: int, n: int,
     weight, short = _random_values(n, 15).to(device), _random_values(128, 16).to(device)
     heads = [v.view(m, -1, 128) for v in (x, y, out)]
     made: dict[str, Callable[[], None]] = {
-        "add_norm": lambda: path.add_norm(path.norm, x, y, weight, 1e-6, total, out),
+        "add_norm": lambda: path.fused.add_norm(x, y, weight, 1e-6, total, out),
         "silu_mul": lambda: path.silu_mul(x, y, out),
         "gated_norm": lambda: path.gated_norm(*heads[:2], short, 1e-6, heads[2])}
     for kind in kinds:

@@ -102,8 +102,7 @@ class BatchedStep:
             x = self.norm(hidden, weight)
         else:
             total, x = torch.empty_like(hidden), torch.empty_like(hidden)
-            self.path.add_norm(self.path.norm, hidden, mixed, weight, self.model.config.eps,
-                               total, x)
+            self.path.fused.add_norm(hidden, mixed, weight, self.model.config.eps, total, x)
             hidden = total
         self.report(op, (hidden,), x, spans)
         return hidden, x
@@ -170,8 +169,8 @@ class BatchedStep:
         normed = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in given]
         outs = [torch.empty_like(x) for x in normed]
         table = self.model.rope.table_for(self.held.reach)
-        self.path.norm_rotate(self.path.norm, self.path.rotate, given, weights,
-                              self.model.config.eps, table, self.held.positions, normed, outs)
+        self.path.fused.norm_rotate(given, weights, self.model.config.eps, table,
+                                    self.held.positions, normed, outs)
         for name, x, middle, out in zip("qk", given, normed, outs, strict=True):
             self.report(f"{index}.norm.{name}", (x,), middle)
             self.report(f"{index}.rotate.{name}", (middle,), out)
@@ -194,7 +193,7 @@ class BatchedStep:
         """Return several of a block's matrices times every row of x[t, K], reported."""
         weights = [layer.matrices[name] for name in names]
         outs = [x.new_empty(len(x), weight.n) for weight in weights]
-        self.path.project_all(self.path.project, weights, x, outs)
+        self.path.fused.project_all(weights, x, outs)
         for name, out in zip(names, outs, strict=True):
             self.report(f"{index}.project.{name}", (x,), out)
         return outs

@@ -63,6 +63,8 @@ def _aligned(x: Tensor) -> Tensor:
 def conv_step(x: Tensor, taps: Tensor, windows: Refs, counts: tuple[int, ...],
               out: Tensor) -> None:
     """Write the SiLU of the causal convolution of x[t, C] into out[t, C]; shift the windows."""
+    if not any(counts):  # without a token a launch has no block
+        return
     starts, channels = _starts(counts, x), x.shape[1]
     blocks = ceil(channels / CHANNELS) * ceil(max(counts) / SPAN)
     _function("conv_step")((blocks, len(counts)), CHANNELS, 0, x, c_longlong(x.stride(0)),

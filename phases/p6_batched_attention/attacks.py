@@ -143,8 +143,8 @@ def check_norm_rotate(case: Case, judge: Judge, path: Path, device: str) -> None
     where = torch.tensor(positions).to(device)
     for at in (slice(t), *(slice(i, i + 1) for i in range(t))):
         made = [[guarded(*x[at].shape, device=device) for x in xs] for _ in range(2)]
-        path.norm_rotate(path.norm, path.rotate, [x[at] for x in given], *fixed, where[at],
-                         *([guard.inside for guard in guards] for guards in made))
+        path.fused.norm_rotate([x[at] for x in given], *fixed, where[at],
+                               *([guard.inside for guard in guards] for guards in made))
         for kind, guards, right in zip(("norm", "rotate"), made, want, strict=True):
             for name, guard, x in zip("qk", guards, right, strict=True):
                 judge.equal(f"{kind}.{name}", guard.inside, x[at], rule="truth", finite=False,

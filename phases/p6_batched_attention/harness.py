@@ -23,6 +23,7 @@ from torch import Tensor
 from contracts.load import load_contract
 from contracts.schema import Budget, Case
 from engine import ops
+from engine.op_table import on_tier
 from engine.state import Ints, Refs, kv_type
 from falsifiers.instruments.bounds_checker import Fence, fenced
 from falsifiers.instruments.deterministic_dot import steady_dots
@@ -247,7 +248,7 @@ def select_op(case: Case, subject: Subject, name: str) -> Callable[..., None]:
     elif case.given.get("kernel") == "triton":
         op = getattr(import_module(f"{__package__}.kernel_{name}"), name)
     elif case.tier == "interpret":
-        op = getattr(op, "kernel", op)
+        op = on_tier(op, "interpret")
     return op  # type: ignore[no-any-return]
 
 
