@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ from engine.state import Ints, Pool, Table, to_device
 
 if TYPE_CHECKING:
     from engine.model import Model
+
+
+T = TypeVar("T")
 
 
 class Sink(Protocol):
@@ -60,10 +64,21 @@ class Rows:
         """Return rows of one token each."""
         return Rows(tuple(slots), tuple(positions), (1,) * len(slots))
 
+    @property
+    def slices(self) -> list[slice]:
+        """Where each row's tokens are among the step's."""
+        ends = accumulate(self.counts)
+        return [slice(end - count, end) for end, count in zip(ends, self.counts, strict=True)]
+
+    def spans(self, tokens: Sequence[T]) -> list[tuple[int, int, Sequence[T]]]:
+        """Return each row's slot, its position and its own of the step's tokens."""
+        return [(slot, position, tokens[own]) for slot, position, own
+                in zip(self.slots, self.positions, self.slices, strict=True)]
+
     def of_tokens(self) -> list[int]:
         """Return each token's position in its own sequence, row after row."""
-        return [position + i for position, count in zip(self.positions, self.counts, strict=True)
-                for i in range(count)]
+        return [position + i for _, position, own in self.spans(range(sum(self.counts)))
+                for i in range(len(own))]
 
     def holding(self, pool: Pool) -> Held:
         """Return what ops take of the rows, made now unless it is held already."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -68,11 +67,6 @@ class BatchedStep:
         self.report("head", (x,), out, single)
         return out
 
-    def spans(self) -> list[slice]:
-        """Return where each row's tokens stand among t."""
-        ends = list(accumulate(self.rows.counts))
-        return [slice(end - count, end) for end, count in zip(ends, self.rows.counts, strict=True)]
-
     @cached_property
     def held(self) -> Held:
         """What the ops take of the rows."""
@@ -82,7 +76,7 @@ class BatchedStep:
         """Return the last token of each row, f32[m, embd] of hidden[t, embd]."""
         if len(hidden) == len(self.rows.counts):
             return hidden
-        last = torch.tensor([span.stop - 1 for span in self.spans()])
+        last = torch.tensor([own.stop - 1 for own in self.rows.slices])
         return hidden[to_device(last, self.pool.device)]
 
     def block(self, index: int, layer: Layer, hidden: Tensor,
@@ -212,6 +206,6 @@ class BatchedStep:
         """
         if self.sink is None:
             return
-        for slot, span in zip(self.rows.slots, spans or self.spans(), strict=True):
+        for slot, span in zip(self.rows.slots, spans or self.rows.slices, strict=True):
             own = output[:, span] if axis else output[span]
             self.sink(op, slot, tuple(x[span] for x in inputs), own)

@@ -39,11 +39,10 @@ def with_batched_step(wrong: type[BatchedStep]) -> Builder:
 
 def row_by_row(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                sink: Sink | None) -> Tensor:
-    logits, at = [], 0
-    for slot, position, count in zip(rows.slots, rows.positions, rows.counts, strict=True):
-        one = Rows((slot,), (position,), (count,))
-        logits.append(step_rows(path, model, pool, tokens[at:at + count], one, sink)[0])
-        at += count
+    logits = []
+    for slot, position, own in rows.spans(tokens):
+        one = Rows((slot,), (position,), (len(own),))
+        logits.append(step_rows(path, model, pool, own, one, sink)[0])
     return torch.stack(logits)
 
 
@@ -59,7 +58,7 @@ class HeadAtEveryToken(BatchedStep):
     def logits(self, hidden: Tensor, mixed: Tensor) -> Tensor:
         x = self.joined("output_norm", hidden, mixed, self.model.weights.output_norm)[1]
         whole = self.product(self.model.weights.head, x)
-        return whole[[span.stop - 1 for span in self.spans()]]
+        return whole[[own.stop - 1 for own in self.rows.slices]]
 
 
 class TokenOfTheRowNumber(BatchedStep):
@@ -69,7 +68,7 @@ class TokenOfTheRowNumber(BatchedStep):
 
 class HeadOnTheFirstToken(BatchedStep):
     def last_tokens(self, hidden: Tensor) -> Tensor:
-        return hidden[[span.start for span in self.spans()]]
+        return hidden[[own.start for own in self.rows.slices]]
 
 
 class ResidualFromTheNorm(BatchedStep):
@@ -82,15 +81,15 @@ class ResidualFromTheNorm(BatchedStep):
 class PositionsOfTheFirstRow(BatchedStep):
     @cached_property
     def held(self) -> Held:
-        turned = [self.rows.positions[0] + i for count in self.rows.counts for i in range(count)]
-        return replace(self.rows.holding(self.pool), positions=torch.tensor(turned))
+        first = replace(self.rows, positions=self.rows.positions[:1] * len(self.rows.slots))
+        return replace(self.rows.holding(self.pool), positions=torch.tensor(first.of_tokens()))
 
 
 class OnePositionAChunk(BatchedStep):
     @cached_property
     def held(self) -> Held:
-        turned = [p for p, count in zip(self.rows.positions, self.rows.counts, strict=True)
-                  for _ in range(count)]
+        turned = [position for _, position, own in self.rows.spans(range(sum(self.rows.counts)))
+                  for _ in own]
         return replace(self.rows.holding(self.pool), positions=torch.tensor(turned))
 
 
