@@ -10,6 +10,7 @@ from engine.op_table import fused, op_table
 from engine.path import Path
 from phases.p3_row_twin import increment as before
 from phases.p4_batched_matmul import reference
+from phases.p4_batched_matmul.batched_step import step_rows
 
 op = op_table(__name__)
 PROJECT = op(ops.project, triton=before.PRODUCTS, cuda=before.gemv_rows_on_device)
@@ -30,7 +31,7 @@ OPS: dict[str, Any] = {
 
 def path() -> Path:
     """Return the predecessor's path with the batched step."""
-    return replace(before.path(), name="p4", step_rows=reference.step_rows, **OPS)
+    return replace(before.path(), name="p4", step_rows=step_rows, **OPS)
 
 
 def integer_kernels() -> Any:

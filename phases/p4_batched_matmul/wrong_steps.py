@@ -11,10 +11,10 @@ from torch import Tensor
 
 from engine.model import Model
 from engine.path import Held, Path, Rows, Sink, Step
-from engine.state import Pool
+from engine.state import Pool, Refs
 from falsifiers.judging.subject import Subject
+from phases.p4_batched_matmul.batched_step import BatchedStep, step_rows
 from phases.p4_batched_matmul.looped import looped_step
-from phases.p4_batched_matmul.reference import BatchedStep, step_rows
 
 Builder = Callable[[Subject], Subject]
 
@@ -56,8 +56,8 @@ class HeadAtEveryToken(BatchedStep):
         return hidden
 
     def logits(self, hidden: Tensor, mixed: Tensor) -> Tensor:
-        x = self.joined("output_norm", hidden, mixed, self.model.weights.output_norm)[1]
-        whole = self.product(self.model.weights.head, x)
+        x = self.add_norm("output_norm", hidden, mixed, self.model.weights.output_norm)[1]
+        whole = self.multiply(self.model.weights.head, x)
         return whole[[own.stop - 1 for own in self.rows.slices]]
 
 
@@ -72,9 +72,9 @@ class HeadOnTheFirstToken(BatchedStep):
 
 
 class ResidualFromTheNorm(BatchedStep):
-    def joined(self, op: str, hidden: Tensor, mixed: Tensor | None, weight: Tensor,
-               spans: list[slice] | None = None) -> tuple[Tensor, Tensor]:
-        total, x = super().joined(op, hidden, mixed, weight, spans)
+    def add_norm(self, op: str, hidden: Tensor, mixed: Tensor | None, weight: Tensor,
+                 slices: list[slice] | None = None) -> tuple[Tensor, Tensor]:
+        total, x = super().add_norm(op, hidden, mixed, weight, slices)
         return (x if op.endswith("post_attention_norm") else total), x
 
 
@@ -94,12 +94,10 @@ class OnePositionAChunk(BatchedStep):
 
 
 class WindowByRow(BatchedStep):
-    def convolve(self, index: int, qkv: Tensor, taps: Tensor) -> Tensor:
-        mixed = torch.empty_like(qkv)
-        windows = self.pool.refs("conv", index, range(len(self.rows.slots)))
-        self.path.conv_step(qkv, taps, windows, self.rows.counts, mixed)
-        self.report(f"{index}.conv_step", (qkv,), mixed)
-        return mixed
+    def state(self, kind: str, index: int) -> Refs:
+        if kind == "conv":
+            return self.pool.refs(kind, index, range(len(self.rows.slots)))
+        return super().state(kind, index)
 
 
 def slots_by_row(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
