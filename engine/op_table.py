@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from engine.emulate import on_device
+from engine.quantised import rows_of
 
 TIERS = ("cpu", "interpret", "cuda")
 """The tiers that an op may have a kernel of its own for."""
@@ -42,11 +43,15 @@ class Op:
     """The op in CUDA C++."""
     package: str = ""
     """The package in which kernels are named."""
+    quantised: bool = False
+    """Whether the op takes `QuantisedActivations` too in place of rows."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """Run the op where its output lies, which is the last argument or the first of a list."""
         out = args[-1][0] if isinstance(args[-1], list | tuple) else args[-1]
-        return self.on("cuda" if on_device(out) else "cpu")(*args, **options)
+        if on_device(out):
+            return self.on("cuda")(*args, **options)
+        return self.on("cpu")(*(map(rows_of, args) if self.quantised else args), **options)
 
     def on(self, tier: str) -> Function:
         """Return the function that a tier runs; its module is imported now."""
@@ -126,9 +131,11 @@ def op_table(module: str) -> Callable[..., Op]:
 
 
 def fused(op: Callable[..., Op], reference: Function, *parts: Function,
-          triton: Kernel | None = None, cuda: Kernel | None = None) -> Fused:
+          triton: Kernel | None = None, cuda: Kernel | None = None,
+          quantised: bool = False) -> Fused:
     """Return an op that runs others, with kernels that do the work of all."""
-    return Fused(reference, parts, op(partial(reference, *parts), triton=triton, cuda=cuda))
+    return Fused(reference, parts, op(partial(reference, *parts), triton=triton, cuda=cuda,
+                                      quantised=quantised))
 
 
 def runs(table: Choice) -> Callable[[F], F]:
@@ -143,6 +150,17 @@ def runs(table: Choice) -> Callable[[F], F]:
 def of_parts(op: Function, *parts: Function) -> Function:
     """Return an op that runs others, for a path that has these parts."""
     return op.of(*parts) if isinstance(op, Fused) else partial(op, *parts)
+
+
+def of_activations(op: Function) -> Function:
+    """Return a product that takes `QuantisedActivations` too, from one that may take only rows."""
+    if isinstance(op, Op) and op.quantised:
+        return op
+
+    def run(*args: Any) -> Any:
+        return op(*map(rows_of, args))
+
+    return run
 
 
 def on_tier(op: Function, tier: str) -> Function:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine import ops
 from engine.errors import InputError
-from engine.op_table import TIERS, Function, name_of, of_parts
+from engine.op_table import TIERS, Function, name_of, of_activations, of_parts
 from engine.state import Ints, Pool, Table, to_device
 
 if TYPE_CHECKING:
@@ -139,23 +139,31 @@ def one_by_one(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows
 
 @dataclass(frozen=True)
 class FusedOps:
-    """The ops that run others of a path, as its step calls them: without those others."""
+    """The products of a path and its ops that run others, as a step calls them.
+
+    An op that runs others is not given them. A product takes f32 rows or the
+    `QuantisedActivations` that the op before it returned.
+    """
 
     add_norm: Function
-    project_all: Function
     norm_rotate: Function
+    project: Function
+    project_all: Function
 
 
 @dataclass(frozen=True)
 class Path:
-    """The ops of a step, each writing into its `out`, and how a step composes them."""
+    """The ops of a step, each writing into its `out`, and how a step composes them.
+
+    An op before a product may return its result as `QuantisedActivations`; others return nothing.
+    """
 
     name: str
     step_rows: Step
     """Runs a step that `step` has checked; logits f32[m, vocab] of each row's last token."""
     embed: Callable[..., None] = ops.embed
     norm: Callable[..., None] = ops.norm
-    add_norm: Callable[..., None] = ops.add_norm
+    add_norm: Callable[..., Any] = ops.add_norm
     """A residual sum and its norm, given what `norm` is."""
     project: Callable[..., None] = ops.project
     project_all: Callable[..., None] = ops.project_all
@@ -163,12 +171,12 @@ class Path:
     conv_step: Callable[..., None] = ops.conv_step
     gates: Callable[..., None] = ops.gates
     delta_step: Callable[..., None] = ops.delta_step
-    gated_norm: Callable[..., None] = ops.gated_norm
+    gated_norm: Callable[..., Any] = ops.gated_norm
     rotate: Callable[..., None] = ops.rotate
     norm_rotate: Callable[..., None] = ops.norm_rotate
     """Queries and keys normed and turned, given what `norm` and `rotate` are."""
-    attend: Callable[..., None] = ops.attend
-    silu_mul: Callable[..., None] = ops.silu_mul
+    attend: Callable[..., Any] = ops.attend
+    silu_mul: Callable[..., Any] = ops.silu_mul
     argmax: Callable[..., None] = ops.argmax
     greedy_rows: Callable[..., list[list[int]]] = one_by_one
     """Runs the steps that `decode_greedy` has checked."""
@@ -177,8 +185,9 @@ class Path:
     def fused(self) -> FusedOps:
         """The ops that run others, chosen once: one kernel if the path has the ops it replaces."""
         return FusedOps(of_parts(self.add_norm, self.norm),
-                        of_parts(self.project_all, self.project),
-                        of_parts(self.norm_rotate, self.norm, self.rotate))
+                        of_parts(self.norm_rotate, self.norm, self.rotate),
+                        of_activations(self.project),
+                        of_activations(of_parts(self.project_all, self.project)))
 
     def kernels(self) -> dict[str, dict[str, str]]:
         """Return the dotted name of the function that each op runs, by op and tier."""

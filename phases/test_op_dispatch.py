@@ -13,10 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import engine.emulate
 from engine import ops
 from engine.op_table import TIERS, on_tier
+from engine.quantised import QuantisedActivations
 from phases.p3_row_twin import increment as p3
 from phases.p4_batched_matmul import increment as p4
 from phases.p5_batched_gdn import increment as p5
@@ -186,7 +188,25 @@ def test_table_names_the_kernels() -> None:
     assert table["step_rows"]["cuda"] == "phases.p8_decode_graph.kernel_graphs.Graphs.step_rows"
 
 
-def test_kernels_that_leave_integers_are_found_by_the_phases_behind() -> None:
+def test_quantising_kernels_are_found_by_later_phases() -> None:
     from phases.p4_batched_matmul import kernel_fused
-    assert p4.integer_kernels() is kernel_fused
-    assert p5.integer_kernels() is kernel_fused
+    assert p4.quantising_kernels() is kernel_fused
+    assert p5.quantising_kernels() is kernel_fused
+
+
+def test_quantised_activations_reach_the_tree_s_own_product_alone() -> None:
+    calls, rows = CallLog(), torch.zeros(2, 8)
+    quantised = QuantisedActivations.of(rows.view(2, 4, 2), "limbs")
+    own = replace(p4.PROJECT, cuda=calls.recorder("own"), reference=calls.recorder("reference"))
+    path = replace(p4.path(), project=own)
+    path.fused.project("w", quantised, DEVICE)
+    path.fused.project("w", quantised, HOST)
+    path.fused.project_all(["w"], quantised, [DEVICE])
+    mine = replace(path, project=calls.recorder("mine"), project_all=calls.recorder("all of mine"))
+    mine.fused.project("w", quantised, DEVICE)
+    mine.fused.project_all(["w"], quantised, [DEVICE])
+    assert [name for name, _ in calls] == ["own", "reference", "own", "mine", "all of mine"]
+    assert calls[0][1][1] is quantised
+    for _, args in calls[1:]:
+        assert any(isinstance(arg, torch.Tensor) and arg.shape == (2, 8) for arg in args)
+        assert quantised not in args

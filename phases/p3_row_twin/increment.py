@@ -13,6 +13,7 @@ from engine.errors import InputError
 from engine.model import Model
 from engine.op_table import Choice, op_table, runs
 from engine.path import Path, Rows, Sink
+from engine.quantised import Activations, QuantisedActivations, rows_of
 from engine.state import Pool
 from engine.weights import EXACT, ORDERED, Weight
 from phases.p1_looped_step import increment as before
@@ -62,51 +63,34 @@ def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:
 
 
 @runs(PRODUCTS)
-def gemv_rows_on_device(weight: Weight, x: Tensor, out: Tensor) -> None:
+def gemv_rows_on_device(weight: Weight, x: Activations, out: Tensor) -> None:
     """Write W x for every row of x f32[t, K], on a device, into out f32[t, N]."""
     gemv_rows_all([weight], x, [out])
 
 
 @runs(PRODUCTS)
-def gemv_rows_all(weights: Sequence[Weight], x: Tensor, outs: Sequence[Tensor]) -> None:
+def gemv_rows_all(weights: Sequence[Weight], x: Activations, outs: Sequence[Tensor]) -> None:
     """Write W x for every row of x f32[m, K], on a device, and each matrix into its own out.
 
-    The exact products share the integers of x, which its maker may have left with it, and those
-    of one type a launch.
+    The exact products share one quantisation of x, which the op that wrote x may have made, and
+    those of one type a launch.
     """
+    rows = rows_of(x)
     for weight, out in zip(weights, outs, strict=True):
-        check(weight, x, out)
+        check(weight, rows, out)
         if weight.arithmetic != EXACT:
-            gemv_rows(weight, x, out)
+            gemv_rows(weight, rows, out)
     exact = [pair for pair in zip(weights, outs, strict=True) if pair[0].arithmetic == EXACT]
     if exact:
         from phases.p3_row_twin import kernel_exact_mma as mma
-        mma.multiply_all([weight for weight, _ in exact], integers_of(x) or mma.quantize(x),
-                         [out for _, out in exact])
+        quantised = x.take() if isinstance(x, QuantisedActivations) else None
+        if quantised is None or (quantised.m, quantised.k) != tuple(rows.shape):
+            quantised = mma.quantize(rows)
+        mma.multiply_all([weight for weight, _ in exact], quantised, [out for _, out in exact])
 
 
-def carry(x: Tensor, integers: Any) -> None:
-    """Leave the integers of x f32[m, K] with the tensor, for products that follow."""
-    owner: Any = x if x._base is None else x._base
-    if not owner.is_inference():  # such a tensor does not tell whether it was changed since
-        owner.integers = (integers, owner._version)
-
-
-def integers_of(x: Tensor) -> Any:
-    """Return the integers that the maker of x left with it, once, or None.
-
-    They are handed out a single time, so that a buffer which a kernel writes anew, behind torch's
-    back, does not bring the old ones to its next product.
-    """
-    owner: Any = x._base if x._base is not None else x
-    held, version = owner.__dict__.pop("integers", (None, 0))
-    if held is None or version != owner._version or x.data_ptr() != owner.data_ptr():
-        return None
-    return held if (held.m, held.k) == tuple(x.shape) else None
-
-
-def integer_kernels() -> Any:
-    """Return the module whose products take integers: their layout, and the text of its kernels."""
+def quantising_kernels() -> Any:
+    """Return the module of the layout of quantised activations, and of the source that makes it."""
     from phases.p3_row_twin import kernel_exact_mma
     return kernel_exact_mma
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.load import Layer
 from engine.model import Model
 from engine.path import Held, Path, Rows, Sink
+from engine.quantised import Activations, QuantisedActivations, rows_of
 from engine.state import Pool, Refs, to_device
 from engine.weights import Weight
 
@@ -66,10 +67,10 @@ class BatchedStep:
         hidden, x = self.add_norm(f"{index}.post_attention_norm", hidden, mixed,
                                   norms["post_attention_norm"])
         gate, up = self.products(index, layer, ("ffn_gate", "ffn_up"), x)
-        activated = self.call(index, "silu_mul", (gate, up))
+        activated = self.activations(index, "silu_mul", (gate, up))
         return hidden, self.product(index, layer, "ffn_down", activated)
 
-    def gdn(self, index: int, layer: Layer, x: Tensor) -> Tensor:
+    def gdn(self, index: int, layer: Layer, x: Activations) -> Tensor:
         """Return a GDN layer's output for x[t, embd]; windows and recurrent states advance."""
         config, vectors, counts = self.model.config, layer.vectors, self.held.counts
         qkv, z, a, b = self.products(
@@ -81,19 +82,19 @@ class BatchedStep:
         alpha, beta = self.call(index, "gates", (a, b), vectors["ssm_a"], vectors["ssm_dt"], outs=2)
         o = self.call(index, "delta_step", (q, k, v, alpha, beta), self.state("delta", index),
                       counts, like=v)
-        y = self.call(index, "gated_norm", (o, z.view_as(o)), vectors["ssm_norm"], config.eps,
-                      reported=(o, z))
+        y = self.activations(index, "gated_norm", (o, z.view_as(o)), vectors["ssm_norm"],
+                             config.eps, reported=(o, z))
         return self.product(index, layer, "ssm_out", y)
 
-    def attention(self, index: int, layer: Layer, x: Tensor) -> Tensor:
+    def attention(self, index: int, layer: Layer, x: Activations) -> Tensor:
         """Return an attention layer's output for x[t, embd]; keys and values join the caches."""
         dim, held = self.model.config.head_dim, self.held
         both, k, v = self.products(index, layer, ("attn_q", "attn_k", "attn_v"), x)
         q, gate = both.unflatten(1, (-1, 2, dim)).unbind(2)  # per head, query then gate
         k, v = k.unflatten(1, (-1, dim)), v.unflatten(1, (-1, dim))
         q, k = self.norm_rotate(index, layer, q, k)
-        o = self.call(index, "attend", (q, k, v, gate), self.state("k", index),
-                      self.state("v", index), held.lengths, held.counts)
+        o = self.activations(index, "attend", (q, k, v, gate), self.state("k", index),
+                             self.state("v", index), held.lengths, held.counts)
         return self.product(index, layer, "attn_output", o)
 
     def logits(self, hidden: Tensor, mixed: Tensor) -> Tensor:
@@ -101,7 +102,7 @@ class BatchedStep:
         weights, single = self.model.weights, [slice(i, i + 1) for i in range(len(hidden))]
         x = self.add_norm("output_norm", hidden, mixed, weights.output_norm, single)[1]
         out = self.multiply(weights.head, x)
-        self.report("head", (x,), out, single)
+        self.report("head", (rows_of(x),), out, single)
         return out
 
     @cached_property
@@ -120,9 +121,20 @@ class BatchedStep:
         last = torch.tensor([own.stop - 1 for own in self.rows.slices])
         return hidden[to_device(last, self.pool.device)]
 
-    def call(self, index: int, op: str, inputs: Tensors, *others: Any, like: Tensor | None = None,
-             outs: int = 1, reported: Tensors | None = None) -> Tensor:
-        """Allocate an op's result, run the op of the path, report it and return the result.
+    def call(self, index: int, op: str, inputs: Tensors, *others: Any, **how: Any) -> Tensor:
+        """Run an op as `run_op` does, and return its result."""
+        return self.run_op(index, op, inputs, *others, **how)[0]
+
+    def activations(self, index: int, op: str, inputs: Tensors, *others: Any,
+                    **how: Any) -> Activations:
+        """Run an op before a product as `run_op` does; return its rows, quantised if they are."""
+        out, returned = self.run_op(index, op, inputs, *others, **how)
+        return returned if isinstance(returned, QuantisedActivations) else out.flatten(1)
+
+    def run_op(self, index: int, op: str, inputs: Tensors, *others: Any,
+               like: Tensor | None = None, outs: int = 1,
+               reported: Tensors | None = None) -> tuple[Tensor, Any]:
+        """Allocate an op's result, run the op and report it; return what it wrote and returned.
 
         The op takes its inputs, then the others, then its result, which has the shape of `like`,
         or else of the first input. Several results are one tensor [outs, ...]. The sink gets
@@ -131,21 +143,23 @@ class BatchedStep:
         like = inputs[0] if like is None else like
         out = torch.empty_like(like, memory_format=torch.contiguous_format) if outs == 1 else \
             like.new_empty(outs, *like.shape)
-        getattr(self.path, op)(*inputs, *others, *([out] if outs == 1 else out.unbind()))
+        returned = getattr(self.path, op)(*inputs, *others,
+                                          *([out] if outs == 1 else out.unbind()))
         self.report(f"{index}.{op}", reported or inputs, out, axis=int(outs > 1))
-        return out
+        return out, returned
 
     def add_norm(self, op: str, hidden: Tensor, mixed: Tensor | None, weight: Tensor,
-                 slices: list[slice] | None = None) -> tuple[Tensor, Tensor]:
+                 slices: list[slice] | None = None) -> tuple[Tensor, Activations]:
         """Return the residual sum of hidden and mixed, and its norm, reported as `op`."""
-        total, x = hidden, torch.empty_like(hidden)
+        total, x, returned = hidden, torch.empty_like(hidden), None
         if mixed is None:
             self.path.norm(hidden, weight, self.model.config.eps, x)
         else:
             total = torch.empty_like(hidden)
-            self.path.fused.add_norm(hidden, mixed, weight, self.model.config.eps, total, x)
+            returned = self.path.fused.add_norm(hidden, mixed, weight, self.model.config.eps,
+                                                total, x)
         self.report(op, (total,), x, slices)
-        return total, x
+        return total, returned if isinstance(returned, QuantisedActivations) else x
 
     def norm_rotate(self, index: int, layer: Layer, *given: Tensor) -> list[Tensor]:
         """Return q and k [t, heads, dim], normed and rotated at each token's own position."""
@@ -160,26 +174,27 @@ class BatchedStep:
             self.report(f"{index}.rotate.{name}", (middle,), out)
         return outs
 
-    def product(self, index: int, layer: Layer, name: str, x: Tensor) -> Tensor:
-        """Return one of a block's matrices times every row of x[t, ...], reported."""
-        x = x.flatten(1)
+    def product(self, index: int, layer: Layer, name: str, x: Activations) -> Tensor:
+        """Return one of a block's matrices times every row of x[t, K], reported."""
         out = self.multiply(layer.matrices[name], x)
-        self.report(f"{index}.project.{name}", (x,), out)
+        self.report(f"{index}.project.{name}", (rows_of(x),), out)
         return out
 
-    def products(self, index: int, layer: Layer, names: Sequence[str], x: Tensor) -> list[Tensor]:
+    def products(self, index: int, layer: Layer, names: Sequence[str],
+                 x: Activations) -> list[Tensor]:
         """Return several of a block's matrices times every row of x[t, K], reported."""
-        weights = [layer.matrices[name] for name in names]
-        outs = [x.new_empty(len(x), weight.n) for weight in weights]
+        weights, rows = [layer.matrices[name] for name in names], rows_of(x)
+        outs = [rows.new_empty(len(rows), weight.n) for weight in weights]
         self.path.fused.project_all(weights, x, outs)
         for name, out in zip(names, outs, strict=True):
-            self.report(f"{index}.project.{name}", (x,), out)
+            self.report(f"{index}.project.{name}", (rows,), out)
         return outs
 
-    def multiply(self, weight: Weight, x: Tensor) -> Tensor:
-        """Return W x for every row of x[rows, K]: [rows, N]."""
-        out = x.new_empty(x.shape[0], weight.n)
-        self.path.project(weight, x, out)
+    def multiply(self, weight: Weight, x: Activations) -> Tensor:
+        """Return W x for every row of x: [rows, N]."""
+        rows = rows_of(x)
+        out: Tensor = rows.new_empty(len(rows), weight.n)
+        self.path.fused.project(weight, x, out)
         return out
 
     def report(self, op: str, inputs: Tensors, output: Tensor, slices: list[slice] | None = None,

@@ -13,11 +13,12 @@ from phases.p4_batched_matmul import reference
 from phases.p4_batched_matmul.batched_step import step_rows
 
 op = op_table(__name__)
-PROJECT = op(ops.project, triton=before.PRODUCTS, cuda=before.gemv_rows_on_device)
+PROJECT = op(ops.project, triton=before.PRODUCTS, cuda=before.gemv_rows_on_device, quantised=True)
 NORM = op(reference.norm, triton="kernel_norm.norm")
 OPS: dict[str, Any] = {
     "project": PROJECT,
-    "project_all": fused(op, ops.project_all, PROJECT, cuda=before.gemv_rows_all),
+    "project_all": fused(op, ops.project_all, PROJECT, cuda=before.gemv_rows_all,
+                         quantised=True),
     "norm": NORM,
     "add_norm": fused(op, reference.add_norm, NORM, triton="kernel_add_norm.add_norm",
                       cuda="kernel_fused.add_norm"),
@@ -34,7 +35,7 @@ def path() -> Path:
     return replace(before.path(), name="p4", step_rows=step_rows, **OPS)
 
 
-def integer_kernels() -> Any:
-    """Return the module that gives kernels room for integers, and their text what it includes."""
+def quantising_kernels() -> Any:
+    """Return the module that gives kernels room for quantised results, and their source."""
     from phases.p4_batched_matmul import kernel_fused
     return kernel_fused

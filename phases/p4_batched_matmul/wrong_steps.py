@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.model import Model
 from engine.path import Held, Path, Rows, Sink, Step
+from engine.quantised import Activations, rows_of
 from engine.state import Pool, Refs
 from falsifiers.judging.subject import Subject
 from phases.p4_batched_matmul.batched_step import BatchedStep, step_rows
@@ -73,9 +74,9 @@ class HeadOnTheFirstToken(BatchedStep):
 
 class ResidualFromTheNorm(BatchedStep):
     def add_norm(self, op: str, hidden: Tensor, mixed: Tensor | None, weight: Tensor,
-                 slices: list[slice] | None = None) -> tuple[Tensor, Tensor]:
+                 slices: list[slice] | None = None) -> tuple[Tensor, Activations]:
         total, x = super().add_norm(op, hidden, mixed, weight, slices)
-        return (x if op.endswith("post_attention_norm") else total), x
+        return (rows_of(x) if op.endswith("post_attention_norm") else total), x
 
 
 class PositionsOfTheFirstRow(BatchedStep):

@@ -11,7 +11,7 @@ from phases.p4_batched_matmul import increment as before
 from phases.p5_batched_gdn import reference
 
 op = op_table(__name__)
-NORM, integer_kernels = before.NORM, before.integer_kernels
+NORM, quantising_kernels = before.NORM, before.quantising_kernels
 OPS: dict[str, Any] = {
     "conv_step": op(reference.conv_step, triton="kernel_conv.conv_step",
                     cuda="kernel_gdn_cuda.conv_step"),

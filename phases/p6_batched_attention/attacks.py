@@ -12,6 +12,7 @@ from contracts.schema import Case
 from engine import ops
 from engine.encode import encode
 from engine.path import Path
+from engine.quantised import QuantisedActivations
 from engine.rope import rope_table
 from engine.weights import Weight
 from falsifiers.judging.errors import Unmeasurable
@@ -107,15 +108,15 @@ def spread_cache(step: GuardedCall, stride: int) -> GuardedCall:
 
 def check_product(attend: Harness, rows: Sequence[Row], project: Callable[..., None],
                  kind: str) -> None:
-    """Hold a product of what attention wrote to that of a copy, which brings no integers along."""
+    """Compare a product of attention's quantised result with the product of the result alone."""
     step = attend.lay_out(rows, Layout())
-    out = torch.empty_like(step.out.inside)  # between guards it would bring none either
-    attend.run(replace(step, out=Guarded(out, out)))
+    out = torch.empty_like(step.out.inside)
+    returned = attend.run(replace(step, out=Guarded(out, out)))
     x = out.flatten(1)
     values = torch.randn(48, x.shape[1], generator=torch.Generator().manual_seed(17))
     matrix = Weight("w", kind, encode(kind, values.numpy()), device=attend.device)
     got, want = (out.new_empty(len(out), 48) for _ in range(2))
-    project(matrix, x, got)
+    project(matrix, returned if isinstance(returned, QuantisedActivations) else x, got)
     project(matrix, x.clone(), want)
     attend.judge.equal("product of attend", got, want, kind=kind)
 

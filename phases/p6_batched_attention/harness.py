@@ -112,11 +112,11 @@ class Harness:
         out = step.out.inside.cpu()
         return [out[span] for span in step.spans()]
 
-    def run(self, step: GuardedCall) -> None:
-        """Run the op; what a candidate or numpy warns of is no parity fault."""
+    def run(self, step: GuardedCall) -> Any:
+        """Run the op and return what it returns; warnings of a candidate or numpy do not count."""
         with warnings.catch_warnings(), np.errstate(all="ignore"), steady_dots():
             warnings.simplefilter("ignore")
-            self.op(*step.arguments())
+            return self.op(*step.arguments())
 
     def lay_out(self, rows: Sequence[Row], layout: Layout) -> GuardedCall:
         """Return a step's operands: slots filled up to each row's length, poison elsewhere."""

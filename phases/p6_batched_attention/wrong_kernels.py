@@ -224,7 +224,7 @@ def with_cuda_source(right: str, wrong: str) -> Builder:
         source = changed(kernel_attend_cuda.source(), right, wrong)
         with _patch_module(kernel_attend_cuda, _function=lambda name, *of: _compile_kernel(
                 source, name, kernel_attend_cuda.options(*of))):
-            kernel_attend_cuda.attend(*args)
+            return kernel_attend_cuda.attend(*args)
 
     return _with_ops(attend=Op(reference.attend, cuda=run))
 
