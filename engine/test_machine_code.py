@@ -43,10 +43,10 @@ def test_absent_compiler_is_an_error_that_says_how_to_get_one(
     def absent(name: str) -> ctypes.CDLL:
         raise OSError(name)
 
-    monkeypatch.setattr(nvrtc, "_folders", list)
+    monkeypatch.setattr(nvrtc, "_library_folders", list)
     monkeypatch.setattr(ctypes, "CDLL", absent)
     with pytest.raises(nvrtc.CudaError, match="nvidia-cuda-nvrtc"):
-        nvrtc.library.__wrapped__()
+        nvrtc.load_nvrtc.__wrapped__()
 
 
 def test_spills_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def test_as_many_tokens_as_rows_may_be_a_chunk_and_a_pad() -> None:
 
 @pytest.mark.tier("interpret")
 def test_second_launch_finds_its_own_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "WIDEST", 2)
+    monkeypatch.setattr(launches, "MAX_TOKENS", 2)
     test_falsifier.test_attention_is_true(
         *made("attention_is_true", "interpret", heads=[2, 1], lengths=[2, 66, 0], counts=[1, 1, 2]))
 

@@ -21,7 +21,7 @@ from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
 from phases.p6_batched_attention import attacks, increment, test_falsifier
 from phases.p6_batched_attention.harness import CONTRACT, Attention, Layout
-from phases.p6_batched_attention.launches import ROOM, WIDEST, check, launches
+from phases.p6_batched_attention.launches import MAX_SCRATCH, MAX_TOKENS, check, launches
 
 ROOT = Path(__file__).parents[2]
 NAMES = ["append", "attend_split", "attend_merge", "rotate", "append-f16", "attend_split-bf16",
@@ -53,8 +53,8 @@ def test_launches_take_every_token_once_in_bounded_room(
         own = reach[one.first:one.first + one.tokens]
         assert one.first == at
         assert (one.splits - 1) * 64 < max(own) <= one.splits * 64
-        assert one.tokens == 1 or one.tokens * one.splits * heads * 256 <= ROOM
-        assert one.tokens <= WIDEST
+        assert one.tokens == 1 or one.tokens * one.splits * heads * 256 <= MAX_SCRATCH
+        assert one.tokens <= MAX_TOKENS
         at += one.tokens
     assert at == len(reach)
 
