@@ -53,7 +53,7 @@ def test_spills_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for usage, found in ((" REG:64 STACK:0 SHARED:1024 LOCAL:0", []),
                          (" REG:255 STACK:88 SHARED:0 LOCAL:16",
                           ["88 bytes of stack", "16 bytes of local"]),
-                         ("", ["no resource usage told"])):
+                         ("", ["no resource usage found"])):
         told = subprocess.CompletedProcess([], 0, stdout=usage)
         monkeypatch.setattr(subprocess, "run", lambda *args, told=told, **options: told)
         assert machine_code.spilled(b"") == found

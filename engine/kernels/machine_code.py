@@ -32,5 +32,5 @@ def spilled(cubin: bytes) -> list[str]:
                                check=True).stdout
     found = re.findall(r"(STACK|LOCAL):(\d+)", usage)
     if not found:
-        return ["no resource usage told"]
+        return ["no resource usage found"]
     return [f"{size} bytes of {name.lower()}" for name, size in found if size != "0"]
