@@ -22,15 +22,8 @@ import numpy as np
 
 from engine.blocks import TYPES, Bytes
 from engine.errors import InputError
-from engine.gguf_header import (
-    Cursor,
-    HeaderError,
-    TensorInfo,
-    abbreviate,
-    read_metadata,
-    read_preamble,
-    read_tensor_infos,
-)
+from engine.gguf_header import (Cursor, HeaderError, TensorInfo, abbreviate, read_metadata,
+                                read_preamble, read_tensor_infos)
 
 ALIGNMENT = 32
 MAX_UNMAPPED_BYTES = 1 << 25
@@ -131,13 +124,8 @@ def _read_alignment(metadata: dict[str, object]) -> int:
     return value
 
 
-def _locate_tensors(
-    data: mmap.mmap | bytes,
-    infos: dict[str, TensorInfo],
-    left_out: Container[str],
-    start: int,
-    metadata: dict[str, object],
-) -> dict[str, TensorEntry]:
+def _locate_tensors(data: mmap.mmap | bytes, infos: dict[str, TensorInfo], left_out: Container[str],
+                    start: int, metadata: dict[str, object]) -> dict[str, TensorEntry]:
     """Place every tensor that is not left out in the mapped file, in the header's order."""
     if not infos:
         raise HeaderError("it has no tensors")

@@ -10,13 +10,8 @@ import torch
 from contracts.schema import Case
 from engine.candidate import Engine, engine_of
 from engine.path import Rows, traced
-from falsifiers.judging.batch_driver import (
-    BatchDriver,
-    SoloStream,
-    bad_steps,
-    make_prompt,
-    run_solo,
-)
+from falsifiers.judging.batch_driver import (BatchDriver, SoloStream, bad_steps, make_prompt,
+                                             run_solo)
 from falsifiers.judging.errors import Declined
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
@@ -166,6 +161,6 @@ def _build_engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
 
 
 def _solo_stream(engine: Engine, model: Any, seed: int, length: int, decode: int,
-            capacity: int = CAPACITY) -> SoloStream:
+                 capacity: int = CAPACITY) -> SoloStream:
     return run_solo(engine, Rows, make_prompt(seed, length, model.config.vocab), decode, capacity,
                  right=increment.path())
