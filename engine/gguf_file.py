@@ -21,8 +21,15 @@ import numpy as np
 
 from engine.blocks import TYPES, Bytes
 from engine.errors import InputError
-from engine.gguf_header import (Cursor, HeaderError, TensorInfo, abbreviate, read_metadata,
-                                read_preamble, read_tensor_infos)
+from engine.gguf_header import (
+    Cursor,
+    HeaderError,
+    TensorInfo,
+    abbreviate,
+    read_metadata,
+    read_preamble,
+    read_tensor_infos,
+)
 
 ALIGNMENT = 32
 MAX_UNMAPPED_BYTES = 1 << 25
