@@ -197,7 +197,7 @@ def receipt_benchmarks() -> dict[str, tuple[str, Any]]:
 
 
 def open_model(file: str, candidate: str | None = None) -> UserModel:
-    """Open a user's own GGUF file for a report: the newest path, or a candidate, over it."""
+    """Open a user's GGUF file for a report, with the newest path or a candidate."""
     from engine.candidate import engine_of
     from engine.model import Model
     from engine.path import Rows

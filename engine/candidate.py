@@ -72,7 +72,7 @@ def is_whole(candidate: Any) -> bool:
 
 
 def engine_of(path: Path, candidate: Any, model: Model) -> Engine:
-    """Return the engine under test: the candidate's own, its `step` on the path, or the path.
+    """Return the engine under test: the candidate's engine, its `step` on the path, or the path.
 
     A candidate offers `engine(model)` returning an engine, or `step(path, model, pool, tokens,
     rows, sink)` returning logits.

@@ -45,7 +45,7 @@ def make(
 ) -> None:
     """Write a complete GGUF file of random weights, the same bytes on every machine.
 
-    Options left out keep the shape's own value.
+    Options default to the values of the shape.
     """
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 

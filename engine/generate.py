@@ -56,7 +56,7 @@ def generate_greedy(model: Model, tokens: Sequence[int], limit: int,
 
 
 def forced_logits(model: Model, tokens: Sequence[int]) -> Tensor:
-    """Return logits f32[t, vocab] after each of the given tokens."""
+    """Return logits f32[t, vocab] after each token."""
     check_prompt(model, tokens, 1)
     state = model.new_state(len(tokens))
     return torch.stack([model.forward_single(token, state, position)

@@ -60,7 +60,7 @@ class GgufFile:
     metadata: dict[str, object]
     tensors: dict[str, TensorEntry]
     unsupported_tensors: dict[str, str] = field(default_factory=dict)
-    """Tensors of types that are not supported, by name: the type's own name."""
+    """Names of tensors with an unsupported type, and the name of that type."""
     _digest: list[str] = field(default_factory=list, repr=False)
 
     def check_size(self) -> None:

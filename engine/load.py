@@ -88,7 +88,7 @@ class TensorReader:
         self.remaining = dict(file.tensors)
 
     def take(self, name: str, shape: tuple[int, ...]) -> TensorEntry:
-        """Return one tensor; raise `InputError` if it is missing, not finite or of another shape."""
+        """Return one tensor; raise `InputError` if it is missing, misshapen or not finite."""
         entry = self.remaining.pop(name, None)
         if entry is None:
             raise InputError(f"{self.file.path}: tensor {name} is missing")

@@ -72,13 +72,13 @@ class Rows:
 
     def spans(self, tokens: Sequence[T]) -> list[tuple[int, int, Sequence[T]]]:
         """Return each row's slot, position and slice of the step's tokens."""
-        return [(slot, position, tokens[own]) for slot, position, own
+        return [(slot, position, tokens[span]) for slot, position, span
                 in zip(self.slots, self.positions, self.slices, strict=True)]
 
     def of_tokens(self) -> list[int]:
         """Return each token's position in its own sequence, row after row."""
-        return [position + i for _, position, own in self.spans(range(sum(self.counts)))
-                for i in range(len(own))]
+        return [position + i for _, position, span in self.spans(range(sum(self.counts)))
+                for i in range(len(span))]
 
     def holding(self, pool: Pool) -> Held:
         """Return the rows in the form that ops take; built here unless the caller prepared it."""
@@ -164,17 +164,17 @@ class Path:
     embed: Callable[..., None] = ops.embed
     norm: Callable[..., None] = ops.norm
     add_norm: Callable[..., Any] = ops.add_norm
-    """A residual sum and its norm, given what `norm` is."""
+    """A residual sum and its norm; its first argument is `norm`."""
     project: Callable[..., None] = ops.project
     project_all: Callable[..., None] = ops.project_all
-    """Several matrices with the same rows, given what `project` is."""
+    """Several matrices with the same rows; its first argument is `project`."""
     conv_step: Callable[..., None] = ops.conv_step
     gates: Callable[..., None] = ops.gates
     delta_step: Callable[..., None] = ops.delta_step
     gated_norm: Callable[..., Any] = ops.gated_norm
     rotate: Callable[..., None] = ops.rotate
     norm_rotate: Callable[..., None] = ops.norm_rotate
-    """Queries and keys normed and turned, given what `norm` and `rotate` are."""
+    """Queries and keys, normed and rotated; its first arguments are `norm` and `rotate`."""
     attend: Callable[..., Any] = ops.attend
     silu_mul: Callable[..., Any] = ops.silu_mul
     argmax: Callable[..., None] = ops.argmax
@@ -230,7 +230,7 @@ class Path:
                       steps: int) -> list[list[int]]:
         """Feed one token a row, then the most likely next ones; return `steps` new tokens a row.
 
-        Raises `InputError` before any state changes, or for NaN in logits once it was met.
+        Raises `InputError` before any state changes, or at the first logits with NaN.
         """
         if steps < 1:
             raise InputError(f"{steps} greedy steps are refused: at least 1")
@@ -263,7 +263,7 @@ def one_row(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: R
 
 
 def reference() -> Path:
-    """Return the engine's own path: the reference ops, one row a step."""
+    """Return the engine's path: the reference ops, one row a step."""
     return Path("reference", one_row)
 
 

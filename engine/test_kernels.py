@@ -21,11 +21,11 @@ def test_kernels_compile_without_contraction_or_approximation() -> None:
 
 
 def test_a_launch_forbids_contraction_whatever_the_caller_says() -> None:
-    said: dict[str, object] = {}
+    passed: dict[str, object] = {}
 
     class Kernel:
         def __getitem__(self, grid: tuple[int, ...]) -> object:
-            return lambda *args, **options: said.update(options)
+            return lambda *args, **options: passed.update(options)
 
     kernels.launch(Kernel(), (1,), LANES=4)
-    assert said == {"LANES": 4, "enable_fp_fusion": False}
+    assert passed == {"LANES": 4, "enable_fp_fusion": False}

@@ -16,7 +16,7 @@ from engine.load import load_weights
 
 
 def _nano_with(**tensors: TensorEntry | None) -> GgufFile:
-    """Return the open nano file with tensors replaced, added or (None) taken away."""
+    """Return the open nano file with tensors replaced, added or (None) removed."""
     file = open_gguf(testmodels.model_path("nano"))
     changed = {**file.tensors, **{name.replace("__", "."): t for name, t in tensors.items()}}
     return replace(file, tensors={k: v for k, v in changed.items() if v is not None})

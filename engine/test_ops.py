@@ -74,7 +74,7 @@ def test_several_matrices_use_the_product_that_is_passed() -> None:
     calls: list[tuple[Any, ...]] = []
     weights: Any = ["W", "V"]
     x, outs = _randn(17, 2, 3), [torch.empty(2, 5), torch.empty(2, 7)]
-    ops.project_all(lambda *given: calls.append(given), weights, x, outs)
+    ops.project_all(lambda *args: calls.append(args), weights, x, outs)
     assert calls == [("W", x, outs[0]), ("V", x, outs[1])]
 
 
@@ -90,7 +90,7 @@ def test_norm_and_rotation_that_are_passed_run_on_each_operand() -> None:
     xs, normed, outs = ([_randn(seed, 3), _randn(seed + 1, 3)] for seed in (23, 25, 27))
     table = _randn(29, 5, 2, 1)
     weights: Any = ["Q", "K"]
-    ops.norm_rotate(lambda *given: calls.append(given), lambda *given: calls.append(given),
+    ops.norm_rotate(lambda *args: calls.append(args), lambda *args: calls.append(args),
                     xs, weights, 1e-6, table, [4], normed, outs)
     want: list[tuple[Any, ...]] = []
     for i in range(2):

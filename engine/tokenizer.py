@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import InputError
+from engine.metadata import abbreviate
 from engine.vocabulary import CONTROL, USER_DEFINED, byte_letters
 
 if TYPE_CHECKING:
@@ -48,14 +49,14 @@ class Tokenizer:
             got = metadata.get(f"tokenizer.ggml.{key}")
             if got != want:
                 raise InputError(f"tokenizer.ggml.{key} must be {want!r}, but is "
-                                 f"{_abbreviate(got)}")
+                                 f"{abbreviate(got)}")
         tokens = _metadata_list(metadata, "tokens", str)
         if len(tokens) != vocab:
             raise InputError(f"the file has {len(tokens)} tokens, but {vocab} embedding rows")
         eos = metadata.get("tokenizer.ggml.eos_token_id")
         if type(eos) is not int:
             raise InputError(f"tokenizer.ggml.eos_token_id must be a token id, but is "
-                             f"{_abbreviate(eos)}")
+                             f"{abbreviate(eos)}")
         chat = metadata.get("tokenizer.chat_template")
         return cls(tokens, _metadata_list(metadata, "token_type", int),
                    _metadata_list(metadata, "merges", str), eos,
@@ -133,7 +134,7 @@ def _metadata_list(metadata: Mapping[str, object], key: str, kind: type) -> list
     value = metadata.get(f"tokenizer.ggml.{key}")
     if not isinstance(value, list) or any(type(entry) is not kind for entry in value):
         raise InputError(f"tokenizer.ggml.{key} must be a list of {kind.__name__}, but is "
-                         f"{_abbreviate(value)}")
+                         f"{abbreviate(value)}")
     return value
 
 
@@ -145,7 +146,7 @@ def _index_tokens(tokens: list[str]) -> dict[str, int]:
     if len(ids) != len(tokens):
         number, text = next((n, t) for n, t in enumerate(tokens) if ids[t] != n)
         raise InputError(f"tokens {number} and {ids[text]} of the vocabulary are both "
-                         f"{_abbreviate(text)}")
+                         f"{abbreviate(text)}")
     return ids
 
 
@@ -156,12 +157,7 @@ def _parse_merges(merges: list[str], ids: dict[str, int]) -> list[tuple[str, str
         left, _, right = merge.partition(" ")
         for text in (left, right, left + right):
             if text not in ids:
-                raise InputError(f"merge {number} ({_abbreviate(merge)}) needs the token "
-                                 f"{_abbreviate(text)}, which the vocabulary lacks")
+                raise InputError(f"merge {number} ({abbreviate(merge)}) needs the token "
+                                 f"{abbreviate(text)}, which the vocabulary lacks")
         pairs.append((left, right))
     return pairs
-
-
-def _abbreviate(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
