@@ -185,7 +185,10 @@ def _is_on_cuda(model: Model) -> bool:
 
 def _seconds(model: Model, run: Callable[[], object]) -> float:
     """Return the seconds of one run, from an idle device to an idle device."""
-    wait = torch.cuda.synchronize if _is_on_cuda(model) else lambda: None
+    def wait() -> None:
+        if _is_on_cuda(model):
+            torch.cuda.synchronize()
+
     wait()
     began = time.perf_counter()
     run()

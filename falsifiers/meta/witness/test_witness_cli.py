@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,16 +84,14 @@ def test_what_is_no_witness_is_red(main: Main, text: str | None, tmp_path: Path)
     assert (told["verdict"], [r["rule"] for r in told["reasons"]]) == ("RED", [None])
 
 
-def test_readers_of_the_readme_have_a_server_before_they_ask_it() -> None:
-    text = (rowtwin.ROOT / "README.md").read_text(encoding="utf-8")
-    served, asked = (text.split(f"\n## {title}\n")[1].split("```")[1].splitlines()
-                     for title in ("Serve a model", "Take a server's witness"))
-    port = re.compile(r"--port (\d+)")
-    (first,), (second,) = (port.findall("\n".join(lines)) for lines in (served, asked))
-    assert first != second  # the first server may still be there
-    assert any(line.endswith("&") for line in asked)
-    (command,) = [line for line in asked if "rowtwin witness" in line]
-    assert f":{second} " in command
+def test_witness_page_starts_a_server_before_it_asks_it() -> None:
+    text = (rowtwin.ROOT / "docs" / "witness.md").read_text(encoding="utf-8")
+    lines = text.split("```")[1].splitlines()
+    (server,) = [line for line in lines if "rowtwin serve" in line]
+    (command,) = [line for line in lines if "rowtwin witness" in line]
+    assert lines.index(server) < lines.index(command)
+    assert server.endswith("&")
+    assert f":{server.split('--port ')[1].split()[0]} " in command
     assert "--wait " in command
 
 
