@@ -50,8 +50,8 @@ _packed: WeakKeyDictionary[Weight, Tensor] = WeakKeyDictionary()
 _joined: WeakKeyDictionary[Weight, tuple[list[str], Tensor]] = WeakKeyDictionary()
 
 
-class _Integers(Structure):
-    """Where a kernel finds or puts the integers of activations."""
+class _QuantisedRows(Structure):
+    """Where a kernel reads or writes quantised activations."""
 
     _fields_ = (("limbs", c_void_p), ("sums", c_void_p), ("scales", c_void_p), ("groups", c_int),
                 ("nts", c_int), ("pack", c_int))
@@ -77,7 +77,7 @@ class _Parts(Structure):
 
 
 @dataclass(frozen=True)
-class Integers:
+class QuantisedRows:
     """Activations of m rows as integers, in the order in which lanes read them, chunk by chunk."""
 
     m: int
@@ -87,17 +87,17 @@ class Integers:
     scales: Tensor
 
     @staticmethod
-    def empty(m: int, k: int, device: torch.device) -> Integers:
-        """Return room for the integers of m rows of k values."""
+    def empty(m: int, k: int, device: torch.device) -> QuantisedRows:
+        """Return room for m quantised rows of k values."""
         room = ceil(m / CHUNK) * ceil(k / 256) * tiles_of(m)
-        return Integers(m, k, torch.empty(room * 1536, dtype=torch.int32, device=device),
+        return QuantisedRows(m, k, torch.empty(room * 1536, dtype=torch.int32, device=device),
                         torch.empty(room * 64, dtype=torch.int32, device=device),
                         torch.empty(room * 8, device=device))
 
     @property
     def argument(self) -> Structure:
         """What a kernel takes."""
-        return _Integers(self.limbs.data_ptr(), self.sums.data_ptr(), self.scales.data_ptr(),
+        return _QuantisedRows(self.limbs.data_ptr(), self.sums.data_ptr(), self.scales.data_ptr(),
                          ceil(self.k / 256), tiles_of(self.m), int(self.m <= 2))
 
 
@@ -177,7 +177,7 @@ def wide(groups: int, m: int) -> Plan:
 
 
 def source(path: Path) -> str:
-    """Return the text of a kernel that makes or takes integers, with what it includes."""
+    """Return the source of a kernel that writes or reads quantised rows, with what it includes."""
     around = ((TILES,), (ENTRY,)) if path in (FEW_ROWS, WIDE_ROWS) else ((), ())
     return source_of(LIMBS, *around[0], path, *around[1])
 
@@ -237,10 +237,10 @@ def groups_of(weights: Sequence[Weight]) -> list[list[int]]:
     return groups
 
 
-def quantize(x: Tensor) -> Integers:
-    """Return the integers of x f32[m, K]; rows may be strided, K is any length."""
+def quantize(x: Tensor) -> QuantisedRows:
+    """Return x f32[m, K] quantised; rows may be strided, K is any length."""
     m, k = x.shape
-    made = Integers.empty(m, k, x.device)
+    made = QuantisedRows.empty(m, k, x.device)
     _function("quantize", QUANTIZE, ())((ceil(k / 256), m), 32, 0, x, c_longlong(x.stride(0)), k,
                                         made.argument)
     return made
@@ -257,12 +257,12 @@ def _arrived(device: torch.device, stream: int, count: int) -> Tensor:
     return torch.zeros(count, dtype=torch.int32, device=device)
 
 
-def multiply(weight: Weight, a: Integers, out: Tensor) -> None:
+def multiply(weight: Weight, a: QuantisedRows, out: Tensor) -> None:
     """Write W x for quantised rows into out f32[m, N]."""
     launch([Part([weight], prepare(weight, out.device), [out])], a)
 
 
-def multiply_all(weights: Sequence[Weight], a: Integers, outs: Sequence[Tensor]) -> None:
+def multiply_all(weights: Sequence[Weight], a: QuantisedRows, outs: Sequence[Tensor]) -> None:
     """Write W x for quantised rows and each matrix of one width, of up to three types a launch."""
     parts, device = [], outs[0].device
     for some in groups_of(weights):
@@ -321,7 +321,7 @@ def shares(tiles: tuple[int, ...], costs: tuple[int, ...], teams: int, room: int
     return blocks
 
 
-def launch(parts: Sequence[Part], a: Integers) -> None:
+def launch(parts: Sequence[Part], a: QuantisedRows) -> None:
     """Write the products of packed tiles of one width and quantised rows, each into its own out.
 
     Rows past a launch's chunks get launches of their own.

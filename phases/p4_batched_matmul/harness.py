@@ -7,6 +7,7 @@ from typing import Any
 
 from contracts.schema import Case
 from engine.candidate import Engine, PathEngine, engine_of, is_whole
+from engine.op_table import on_tier
 from engine.path import Path, Rows
 from engine.weights import EXACT
 from falsifiers.judging.batch_driver import SoloStream, make_prompt, run_solo
@@ -23,7 +24,7 @@ def select_kernel(case: Case, op: Callable[..., None]) -> Callable[..., None]:
 
     On the CPU it is the op as it is.
     """
-    return getattr(op, "kernel", op) if case.tier == "interpret" else op
+    return on_tier(op, "interpret") if case.tier == "interpret" else op
 
 
 def build_engine(case: Case, subject: Subject) -> tuple[Engine, Any]:

@@ -1,7 +1,7 @@
-"""What stands between two products on a device, in CUDA C++: each result with its integers.
+"""The ops between two products on a device, in CUDA C++: each returns its result quantised too.
 
-The bits of `kernel_add_norm`, `kernel_silu_mul` and `kernel_gated_norm`; products that follow find
-the integers with the tensor and need not make them (`fused.cu`, compiled by NVRTC).
+The bits are those of `kernel_add_norm`, `kernel_silu_mul` and `kernel_gated_norm`. The product that
+follows need not quantise the rows again (`fused.cu`, compiled by NVRTC).
 """
 
 # mypy: ignore-errors
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from engine.errors import InputError
 from engine.kernels.nvrtc import Kernel, compile_source
+from engine.quantised import QuantisedActivations
 from phases.p3_row_twin import increment as before
 
 SOURCE = Path(__file__).with_name("fused.cu")
@@ -30,8 +31,8 @@ HEAD = 128
 
 
 def source(path: Path = SOURCE) -> str:
-    """Return the text of a kernel that also makes integers, with what it includes."""
-    return before.integer_kernels().source(path)
+    """Return the source of a kernel that also quantises its result, with what it includes."""
+    return before.quantising_kernels().source(path)
 
 
 @cache
@@ -40,46 +41,41 @@ def _function(name: str) -> Kernel:
 
 
 def room(rows: int, width: int, device: torch.device) -> tuple:
-    """Return room for the integers of rows, and a kernel's argument."""
-    made = before.integer_kernels().Integers.empty(rows, width, device)
+    """Return room for quantised rows, and a kernel's argument."""
+    made = before.quantising_kernels().QuantisedRows.empty(rows, width, device)
     return made, made.argument
 
 
-def carry(out: Tensor, integers: object) -> None:
-    """Leave integers with `out`, of which one launch made both, for products that follow."""
-    before.integers_of(out)  # what an earlier result left in this memory is not this one's
-    before.carry(out, integers)
-
-
 def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float, total: Tensor,
-             out: Tensor) -> None:
+             out: Tensor) -> QuantisedActivations:
     """Write x + y of f32[t, n] into `total` and its weighted RMS norm into `out`, all contiguous.
 
     `total` may be x or y.
     """
     rows, n = x.shape
-    integers, argument = room(rows, n, x.device)
+    quantised, argument = room(rows, n, x.device)
     _function("add_norm")((rows, 1), 32 * NORM_WARPS, ceil(n / 128) * 512, x, y, weight, n,
                           c_float(eps), total, out, argument)
-    carry(out, integers)
+    return QuantisedActivations.of(out, quantised)
 
 
-def silu_mul(gate: Tensor, up: Tensor, out: Tensor) -> None:
+def silu_mul(gate: Tensor, up: Tensor, out: Tensor) -> QuantisedActivations:
     """Write SILU(gate) * up of f32[t, n] into contiguous `out`; rows may be strided."""
     gate, up, flat = (x.flatten(0, -2) for x in (gate, up, out))
     rows, n = gate.shape
-    integers, argument = room(rows, n, out.device)
+    quantised, argument = room(rows, n, out.device)
     _function("silu_mul")((ceil(n / 256), rows), 32, 0, gate, c_longlong(gate.stride(0)), up,
                           c_longlong(up.stride(0)), n, flat, argument)
-    carry(out, integers)
+    return QuantisedActivations.of(out, quantised)
 
 
-def gated_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+def gated_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float,
+               out: Tensor) -> QuantisedActivations:
     """Write the RMS norm of each head of x f32[t, V, 128] times SILU(z) into `out`, contiguous."""
     rows, heads, width = x.shape
     if width != HEAD:
         raise InputError(f"a gated norm on a device takes heads of {HEAD} values, not {width}")
-    integers, argument = room(rows, heads * width, out.device)
+    quantised, argument = room(rows, heads * width, out.device)
     _function("gated_norm")((ceil(heads / 2), rows), 32, 0, x, z, weight, heads * width,
                             c_float(eps), out, argument)
-    carry(out, integers)
+    return QuantisedActivations.of(out, quantised)

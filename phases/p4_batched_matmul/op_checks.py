@@ -79,7 +79,7 @@ def _add_norm_runner(x: Tensor, y: Tensor, *_: Any) -> OpRunner:
         made = _run_into_new(
             "norm",
             x[at],
-            lambda out: path.add_norm(path.norm, x[at], y[at], weight, 1e-6, total, out),
+            lambda out: path.fused.add_norm(x[at], y[at], weight, 1e-6, total, out),
         )
         return {"sum": total, **made}
 

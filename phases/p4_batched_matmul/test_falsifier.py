@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from functools import partial
 
 import torch
 
@@ -263,7 +262,7 @@ def test_kernels_give_the_reference_bits(case: Case, subject: Subject, judge: Ju
         require_op(case["op"], subject)
         own = subject.path.add_norm
         kernel = select_kernel(case, own)  # the tree's alone is given no norm there
-        fused = partial(own, subject.path.norm) if kernel is own else kernel
+        fused = subject.path.fused.add_norm if kernel is own else kernel
         attacks.check_add_norm(judge, fused, subject.device, case["n"])
     else:
         hold = {"norm": attacks.check_norm, "gated_norm": attacks.check_gated_norm,

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from engine import ops
 from engine.errors import InputError
+from engine.op_table import Op as OpWithKernels
 from engine.state import Refs
 from engine.weights import Weight
 from falsifiers.judging.subject import Subject
-from phases.p4_batched_matmul.increment import OnDevice
 
 Builder = Callable[[Subject], Subject]
 Op = Callable[..., None]
@@ -30,7 +30,7 @@ def with_ops(**wrong: Op) -> Builder:
 def with_kernel(name: str, wrong: Op) -> Builder:
     """Return a builder whose op is right on the CPU and wrong as a kernel."""
     def build(subject: Subject) -> Subject:
-        own = OnDevice(getattr(ops, name), wrong)
+        own = OpWithKernels(getattr(ops, name), triton=wrong)
         return replace(subject, path=replace(subject.path, **{name: own}))
 
     return build

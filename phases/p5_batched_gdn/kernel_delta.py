@@ -61,16 +61,17 @@ def _delta_step(q, k, v, g, beta, states, starts, out, q_stride, k_stride, v_str
         tl.store(place, state)
 
 
-def delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs,
+def delta_step(q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor, states: Refs,
                counts: tuple[int, ...], out: Tensor, columns: int | None = None) -> None:
     """Advance the gated delta rule for each row's tokens in order; write reads into out[t, V, 128].
 
-    Tokens of q, k and v may be strided, their heads are dense; g, beta and out are dense. A head's
-    width may be any power of two up to 128. `columns` of a program change no result.
+    Tokens of q, k and v may be strided, their heads are dense; alpha, beta and out are dense. The
+    width of a head may be any power of two up to 128. `columns` of a program change no result.
     """
     counts = counts if isinstance(counts, Ints) else Ints(counts)
     heads, width = v.shape[1:]
     columns = columns or min(width, 32 if q.is_cuda else width)
-    launch(_delta_step, (width // columns, heads, len(counts)), q, k, v, g, beta, states.pointers,
-           counts.starts.on(q.device), out, q.stride(0), k.stride(0), v.stride(0), k.shape[1],
-           heads, scale_of(q), KEYS=width, STEPS=width.bit_length() - 1, COLUMNS=columns)
+    launch(_delta_step, (width // columns, heads, len(counts)), q, k, v, alpha, beta,
+           states.pointers, counts.starts.on(q.device), out, q.stride(0), k.stride(0),
+           v.stride(0), k.shape[1], heads, scale_of(q), KEYS=width, STEPS=width.bit_length() - 1,
+           COLUMNS=columns)

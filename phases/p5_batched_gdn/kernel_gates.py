@@ -26,12 +26,13 @@ def _gates(a, b, decay, bias, g, beta, heads, total, a_stride, b_stride, BLOCK: 
     tl.store(beta + at, sigmoid(write), mask=inside)
 
 
-def gates(a: Tensor, b: Tensor, decay: Tensor, bias: Tensor, g: Tensor, beta: Tensor,
+def gates(a: Tensor, b: Tensor, decay: Tensor, dt_bias: Tensor, alpha: Tensor,
+          beta: Tensor,
           block: int = 128) -> None:
-    """Write EXP(decay * SOFTPLUS(a + bias)) into g[t, V] and SIGMOID(b) into beta[t, V].
+    """Write EXP(decay * SOFTPLUS(a + dt_bias)) into alpha[t, V], SIGMOID(b) into beta[t, V].
 
-    Tokens of a and b may be strided; g and beta are dense. `block` changes no result.
+    Tokens of a and b may be strided; alpha and beta are dense. `block` changes no result.
     """
     total, heads = a.numel(), a.shape[1]
-    launch(_gates, (triton.cdiv(total, block),), a, b, decay, bias, g, beta, heads, total,
+    launch(_gates, (triton.cdiv(total, block),), a, b, decay, dt_bias, alpha, beta, heads, total,
            a.stride(0), b.stride(0), BLOCK=block)

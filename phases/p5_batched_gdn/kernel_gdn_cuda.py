@@ -63,6 +63,8 @@ def _aligned(x: Tensor) -> Tensor:
 def conv_step(x: Tensor, taps: Tensor, windows: Refs, counts: tuple[int, ...],
               out: Tensor) -> None:
     """Write the SiLU of the causal convolution of x[t, C] into out[t, C]; shift the windows."""
+    if not any(counts):  # without a token a launch has no block
+        return
     starts, channels = _starts(counts, x), x.shape[1]
     blocks = ceil(channels / CHANNELS) * ceil(max(counts) / SPAN)
     _function("conv_step")((blocks, len(counts)), CHANNELS, 0, x, c_longlong(x.stride(0)),
@@ -70,15 +72,16 @@ def conv_step(x: Tensor, taps: Tensor, windows: Refs, counts: tuple[int, ...],
                            c_longlong(out.stride(0)))
 
 
-def gates(a: Tensor, b: Tensor, decay: Tensor, bias: Tensor, g: Tensor, beta: Tensor) -> None:
-    """Write EXP(decay * SOFTPLUS(a + bias)) into g[t, V] and SIGMOID(b) into beta[t, V]."""
+def gates(a: Tensor, b: Tensor, decay: Tensor, dt_bias: Tensor, alpha: Tensor,
+          beta: Tensor) -> None:
+    """Write EXP(decay * SOFTPLUS(a + dt_bias)) into alpha[t, V], SIGMOID(b) into beta[t, V]."""
     tokens, heads = a.shape
     count = tokens * heads
     _function("gates")(((count + 127) // 128, 1), 128, 0, a, c_longlong(a.stride(0)), b,
-                       c_longlong(b.stride(0)), decay, bias, heads, count, g, beta)
+                       c_longlong(b.stride(0)), decay, dt_bias, heads, count, alpha, beta)
 
 
-def delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs,
+def delta_step(q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor, states: Refs,
                counts: tuple[int, ...], out: Tensor) -> None:
     """Advance the gated delta rule for each row's tokens in order; write reads into out[t, V, 128].
 
@@ -93,7 +96,7 @@ def delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states:
     warps = warps_of(len(counts) * work)
     _function("delta_step", warps, run)(
         (work // warps, len(counts)), warps * 32, 0, q, c_longlong(q.stride(0)), k,
-        c_longlong(k.stride(0)), v, c_longlong(v.stride(0)), g, beta, states.pointers,
+        c_longlong(k.stride(0)), v, c_longlong(v.stride(0)), alpha, beta, states.pointers,
         _starts(counts, q), k.shape[1], heads, c_float(scale_of(q)), out)
 
 

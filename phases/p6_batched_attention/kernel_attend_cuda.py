@@ -2,7 +2,7 @@
 
 `attend.cu` compiled by NVRTC, the bits of `kernel_attend`: a block asks for all of its split's
 memory before it computes; the append is part of the launch, and decode needs two launches a layer.
-The result brings its integers along for the product that follows.
+The result is returned quantised too, for the product that follows.
 """
 
 # mypy: ignore-errors
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from engine.errors import InputError
 from engine.kernels.nvrtc import Kernel, compile_source
+from engine.quantised import QuantisedActivations
 from engine.state import Refs
 from phases.p5_batched_gdn import increment as before
 from phases.p6_batched_attention.launches import DIM, SPLIT, as_ints, check_operands, plan_launches
@@ -36,7 +37,7 @@ class Strides(Structure):
 
 def source() -> str:
     """Return the text that is compiled, with what it includes."""
-    return before.integer_kernels().source(SOURCE)
+    return before.quantising_kernels().source(SOURCE)
 
 
 def options(group: int, kv: torch.dtype = torch.float32) -> tuple[str, ...]:
@@ -68,7 +69,7 @@ def is_aligned(x: Tensor) -> bool:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
-           lengths: Sequence[int], counts: Sequence[int], out: Tensor) -> None:
+           lengths: Sequence[int], counts: Sequence[int], out: Tensor) -> QuantisedActivations:
     """Append k and v [t, G, D] to each row's cache and write gated attention into out[t, H, D]."""
     check_operands(q, k, v, gate, keys, values, out)
     for name, cache_ in (("key", keys.whole), ("value", values.whole)):
@@ -84,11 +85,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Re
     at = [strides(x) for x in (q, k, v, keys.whole, values.whole)]
     group, kv = heads // groups, keys.whole.dtype
     split, merge = (_function(name, group, kv) for name in ("split", "merge"))
-    integers, argument = before.integer_kernels().room(len(q), heads * DIM, out.device)
+    quantised, argument = before.quantising_kernels().room(len(q), heads * DIM, out.device)
     for one in plan_launches(lengths, counts, heads):
         tops, parts = one.scratch(heads, out)
         split((one.splits, one.tokens * groups), 256, shared_bytes(group, kv), q, k, v, *pointers,
               *rows, one.first, groups, *at, tops, parts)
         merge((heads, one.tokens), 256, 0, gate, *rows, one.first, one.splits, tops, parts, out,
               strides(gate), strides(out), argument)
-    before.integer_kernels().carry(out, integers)
+    return QuantisedActivations.of(out, quantised)

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from engine.kernels import launch
 from engine.kernels.nvrtc import Kernel, compile_source, source_of
+from engine.op_table import Op
 from engine.state import Refs
 from falsifiers.judging.subject import Subject
 from falsifiers.mutation.mutants import replace_source
@@ -25,7 +26,6 @@ from phases.p6_batched_attention import (
     kernel_rotate,
     reference,
 )
-from phases.p6_batched_attention.increment import OnDevice
 from phases.p6_batched_attention.kernel_attend import _pairs_of_columns, _pairs_of_lanes, _widened
 
 Builder = Callable[[Subject], Subject]
@@ -52,12 +52,12 @@ def with_attend_parts(before=None, **parts) -> Builder:
         with _patch_module(kernel_attend, **parts):
             kernel_attend.attend(*args)
 
-    return _with_ops(attend=OnDevice(reference.attend, run))
+    return _with_ops(attend=Op(reference.attend, triton=run))
 
 
 def with_attend(run) -> Builder:
     """Return a builder whose attention kernel is another; the reference stays as it is."""
-    return _with_ops(attend=OnDevice(reference.attend, run))
+    return _with_ops(attend=Op(reference.attend, triton=run))
 
 
 def with_rotate_parts(**parts) -> Builder:
@@ -66,7 +66,7 @@ def with_rotate_parts(**parts) -> Builder:
         with _patch_module(kernel_rotate, **parts):
             kernel_rotate.rotate(*args)
 
-    return _with_ops(rotate=OnDevice(reference.rotate, run))
+    return _with_ops(rotate=Op(reference.rotate, triton=run))
 
 
 def _with_ops(**wrong) -> Builder:
@@ -224,9 +224,9 @@ def with_cuda_source(right: str, wrong: str) -> Builder:
         source = replace_source(kernel_attend_cuda.source(), right, wrong)
         with _patch_module(kernel_attend_cuda, _function=lambda name, *of: _compile_kernel(
                 source, name, kernel_attend_cuda.options(*of))):
-            kernel_attend_cuda.attend(*args)
+            return kernel_attend_cuda.attend(*args)
 
-    return _with_ops(attend=OnDevice(reference.attend, run))
+    return _with_ops(attend=Op(reference.attend, cuda=run))
 
 
 def with_norm_rotate_source(right: str, wrong: str) -> Builder:
@@ -256,4 +256,4 @@ def offset_of_31_bits(q, k, v, gate, keys, values, lengths, counts, out) -> None
 
 def with_short_offsets() -> Builder:
     """Return a builder whose attention on a device loses the upper bits of offsets."""
-    return _with_ops(attend=OnDevice(reference.attend, offset_of_31_bits))
+    return _with_ops(attend=Op(reference.attend, cuda=offset_of_31_bits))

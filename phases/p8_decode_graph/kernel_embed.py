@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -11,6 +14,7 @@ from torch import Tensor
 from engine.blocks import TYPES
 from engine.kernels import launch
 from engine.kernels.decode import CODES, group_of, typed_bytes
+from engine.state import to_device
 from engine.weights import Weight
 
 
@@ -24,7 +28,8 @@ def _embed(weight, tokens, out, k, row_bytes, KIND: tl.constexpr):
     tl.store(out + at * k + column, tl.reshape(w, [256]), mask=column < k)
 
 
-def embed(weight: Weight, tokens: Tensor, out: Tensor) -> None:
+def embed(weight: Weight, tokens: Sequence[int] | Tensor, out: Tensor) -> None:
     """Write the dequantised rows of tokens i64[t] into contiguous out f32[t, K]."""
+    tokens = to_device(torch.as_tensor(tokens), out.device)
     launch(_embed, (len(tokens), triton.cdiv(weight.k, 256)), typed_bytes(weight, out.device),
            tokens, out, weight.k, TYPES[weight.kind].row_bytes(weight.k), KIND=CODES[weight.kind])
