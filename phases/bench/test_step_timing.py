@@ -25,7 +25,7 @@ from phases.bench.step_timing import StepBenchmark, TimingOptions, make_benchmar
 from phases.bench.time_by_op import DeviceEvent, device_events, match_ops, split_by_op
 from phases.p1_looped_step import increment as p1
 from phases.p4_batched_matmul import increment as p4
-from phases.p4_batched_matmul.reference import step_rows
+from phases.p4_batched_matmul.batched_step import step_rows
 from phases.p8_decode_graph import increment as p8
 
 

@@ -70,7 +70,7 @@ def test_prefix_is_the_user_s(main: Main, tmp_path: Path) -> None:
     assert main("check", path, "--model-prefix", "tiny")[0] == 0
     assert main("check", path)[0] == 1
     assert main("check", path, "--model-prefix", " ") == (
-        2, "", "rowtwin: --model-prefix is empty, which would admit every model\n")
+        2, "", "rowtwin: --model-prefix is empty, which would admit every model: pass a name\n")
 
 
 @pytest.mark.parametrize("text", [None, "", "[1]", '{"bands": []}', '{"bands": [{"c": true}]}'])

@@ -39,7 +39,7 @@ def test_width_is_what_the_highest_bucket_proves(edges: dict[str, float], total:
     ({"le4": 2, "le8": 4}, 8 + 14)])
 def test_width_that_a_bucket_only_allows_is_not_told(edges: dict[str, float],
                                                      total: float | None) -> None:
-    with pytest.raises(BadResponse, match="does not tell whether a step was"):
+    with pytest.raises(BadResponse, match="does not show whether a step was"):
         widest_batch(grown(**edges), {} if total is None else {(): total})
 
 
@@ -84,15 +84,15 @@ def test_histogram_of_another_process_is_no_evidence() -> None:
     assert histogram(page.format(1, 1, 7.5), page.format(1, 2, 7.5)) == 2
     assert histogram(page.format(1, 1, 7.5) + more.format(3), page.format(1, 2, 7.5)) == 2
     for after in (page.format(1, 2, 8.5), page.format(1, 2, 7.5) + more.format(4)):
-        with pytest.raises(BadResponse, match="started anew, or of another"):
+        with pytest.raises(BadResponse, match="a restarted server, or of another"):
             histogram(page.format(1, 1, 7.5) + more.format(3), after)
-    with pytest.raises(BadResponse, match='the histogram "m" is no longer told'):
+    with pytest.raises(BadResponse, match='the histogram "m" has disappeared'):
         histogram("# nothing\n", page.format(1, 2, 7.5))
 
 
 @pytest.mark.parametrize("edges", [{"le1": -1}, {"le1": 3, "le2": 2}])
 def test_histogram_that_shrank_is_no_evidence(edges: dict[str, float]) -> None:
-    with pytest.raises(BadResponse, match="started anew"):
+    with pytest.raises(BadResponse, match="after a restart"):
         widest_batch(grown(**edges), {})
 
 

@@ -65,7 +65,7 @@ ANSWERS: dict[str, tuple[bytes, str]] = {
                       "the stream broke off after 1 tokens"),
     "a huge count": (events(choice(finish_reason="stop"),
                             {"usage": {"completion_tokens": 10 ** 400}}, "[DONE]"),
-                     "the server tells neither its tokens nor their number"),
+                     "the server sends neither its tokens nor their number"),
     "a wordless error": (events({"error": {"message": [[[3]]]}}),
                          'the server reported an error: ""'),
     "odd logprobs": (events(choice(logprobs={"tokens": 3})), "logprobs are malformed"),
@@ -78,7 +78,7 @@ ANSWERS: dict[str, tuple[bytes, str]] = {
                              {"usage": {"completion_tokens": 9}}, "[DONE]"),
                       "the stream shows 1 tokens, but the server counts 9"),
     "no count": (events(choice(finish_reason="stop"), "[DONE]"),
-                 "the server tells neither its tokens nor their number"),
+                 "the server sends neither its tokens nor their number"),
     "no HTTP": (b"SSH-2.0-OpenSSH_9.6\r\n", "the connection failed: "),
     "a closed door": (b"", "the connection failed: "),
 }

@@ -207,7 +207,7 @@ def test_slot_that_parts_from_slot_0_fails(take: Any) -> None:
         FAULT_POSITION,
     )
     assert re.fullmatch(
-        rf"slot . parts from slot 0 at token {FAULT_POSITION}, though .*", band["reason"]
+        rf"slot . differs from slot 0 at token {FAULT_POSITION}, though .*", band["reason"]
     )
     assert sorted(slot["agree_to"] for slot in band["slots"]) == [FAULT_POSITION, 24, 24, 24]
 
@@ -254,7 +254,7 @@ def test_server_that_dies_half_way_leaves_what_was_proved(take: Any) -> None:
     assert of(witness, 4)["reason"] == \
         "slot 0 of the identical requests: the stream broke off after 11 tokens"
     assert of(witness, 4)["divergence_at"] == 11
-    assert of(witness, 16)["reason"].startswith("the server answers no more: ")
+    assert of(witness, 16)["reason"].startswith("the server no longer answers: ")
     assert broken_rules(witness)[:4] == ["S3", "S3", "S3", "S5"]
 
 
@@ -271,7 +271,7 @@ def test_unstable_reference_is_never_a_failure(take: Any) -> None:
         "self_divergence_at": FAULT_POSITION,
     }
     assert results(witness) == ["UNMEASURABLE", "UNMEASURABLE"]
-    assert "parts from itself at token" in of(witness, 1)["reason"]
+    assert "the prompt by itself gives another token" in of(witness, 1)["reason"]
     assert stub.request_count == 2
 
 
@@ -281,7 +281,7 @@ def test_prompts_that_are_continued_alike_cannot_show_a_mix_up(take: Any) -> Non
 
     band = of(take(StubServer(token=deaf)), 4)
     assert (band["result"], band["reason"].partition(",")[0]) == (
-        "UNMEASURABLE", "prompts 0 and 1 are continued alike")
+        "UNMEASURABLE", "prompts 0 and 1 have the same continuation")
 
 
 @pytest.mark.parametrize("refused", [{"stream_options"}, {"logprobs"},
