@@ -49,7 +49,7 @@ def test_check_and_help_load_nothing_heavy(argv: list[str], code: int, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["good", "never batched", "everything"])
-def test_check_tells_every_reason_and_its_code(main: Main, name: str, tmp_path: Path) -> None:
+def test_check_prints_every_reason_and_exits_with_its_code(main: Main, name: str, tmp_path: Path) -> None:
     witness, broken = WITNESS_TABLE[name]
     (tmp_path / "w.json").write_text(json.dumps(witness))
     code, out, err = main("check", tmp_path / "w.json")
@@ -58,10 +58,10 @@ def test_check_tells_every_reason_and_its_code(main: Main, name: str, tmp_path: 
     assert word == ("NOT ADMISSIBLE" if broken else "ADMISSIBLE")
     assert [line.partition(": ")[0] for line in lines] == broken
     code, out, _ = main("check", tmp_path / "w.json", "--json")
-    told = json.loads(out)
-    assert (code, told["verdict"]) == (1 if broken else 0, word)
-    assert [reason["rule"] for reason in told["reasons"]] == broken
-    assert [f"{r['rule']}: {r['sentence']}" for r in told["reasons"]] == lines
+    printed = json.loads(out)
+    assert (code, printed["verdict"]) == (1 if broken else 0, word)
+    assert [reason["rule"] for reason in printed["reasons"]] == broken
+    assert [f"{r['rule']}: {r['sentence']}" for r in printed["reasons"]] == lines
 
 
 def test_prefix_is_the_user_s(main: Main, tmp_path: Path) -> None:
@@ -74,14 +74,14 @@ def test_prefix_is_the_user_s(main: Main, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "[1]", '{"bands": []}', '{"bands": [{"c": true}]}'])
-def test_what_is_no_witness_is_red(main: Main, text: str | None, tmp_path: Path) -> None:
+def test_malformed_witness_is_red(main: Main, text: str | None, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "w.json").write_text(text)
     code, out, err = main("check", tmp_path / "w.json")
     assert (code, out.splitlines()[0], err) == (2, "RED", "")
     assert len(out.splitlines()) == 2
-    told = json.loads(main("check", tmp_path / "w.json", "--json")[1])
-    assert (told["verdict"], [r["rule"] for r in told["reasons"]]) == ("RED", [None])
+    printed = json.loads(main("check", tmp_path / "w.json", "--json")[1])
+    assert (printed["verdict"], [r["rule"] for r in printed["reasons"]]) == ("RED", [None])
 
 
 def test_witness_page_starts_a_server_before_it_asks_it() -> None:
@@ -103,13 +103,13 @@ def test_witness_is_taken_written_drawn_and_checked(main: Main, tmp_path: Path) 
     out, drawn, weights = (tmp_path / name for name in ("w.json", "w.html", "Qwen3.5-4B.gguf"))
     weights.write_bytes(b"weights")
     with serve_stub(StubServer(name="qwen")) as url:
-        code, told, err = main(f"{url}/v1", "--out", out, *SHORT, "--html", drawn, "--model-file",
-                               weights, "--commit", "abc", "--binary", weights)
+        code, printed, err = main(f"{url}/v1", "--out", out, *SHORT, "--html", drawn,
+                                  "--model-file", weights, "--commit", "abc", "--binary", weights)
     assert (code, err) == (0, "")
-    assert [line[:9] for line in told.splitlines()[:2]] == ["c=1   PAS", "c=4   PAS"]
+    assert [line[:9] for line in printed.splitlines()[:2]] == ["c=1   PAS", "c=4   PAS"]
     assert drawn.read_text().lstrip().startswith("<!doctype html>")
-    code, told, _ = main("check", out)
-    rules = [line.partition(":")[0] for line in told.splitlines()[1:]]
+    code, printed, _ = main("check", out)
+    rules = [line.partition(":")[0] for line in printed.splitlines()[1:]]
     assert (code, [rule for rule in rules if rule != "S7"]) == (1, ["S2", "S2", "floor", "floor"])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "Qwen3.5-4B.gguf", "w.html", "w.json"]
@@ -123,7 +123,7 @@ def test_exit_code_is_that_of_the_worst_band(main: Main, fault: dict[str, Any], 
         assert main(url, "--out", tmp_path / "w.json", *SHORT)[0] == code
 
 
-def test_log_tells_the_batch(main: Main, tmp_path: Path) -> None:
+def test_log_file_is_evidence_of_the_batch(main: Main, tmp_path: Path) -> None:
     log, out = tmp_path / "server.log", tmp_path / "w.json"
     log.touch()
 
@@ -157,8 +157,8 @@ def test_log_tells_the_batch(main: Main, tmp_path: Path) -> None:
 def test_mistake_is_one_sentence(main: Main, argv: list[str], sentence: str,
                                  tmp_path: Path) -> None:
     out = [] if "--out" in argv else ["--out", tmp_path / "w.json"]
-    code, told, err = main(*argv, *out)
-    assert (code, told) == (2, "")
+    code, printed, err = main(*argv, *out)
+    assert (code, printed) == (2, "")
     assert err.startswith("rowtwin: ")
     assert sentence in err
     assert err.count("\n") == 1
@@ -167,7 +167,7 @@ def test_mistake_is_one_sentence(main: Main, argv: list[str], sentence: str,
 @pytest.mark.parametrize("argv", [[], ["http://h"], ["http://h", "--out", "x", "--n-predict", "0"],
                                   ["check"], ["http://h", "--out", "x", "--timeout", "0"],
                                   ["http://h", "--out", "x", "--timeout", "nan"]])
-def test_bad_usage_is_told(main: Main, argv: list[str]) -> None:
+def test_bad_usage_prints_the_usage(main: Main, argv: list[str]) -> None:
     code, out, err = main(*argv)
     assert (code, out) == (2, "")
     assert err.startswith("Usage: rowtwin witness")
