@@ -144,7 +144,8 @@ def products(monkeypatch: pytest.MonkeyPatch) -> CallLog:
 
 @pytest.mark.parametrize(("arithmetic", "kernel"), [
     ("exact-23", "kernel_exact"), ("ordered", "kernel_ordered")])
-def test_product_runs_on_the_device_of_its_rows(arithmetic: str, kernel: str, products: CallLog) -> None:
+def test_product_runs_on_the_device_of_its_rows(arithmetic: str, kernel: str,
+                                                products: CallLog) -> None:
     weight: Any = SimpleNamespace(arithmetic=arithmetic)
     op = replace(p4.PROJECT, reference=products.recorder("reference"))
     op(weight, DEVICE, DEVICE)

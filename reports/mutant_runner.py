@@ -89,7 +89,8 @@ def attempt(bank: Bank, mutant: Mutant) -> TrialResult:
 def untried_result(bank: Bank, mutant: Mutant) -> MutantResult:
     """Return the row of a mutant without a result."""
     return MutantResult(name=mutant.name, phase=bank.contract.phase, fault=mutant.fault,
-                        device="cuda" if mutant.device == "cuda" else "cpu", expected=mutant.killers)
+                        device="cuda" if mutant.device == "cuda" else "cpu",
+                        expected=mutant.killers)
 
 
 def _run_in_processes(bank_of: BankOf, work: Sequence[tuple[Bank, Mutant]], chosen: TierSelection,

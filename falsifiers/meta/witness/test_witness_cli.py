@@ -49,7 +49,8 @@ def test_check_and_help_load_nothing_heavy(argv: list[str], code: int, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["good", "never batched", "everything"])
-def test_check_prints_every_reason_and_exits_with_its_code(main: Main, name: str, tmp_path: Path) -> None:
+def test_check_prints_every_reason_and_exits_with_its_code(main: Main, name: str,
+                                                           tmp_path: Path) -> None:
     witness, broken = WITNESS_TABLE[name]
     (tmp_path / "w.json").write_text(json.dumps(witness))
     code, out, err = main("check", tmp_path / "w.json")

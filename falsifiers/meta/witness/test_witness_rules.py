@@ -38,10 +38,12 @@ MUTANTS: dict[str, tuple[str, str]] = {
     "S4: blank passes": ("return text is None or not any(", "return text is None and any("),
     "S4: absent passes": ("return text is None or not any(",
                           "return text is not None and not any("),
-    "S4: white space is visible": ("return character.isprintable() and not character.isspace()",
-                                "return character.isprintable()"),
-    "S4: an invisible character is visible": ("return character.isprintable() and not character.isspace()",
-                                     "return not character.isspace()"),
+    "S4: white space is visible": (
+        "return character.isprintable() and not character.isspace()",
+        "return character.isprintable()"),
+    "S4: an invisible character is visible": (
+        "return character.isprintable() and not character.isspace()",
+        "return not character.isspace()"),
     "S4: the host is not required": ('IDENTITY = ("host", ', "IDENTITY = ("),
     "S4: the prompt is not required": (', "prompt_sha256")', ")"),
     "S5: the bar is not reached": ("at >= least", "at > least"),
@@ -71,10 +73,10 @@ MUTANTS: dict[str, tuple[str, str]] = {
     "floor: 65": ("FLOOR = 64", "FLOOR = 65"),
     "cap: two near-ties": ("MOST_NEAR_TIES = 1", "MOST_NEAR_TIES = 2"),
     "cap: no near-tie": ("MOST_NEAR_TIES = 1", "MOST_NEAR_TIES = 0"),
-    "cap: c=1 counts": ('if band["c"] > 1 and passes_by_near_tie', 'if band["c"] > 0 and passes_by_near_tie'),
+    "cap: c=1 counts": ('if band["c"] > 1 and passes', 'if band["c"] > 0 and passes'),
     "cap: bands that agreed count": (
-        "return least is not None and at is not None and at < least and not any(_agreement_faults(band))",
-        'return band.get("top2_margin_at_divergence") is not None and not any(_agreement_faults(band))'),
+        "return least is not None and at is not None and at < least and not any(",
+        'return band.get("top2_margin_at_divergence") is not None and not any('),
     "cap: divergences count": ("at < least and not any(_agreement_faults(band))", "at < least"),
     "a copy is not checked": ("    return sorted(found, key", "    found = list({band['c']: band "
                               "for band in found}.values())\n    return sorted(found, key"),

@@ -229,10 +229,9 @@ def test_wrong_model_is_refused_by_the_server_s_own_word(take: Any) -> None:
 @pytest.mark.parametrize(("margin", "logprobs", "expected", "refused"), [
     (0.01, True, 0.01, []), (0.2, True, 0.2, ["S5"]), (0.01, False, None, ["S5"])])
 def test_only_a_near_tie_excuses_a_divergence(take: Any, margin: float, logprobs: bool,
-                                                   expected: float | None, refused: list[str]) -> None:
-    witness = take(
-        StubServer(token=take_rival, logprobs=logprobs, margins={FAULT_POSITION: margin})
-    )
+                                              expected: float | None, refused: list[str]) -> None:
+    stub = StubServer(token=take_rival, logprobs=logprobs, margins={FAULT_POSITION: margin})
+    witness = take(stub)
     band = of(witness, 4)
     assert (band["result"], band["divergence_at"]) == ("PASS", FAULT_POSITION)
     assert band["top2_margin_at_divergence"] == (
