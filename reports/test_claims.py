@@ -154,4 +154,4 @@ def test_report_of_a_candidate_is_refused(run_claims: Main, tmp_path: Path) -> N
     artefacts.write_report(tmp_path, fake_evidence.evidence(subject="file:mine.py"))
     code, out, err = run_claims("--report", str(tmp_path))
     assert (code, out) == (2, "")
-    assert err.startswith(f"rowtwin: {tmp_path}: is about file:mine.py, which is not")
+    assert err.startswith(f"rowtwin: {tmp_path}: judged file:mine.py; pass a report of this tree")

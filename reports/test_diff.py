@@ -204,14 +204,14 @@ def test_other_contracts_and_devices_are_refused_unless_allowed(
     assert len(found.proven) == 6
 
 
-def test_other_model_file_is_left_out_and_said(tmp_path: Path) -> None:
+def test_cases_of_other_model_files_are_not_compared(tmp_path: Path) -> None:
     found = make_diff(
         tmp_path,
         fakes.evidence(user_model=fakes.user_model_run("passed")),
         fakes.evidence(user_model=fakes.user_model_run("failed", "another file")),
     )
     assert (found.broken, found.no_longer_run) == ([], [])
-    assert "different model files, which are left out" in format_diff(found, {})
+    assert "different model files, whose cases are not compared" in format_diff(found, {})
     same = make_diff(
         tmp_path.joinpath("again"),
         fakes.evidence(user_model=fakes.user_model_run("passed")),
@@ -250,7 +250,7 @@ def test_incomplete_folder_is_refused_in_one_sentence(tmp_path: Path, name: str,
 
 def test_file_that_is_missing_or_too_large_is_refused(tmp_path: Path,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SuiteError, match=r"none: is no report, since it has no run.json: make one"):
+    with pytest.raises(SuiteError, match=r"none: is no report, since it has no run.json: run rowtwin report"):
         run_metadata.load_run(tmp_path / "none")
     save_and_load(tmp_path / "run", fakes.evidence())
     monkeypatch.setattr(run_metadata, "MAX_BYTES", 10)

@@ -88,7 +88,7 @@ def test_cells_are_coloured_by_the_rung_that_broke() -> None:
         (
             fake_evidence.evidence(not_judged={"p2": "why"}),
             "PASS",
-            "Yes, where the candidate has a part: P1",
+            "Yes, in the candidate's phases: P1",
         ),
         (
             fake_evidence.failing_evidence(),

@@ -45,10 +45,11 @@ def random_weights(kind: str, rows: int, columns: int) -> tuple[Weight, Tensor]:
 
 def _time_product(weight: Weight, copies: list[Tensor], m: int) -> dict[str, float]:
     """Time one product of m rows, with every copy of the weights in turn."""
-    activations = mma.quantize(torch.randn(m, weight.k, device="cuda"))
+    quantised = mma.quantize(torch.randn(m, weight.k, device="cuda"))
     out = torch.empty(m, weight.n, device="cuda")
-    return time_replays([partial(mma.launch, [mma.Part([weight], packed, [out])], activations)
-                         for packed in copies])
+    return time_replays([
+        partial(mma.launch, [mma.LaunchPart([weight], packed, [out])], quantised)
+        for packed in copies])
 
 
 def measure(ms: Sequence[int], shapes: Sequence[tuple[str, str, int, int]] = SHAPES,

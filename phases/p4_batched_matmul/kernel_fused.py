@@ -1,7 +1,7 @@
-"""The ops between two products on a device, in CUDA C++: each returns its result quantised too.
+"""Residual sum + norm, SiLU * up and gated norm in CUDA C++, each fused with quantisation.
 
-The bits are those of `kernel_add_norm`, `kernel_silu_mul` and `kernel_gated_norm`. The product that
-follows need not quantise the rows again (`fused.cu`, compiled by NVRTC).
+`fused.cu`, compiled by NVRTC. Same bits as `kernel_add_norm`, `kernel_silu_mul` and
+`kernel_gated_norm`. The next product reuses the quantised result instead of quantising it again.
 """
 
 # mypy: ignore-errors
@@ -23,27 +23,28 @@ from phases.p3_row_twin import increment as before
 
 SOURCE = Path(__file__).with_name("fused.cu")
 NORM_WARPS = 20
-"""Warps of a block that adds and norms a row: a thread has four values of a 4B model's row."""
+"""Warps per block of `add_norm`: four values per thread for a row of a 4B model."""
 OPTIONS = (f"-DWARPS={NORM_WARPS}",)
-"""The compiler options."""
-HEAD = 128
-"""Values of a head whose norm is gated."""
+"""NVRTC options of `fused.cu`."""
+HEAD_DIM = 128
+"""Values per head of a gated norm."""
 
 
 def source(path: Path = SOURCE) -> str:
-    """Return the source of a kernel that also quantises its result, with what it includes."""
+    """Return a source that also quantises its result, with its headers."""
     return before.quantising_kernels().source(path)
 
 
 @cache
 def _function(name: str) -> Kernel:
-    return Kernel(compile_source(source(), OPTIONS), name, early=True)
+    return Kernel(compile_source(source(), OPTIONS), name, pdl=True)
 
 
 def room(rows: int, width: int, device: torch.device) -> tuple:
-    """Return room for quantised rows, and a kernel's argument."""
-    made = before.quantising_kernels().QuantisedRows.empty(rows, width, device)
-    return made, made.argument
+    """Allocate quantised activations for rows; return them and the kernel argument."""
+    quantised = before.quantising_kernels().QuantisedRows.empty(rows, width, device)
+    return quantised, quantised.argument
+
 
 
 def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float, total: Tensor,
@@ -73,8 +74,8 @@ def gated_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float,
                out: Tensor) -> QuantisedActivations:
     """Write the RMS norm of each head of x f32[t, V, 128] times SILU(z) into `out`, contiguous."""
     rows, heads, width = x.shape
-    if width != HEAD:
-        raise InputError(f"a gated norm on a device takes heads of {HEAD} values, not {width}")
+    if width != HEAD_DIM:
+        raise InputError(f"a gated norm on a device takes heads of {HEAD_DIM} values, not {width}")
     quantised, argument = room(rows, heads * width, out.device)
     _function("gated_norm")((ceil(heads / 2), rows), 32, 0, x, z, weight, heads * width,
                             c_float(eps), out, argument)

@@ -66,7 +66,7 @@ def histogram(*pages: str) -> int | None:
     class Pages:
         left = iter(pages)
 
-        async def text(self, url: str) -> str:
+        async def fetch_text(self, url: str) -> str:
             return next(self.left)
 
     async def arm() -> int | None:

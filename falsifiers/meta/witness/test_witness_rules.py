@@ -212,7 +212,7 @@ def test_more_agreement_never_hurts(at: int, least: int, margin: float | None) -
     assert admitted(at) == (at >= least or (margin is not None and 0 <= margin < 0.05))
 
 
-@given(alone=st.floats(0.001, 1e6), among=st.floats(0.001, 1e6))
+@given(solo=st.floats(0.001, 1e6), batched=st.floats(0.001, 1e6))
 def test_rate_rule_is_a_ratio(solo: float, batched: float) -> None:
     found = rules.judge_witness(
         with_bands(c1={"decode_tok_s": solo}, c4={"decode_tok_s": batched}), PREFIX
