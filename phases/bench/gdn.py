@@ -53,8 +53,9 @@ def _make_ops(m: int, tokens: int) -> Iterator[OpRuns]:
     taps = torch.randn(CHANNELS, CONV_TAPS, device="cuda")
     q, k, v = (head.unflatten(1, (-1, STATE_SIZE)) for head in mixed.split(
         (KEY_HEADS * STATE_SIZE, KEY_HEADS * STATE_SIZE, VALUE_HEADS * STATE_SIZE), 1))
-    a, b, g, beta = (torch.randn(t, VALUE_HEADS, device="cuda") for _ in range(4))
-    decay, bias = -torch.rand(VALUE_HEADS, device="cuda"), torch.zeros(VALUE_HEADS, device="cuda")
+    a, b, alpha, beta = (torch.randn(t, VALUE_HEADS, device="cuda") for _ in range(4))
+    neg_exp_a = -torch.rand(VALUE_HEADS, device="cuda")
+    dt_bias = torch.zeros(VALUE_HEADS, device="cuda")
     out, y = torch.empty(t, VALUE_HEADS, STATE_SIZE, device="cuda"), torch.empty_like(x)
     windows = _make_states(m, layers, CHANNELS, CONV_TAPS - 1)
     states = _make_states(m, layers, VALUE_HEADS, STATE_SIZE, STATE_SIZE)
@@ -64,10 +65,11 @@ def _make_ops(m: int, tokens: int) -> Iterator[OpRuns]:
 
     yield OpRuns("conv_step", [partial(kernels.conv_step, x, taps, refs, counts, y)
                                for refs in windows], 2 * size(windows[0].whole, x) + size(taps))
-    yield OpRuns("gates", [partial(kernels.gates, a, b, decay, bias, g, beta)] * layers,
+    yield OpRuns("gates", [partial(kernels.gates, a, b, neg_exp_a, dt_bias, alpha, beta)] * layers,
                  2 * size(a, b))
-    yield OpRuns("delta_step", [partial(kernels.delta_step, q, k, v, g, beta, refs, counts, out)
-                                for refs in states], 2 * size(states[0].whole) + size(mixed, out))
+    yield OpRuns("delta_step", [
+        partial(kernels.delta_step, q, k, v, alpha, beta, refs, counts, out) for refs in states],
+        2 * size(states[0].whole) + size(mixed, out))
 
 
 def measure(ms: Sequence[int], tokens: int = 1,

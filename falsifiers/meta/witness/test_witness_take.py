@@ -11,16 +11,8 @@ from typing import Any
 
 import pytest
 
-from falsifiers.meta.witness.stub_faults import (
-    FAULT_POSITION,
-    fail_third_seat,
-    fail_when_last,
-    leak_neighbour,
-    repeat_one_token,
-    swap_every_pair,
-    swap_first_two,
-    take_rival,
-)
+from falsifiers.meta.witness import stub_faults as faults
+from falsifiers.meta.witness.stub_faults import FAULT_POSITION
 from falsifiers.meta.witness.stub_server import (
     MODEL_NAME,
     STEP_SECONDS,
@@ -39,28 +31,17 @@ SHORT = Plan(widths=(1, 4), n_predict=24, declared_min=20)
 
 @pytest.fixture
 def take(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Return a function that takes the witness of a stub and reads it back as anyone would."""
+    """Return a function that takes the witness of a stub and reads its file."""
     def take_from(stub: StubServer, plan: Plan = SHORT, named: SourceOptions | None = None,
-              **more: Any) -> dict[str, Any]:
+                  **more: Any) -> dict[str, Any]:
         model = tmp_path / MODEL_NAME
         model.write_bytes(b"weights")
         out = tmp_path / "witness.json"
         lines: list[str] = []
         with serve_stub(stub) as url:
-            run(
-                WitnessRequest(
-                    url,
-                    out,
-                    plan,
-                    named or SourceOptions(),
-                    model_file=model,
-                    binary=model,
-                    commit="abc",
-                    clock=stub.clock,
-                    **{"timeout": 60, **more},
-                ),
-                lines.append,
-            )
+            run(WitnessRequest(url, out, plan, named or SourceOptions(), model_file=model,
+                               binary=model, commit="abc", clock=stub.clock,
+                               **{"timeout": 60, **more}), lines.append)
         witness = file.read_witness(out)
         assert "Traceback" not in "\n".join(lines)
         assert_no_speed_of_a_wrong_band(witness, lines)
@@ -156,7 +137,7 @@ def test_width_is_never_inferred_from_what_was_sent(take: Any, metric: str | Non
 
 
 def test_constant_token_fails_though_every_slot_agrees(take: Any) -> None:
-    witness = take(StubServer(token=repeat_one_token))
+    witness = take(StubServer(token=faults.repeat_one_token))
     band = of(witness, 4)
     assert (band["result"], band["intra_agree_to"], band["max_constant_run"]) == ("FAIL", 24, 24)
     assert band["reason"] == "slot 0 of the identical requests repeats one token 24 times"
@@ -164,10 +145,10 @@ def test_constant_token_fails_though_every_slot_agrees(take: Any) -> None:
 
 
 def test_constant_token_fails_even_in_a_short_stream(take: Any) -> None:
-    assert of(take(StubServer(token=repeat_one_token, length=17)), 4)["result"] == "FAIL"
+    assert of(take(StubServer(token=faults.repeat_one_token, length=17)), 4)["result"] == "FAIL"
 
 
-@pytest.mark.parametrize("swap", [swap_first_two, swap_every_pair])
+@pytest.mark.parametrize("swap", [faults.swap_first_two, faults.swap_every_pair])
 def test_swapped_slots_fail_though_identical_prompts_hide_them(take: Any, swap: Any) -> None:
     band = of(take(StubServer(token=swap)), 4)
     assert (band["result"], band["intra_agree_to"]) == ("FAIL", 24)
@@ -178,37 +159,30 @@ def test_swapped_slots_fail_though_identical_prompts_hide_them(take: Any, swap: 
 
 
 def test_swapped_slots_are_not_seen_without_different_prompts(take: Any) -> None:
-    band = of(take(StubServer(token=swap_first_two), replace(SHORT, mixed=False)), 4)
+    band = of(take(StubServer(token=faults.swap_first_two), replace(SHORT, mixed=False)), 4)
     assert (band["result"], band["mixed"]) == ("PASS", [])
 
 
 def test_neighbour_that_reaches_a_row_is_refused(take: Any) -> None:
-    witness = take(StubServer(token=leak_neighbour))
+    witness = take(StubServer(token=faults.leak_neighbour))
     band = of(witness, 4)
     assert (band["result"], band["divergence_at"], band["intra_agree_to"]) == (
-        "PASS",
-        FAULT_POSITION,
-        24,
-    )
+        "PASS", FAULT_POSITION, 24)
     assert broken_rules(witness) == ["S5", "S7"]  # a refused band has no speed
 
 
 def test_prompt_that_gets_other_tokens_in_another_order_fails(take: Any) -> None:
-    band = of(take(StubServer(token=fail_when_last)), 4)
+    band = of(take(StubServer(token=faults.fail_when_last)), 4)
     assert (band["result"], band["reason"]) == (
         "FAIL", f"prompt 0 gets another token {FAULT_POSITION} when the prompts' order is reversed")
 
 
 def test_slot_that_differs_from_slot_0_fails(take: Any) -> None:
-    band = of(take(StubServer(token=fail_third_seat)), 4)
+    band = of(take(StubServer(token=faults.fail_third_seat)), 4)
     assert (band["result"], band["intra_agree_to"], band["divergence_at"]) == (
-        "FAIL",
-        FAULT_POSITION,
-        FAULT_POSITION,
-    )
-    assert re.fullmatch(
-        rf"slot . differs from slot 0 at token {FAULT_POSITION}, though .*", band["reason"]
-    )
+        "FAIL", FAULT_POSITION, FAULT_POSITION)
+    assert re.fullmatch(rf"slot . differs from slot 0 at token {FAULT_POSITION}, though .*",
+                        band["reason"])
     assert sorted(slot["agree_to"] for slot in band["slots"]) == [FAULT_POSITION, 24, 24, 24]
 
 
@@ -230,7 +204,7 @@ def test_wrong_model_is_refused_by_the_server_s_own_word(take: Any) -> None:
     (0.01, True, 0.01, []), (0.2, True, 0.2, ["S5"]), (0.01, False, None, ["S5"])])
 def test_only_a_near_tie_excuses_a_divergence(take: Any, margin: float, logprobs: bool,
                                               expected: float | None, refused: list[str]) -> None:
-    stub = StubServer(token=take_rival, logprobs=logprobs, margins={FAULT_POSITION: margin})
+    stub = StubServer(token=faults.take_rival, logprobs=logprobs, margins={FAULT_POSITION: margin})
     witness = take(stub)
     band = of(witness, 4)
     assert (band["result"], band["divergence_at"]) == ("PASS", FAULT_POSITION)
@@ -265,11 +239,8 @@ def test_unstable_reference_is_never_a_failure(take: Any) -> None:
 
     stub = StubServer(token=second)
     witness = take(stub)
-    assert witness["reference"] == {
-        "tokens": 24,
-        "stable": False,
-        "self_divergence_at": FAULT_POSITION,
-    }
+    assert witness["reference"] == {"tokens": 24, "stable": False,
+                                    "self_divergence_at": FAULT_POSITION}
     assert results(witness) == ["UNMEASURABLE", "UNMEASURABLE"]
     assert "the prompt by itself gives another token" in of(witness, 1)["reason"]
     assert stub.request_count == 2
