@@ -1,4 +1,4 @@
-"""Compile P3's kernels for sm_90 without a GPU and read what the compilers made of them.
+"""Compile P3's kernels for sm_90 without a GPU and read the PTX and machine code.
 
 Run as `python -m phases.p3_row_twin.compile_check [NAME ...]` without TRITON_INTERPRET; prints a
 line a variant (all of them without names) and exits with 1 when one holds a contracted,
@@ -125,11 +125,11 @@ def faults_of(variant: Variant) -> list[str]:
     signature = {"weight": POINTER_TYPES.get(variant.kind, "*u8"), "x": "*fp32", "out": "*fp32",
                  **dict.fromkeys(names, "i32"), **dict.fromkeys(variant.constants, "constexpr")}
     source = ASTSource(fn=variant.function, signature=signature, constexprs=variant.constants)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32),
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32),
                           options={"enable_fp_fusion": False, "num_warps": variant.warps,
                                    **({"num_stages": 1} if variant.may_spill else {})})
-    spilled = [] if variant.may_spill else machine_code.spilled(made.asm["cubin"])
-    return found_in(made.asm["ptx"]) + spilled
+    spilled = [] if variant.may_spill else machine_code.spilled(compiled.asm["cubin"])
+    return found_in(compiled.asm["ptx"]) + spilled
 
 
 def main(names: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""What P3 changes: a projection is made by `gemv_rows`, still one row at a time."""
+"""What P3 changes: a projection runs `gemv_rows`, still one row at a time."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def gemv_rows_on_device(weight: Weight, x: Activations, out: Tensor) -> None:
 def gemv_rows_all(weights: Sequence[Weight], x: Activations, outs: Sequence[Tensor]) -> None:
     """Write W x for every row of x f32[m, K], on a device, and each matrix into its own out.
 
-    The exact products share one quantisation of x, which the op that wrote x may have made, and
+    The exact products share one quantisation of x, which the op that wrote x may have done already, and
     those of one type a launch.
     """
     rows = rows_of(x)

@@ -22,7 +22,7 @@ from phases.p3_row_twin.increment import gemv_rows, gemv_rows_all, project
 def make_weight(
     kind: str = "Q4_K", n: int = 5, k: int = 256, arithmetic: str = "exact-23"
 ) -> Weight:
-    return Weight("blk.0.made", kind, blocks(kind, n, k), arithmetic)
+    return Weight("blk.0.random", kind, blocks(kind, n, k), arithmetic)
 
 
 BAD_OPERANDS: dict[str, tuple[Tensor, Tensor, str]] = {
@@ -117,16 +117,16 @@ def test_quantisation_of_a_product_is_that_of_its_rows(monkeypatch: pytest.Monke
     from phases.p3_row_twin import kernel_exact_mma as mma
     matrix, ordered = make_weight(n=16), make_weight("F16", 16, 256)
     rows = [torch.randn(2, 256, generator=torch.Generator().manual_seed(i)) for i in range(2)]
-    made, quantize = list[Tensor](), mma.quantize
-    monkeypatch.setattr(mma, "quantize", lambda x: made.append(x) or quantize(x))  # type: ignore[func-returns-value]
+    quantised, quantize = list[Tensor](), mma.quantize
+    monkeypatch.setattr(mma, "quantize", lambda x: quantised.append(x) or quantize(x))  # type: ignore[func-returns-value]
     quantised = QuantisedActivations.of(rows[0], quantize(rows[1]))  # of others, so that it shows
     outs = [torch.empty(2, 16) for _ in range(2)]
     gemv_rows_all([matrix, ordered], quantised, outs)
-    assert made == []
+    assert quantised == []
     assert torch.equal(outs[0], matrix.product(rows[1]))
     assert torch.equal(outs[1], ordered.product(rows[0]))
     gemv_rows_all([matrix, ordered], quantised, outs)
-    assert len(made) == 1
+    assert len(quantised) == 1
     assert torch.equal(outs[0], matrix.product(rows[0]))
     gemv_rows_all([matrix], QuantisedActivations.of(rows[0], quantize(rows[1][:1])), outs[:1])
     assert torch.equal(outs[0], matrix.product(rows[0]))  # that of other rows is not taken
@@ -135,7 +135,7 @@ def test_quantisation_of_a_product_is_that_of_its_rows(monkeypatch: pytest.Monke
 @pytest.mark.emulated
 @pytest.mark.usefixtures("emulated")
 def test_matrix_may_share_a_launch_with_others_than_before() -> None:
-    first, *others = (Weight(f"blk.{i}.made", "Q4_K", blocks("Q4_K", 16 + i, 256))
+    first, *others = (Weight(f"blk.{i}.random", "Q4_K", blocks("Q4_K", 16 + i, 256))
                       for i in range(3))
     x = torch.randn(2, 256, generator=torch.Generator().manual_seed(6))
     for other in (*others, others[0]):

@@ -15,7 +15,7 @@ def make_operands(kind: str, m: int, n: int, groups: int) -> tuple[Weight, Tenso
     """Return a matrix, rows of activations, and room for their products."""
     k = 256 * groups
     out = torch.full((m, n), torch.nan)
-    return Weight("made", kind, blocks(kind, n, k)), activations(m, k), out
+    return Weight("random", kind, blocks(kind, n, k)), activations(m, k), out
 
 
 @pytest.mark.tier("interpret")

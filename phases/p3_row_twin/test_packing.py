@@ -29,8 +29,8 @@ def test_a_short_group_is_filled_with_zero_blocks() -> None:
     tiles = pack("Q8_0", raw, 34)
     assert tiles.shape[:2] == (2, 2)
     assert torch.equal(unpack("Q8_0", tiles, 5, 352), raw)
-    whole = unpack("Q8_0", tiles, 5, 512)
-    assert not bool(whole[:, 11 * 34:].any())
+    unpacked = unpack("Q8_0", tiles, 5, 512)
+    assert not bool(unpacked[:, 11 * 34:].any())
 
 
 @pytest.mark.parametrize("m", [1, 16])

@@ -191,14 +191,14 @@ def check_quantised_reuse(judge: Judge, path: Path, device: str, m: int, n: int,
     x[0, 5], x[m - 1, :256] = 1e30, 0.0
     weight, short = _random_values(n, 15).to(device), _random_values(128, 16).to(device)
     heads = [v.view(m, -1, 128) for v in (x, y, out)]
-    made: dict[str, Callable[[], Any]] = {
+    factories: dict[str, Callable[[], Any]] = {
         "add_norm": lambda: path.fused.add_norm(x, y, weight, 1e-6, total, out),
         "silu_mul": lambda: path.silu_mul(x, y, out),
         "gated_norm": lambda: path.gated_norm(*heads[:2], short, 1e-6, heads[2])}
     for kind in kinds:
         raw = encode(kind, _random_values(48 * n, 17).view(48, n).numpy())
         matrix = Weight("w", kind, raw, device=device)
-        for name, make in made.items():
+        for name, make in factories.items():
             products = [torch.empty(m, 48, device=device) for _ in range(2)]
             quantised = make()
             given = quantised if isinstance(quantised, QuantisedActivations) else out

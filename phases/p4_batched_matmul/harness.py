@@ -58,15 +58,15 @@ def require_op(op: str, subject: Subject) -> None:
 
 
 def expected_arithmetic(subject: Subject) -> str:
-    """Return the arithmetic whose bits products are held to."""
+    """Return the arithmetic that products must equal in bits."""
     candidate = subject.candidate
     return candidate.arithmetic if candidate is not None and candidate.bitwise else EXACT
 
 
 def require_bitwise(subject: Subject) -> None:
-    """Decline what is held to the engine for a candidate of its own arithmetic."""
+    """Decline a comparison with the engine for a candidate of its own arithmetic."""
     if subject.candidate is not None and not subject.candidate.bitwise:
-        raise Declined("a candidate of its own arithmetic is held to itself, not to the engine")
+        raise Declined("own arithmetic: the candidate is compared with itself, not with the engine")
 
 
 def solo_stream(engine: Engine, model: Any, seed: int, length: int, decode: int,

@@ -113,9 +113,9 @@ def other_eps(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
 def padding_in_the_sum(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     behind = x.as_strided((*x.shape[:-1], x.shape[-1] + -x.shape[-1] % 32), x.stride())
     wide = torch.nn.functional.pad(weight, (0, behind.shape[-1] - x.shape[-1]))
-    whole = torch.empty(behind.shape)
-    ops.norm(behind, wide, eps, whole)
-    out.copy_(whole[..., :x.shape[-1]])
+    padded_sum = torch.empty(behind.shape)
+    ops.norm(behind, wide, eps, padded_sum)
+    out.copy_(padded_sum[..., :x.shape[-1]])
 
 
 def heads_side_by_side(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:

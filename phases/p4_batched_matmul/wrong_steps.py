@@ -21,10 +21,10 @@ Builder = Callable[[Subject], Subject]
 
 
 def with_step(wrong: Step | type) -> Builder:
-    """Return a builder that gives the subject's path another step, made anew if it keeps state."""
+    """Return a builder that gives the subject's path another step, built anew if it has state."""
     def build(subject: Subject) -> Subject:
-        made = wrong() if isinstance(wrong, type) else wrong
-        return replace(subject, path=replace(subject.path, step_rows=made))
+        step = wrong() if isinstance(wrong, type) else wrong
+        return replace(subject, path=replace(subject.path, step_rows=step))
 
     return build
 
@@ -58,8 +58,8 @@ class HeadAtEveryToken(BatchedStep):
 
     def logits(self, hidden: Tensor, mixed: Tensor) -> Tensor:
         x = self.add_norm("output_norm", hidden, mixed, self.model.weights.output_norm)[1]
-        whole = self.multiply(self.model.weights.head, x)
-        return whole[[own.stop - 1 for own in self.rows.slices]]
+        all_logits = self.multiply(self.model.weights.head, x)
+        return all_logits[[own.stop - 1 for own in self.rows.slices]]
 
 
 class TokenOfTheRowNumber(BatchedStep):
