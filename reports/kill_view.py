@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from falsifiers.judging.matrix import MutantResult
 from reports.evidence import MutantResults
-from reports.mutant_runner import mutant_name
 
 FOLD_ABOVE = 30
 """A longer matrix in which everything died is folded away."""
@@ -62,10 +61,8 @@ class KillView:
 def kill_view(kills: MutantResults, phase: str) -> KillView:
     """Return the part of the kill matrix that is about one phase."""
     rows = [row for row in kills.matrix.mutants if row.phase == phase]
-    told = [
-        MutantLine(row, mutant_fate(kills, row), kills.sources.get(mutant_name(row), ""))
-        for row in rows
-    ]
+    told = [MutantLine(row, mutant_fate(kills, row), kills.sources.get(row.id, ""))
+            for row in rows]
     lines = sorted((line for line in told if line.fate != "not run"),
                    key=lambda line: line.fate == "died")
     named = dict.fromkeys(name for line in lines for name in line.result.expected)
@@ -76,9 +73,8 @@ def kill_view(kills: MutantResults, phase: str) -> KillView:
 
 def mutant_fate(kills: MutantResults, row: MutantResult) -> str:
     """Say in a word what became of a mutant."""
-    name = mutant_name(row)
-    if name in kills.inconclusive:
+    if row.id in kills.inconclusive:
         return "cannot tell"
-    if name in kills.matrix.not_run:
+    if row.id in kills.matrix.not_run:
         return "not run"
-    return "survived" if name in kills.matrix.survivors else "died"
+    return "survived" if row.id in kills.matrix.survivors else "died"

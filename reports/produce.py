@@ -15,13 +15,13 @@ from contracts.schema import Case, Contract
 from falsifiers.console.progress import ProgressBar
 from falsifiers.gate import candidates, phase_status, runner, tiers
 from falsifiers.gate.runner import ROOT, GateRequest, GateResult
-from falsifiers.judging import outcome
 from falsifiers.judging.errors import SuiteError
-from falsifiers.judging.verdict import Verdict
-from falsifiers.mutation import mutants
-from reports import artefacts, claims, environment, mutant_runner, speeds
+from falsifiers.judging.matrix import Bank
+from falsifiers.judging.verdict import Verdict, make_verdict, repro_command
+from falsifiers.mutation.mutant_runner import BankLoader, run_mutants
+from falsifiers.mutation.mutants import make_matrix
+from reports import artefacts, claims, environment, speeds
 from reports.evidence import NOT_REQUESTED, Evidence, MutantResults, UserModelRun
-from reports.mutant_runner import BankOf
 
 if TYPE_CHECKING:
     from reports.user_model import UserModel
@@ -49,7 +49,7 @@ class ReportOptions:
     """Whether to try the suite's own mutants."""
 
 
-def make_report(asked: ReportOptions, bank_of: BankOf, open_model: ModelOpener | None) -> int:
+def make_report(asked: ReportOptions, bank_of: BankLoader, open_model: ModelOpener | None) -> int:
     """Make the report, say where it lies, and return the gate's exit code."""
     if not 0 < asked.minutes < float("inf"):
         raise SuiteError(f"--minutes {asked.minutes:g} is refused: give a number above 0")
@@ -178,22 +178,24 @@ def _run_gate(wanted: GateRequest, total: int) -> GateResult:
 
 
 def _run_mutants(
-    bank_of: BankOf, phases: Sequence[str], chosen: tiers.TierSelection, few: bool
+    bank_of: BankLoader, phases: Sequence[str], chosen: tiers.TierSelection, few: bool
 ) -> MutantResults:
     if chosen.absent or not phases:  # what was asked for cannot be had: nothing can be killed
-        return MutantResults(mutants.make_matrix([], [], []))
+        return MutantResults(make_matrix([], [], []))
     here = tiers.select_tiers("auto")  # a mutant that another tier shows has not survived this one
     tried = chosen if "cuda" in (*here.run, *chosen.run) else here
+    tiers.fix_triton_mode(tried)
+    banks = [bank_of(phase).on(tried.run) for phase in phases]
     with ProgressBar("mutants") as tell:
-        return mutant_runner.run_mutants(
-            bank_of,
-            phases,
-            tried,
-            min(MAX_WORKERS, os.cpu_count() or 1),
-            lambda row: tell(mutant_runner.mutant_name(row)),
-            tell.of,
-            few,
-        )
+        run = run_mutants(banks, bank_of, tried, jobs=min(MAX_WORKERS, os.cpu_count() or 1),
+                          few=few, on_total=tell.of, on_result=lambda result: tell(result.id))
+    return MutantResults(run.matrix, run.inconclusive, mutant_sources(banks))
+
+
+def mutant_sources(banks: Sequence[Bank]) -> dict[str, str]:
+    """Return the public report that a mutant comes from, by `phase/name`, where there is one."""
+    return {f"{bank.contract.phase}/{mutant.name}": mutant.source
+            for bank in banks for mutant in bank.mutants if mutant.source}
 
 
 def expected_cases(wanted: GateRequest, contracts: Mapping[str, Contract]) -> list[Case]:
@@ -212,9 +214,9 @@ def missing_verdicts(
     known = {verdict.case for verdict in verdicts}
     for case in expected:
         if case.id not in known:
-            repro = outcome.repro_command(case, contracts[case.phase].package, asked.candidate,
+            repro = repro_command(case, contracts[case.phase].package, asked.candidate,
                                        asked.device)
-            yield outcome.make_verdict(case, SuiteError("it left no verdict"), None, seconds=0.0,
+            yield make_verdict(case, SuiteError("it left no verdict"), None, seconds=0.0,
                                    subject=asked.candidate or "in-tree", repro=repro)
 
 

@@ -207,7 +207,7 @@ class ProgressLine:
 
 def print_gate(gated: GateResult, contracts: dict[str, Contract]) -> None:
     """Print the gate's word on every phase, and what a reader needs on what failed."""
-    from falsifiers.judging.outcome import explain_failure
+    from falsifiers.judging.verdict import explain_failure
     failed = [v for v in gated.run.verdicts if v.outcome in ("failed", "error")]
     for verdict in failed[:10]:
         print(f"{explain_failure(verdict, contracts[verdict.phase])}\n")

@@ -19,8 +19,8 @@ from contracts.schema import Case, Contract
 from falsifiers.gate import candidates, tiers
 from falsifiers.gate.tiers import TierSelection
 from falsifiers.gate.verdict_reporter import VerdictReporter
-from falsifiers.judging import outcome
 from falsifiers.judging.errors import Declined, SuiteError, Unmeasurable
+from falsifiers.judging.verdict import explain_failure, make_verdict, repro_command
 
 CANDIDATE, DEVICE, THOROUGH, VERDICTS = "--candidate", "--device", "--thorough", "--verdicts"
 CASES = "--cases"
@@ -245,13 +245,13 @@ def pytest_runtest_makereport(
     subject = given.get("subject")
     if getattr(subject, "candidate", named) is None:
         named = None  # it has no part in this phase
-    verdict = outcome.make_verdict(
+    verdict = make_verdict(
         case, call.excinfo.value if call.excinfo else None, given.get("judge"),
         subject=named or "in-tree", seconds=call.duration,
         faults=getattr(subject, "faults", ()),
-        repro=outcome.repro_command(case, contract.package, named, item.config.getoption(DEVICE)))
+        repro=repro_command(case, contract.package, named, item.config.getoption(DEVICE)))
     report.verdict = verdict.model_dump_json()  # type: ignore[attr-defined]
-    _set_report_outcome(report, verdict.outcome, outcome.explain_failure(verdict, contract), call)
+    _set_report_outcome(report, verdict.outcome, explain_failure(verdict, contract), call)
     return report
 
 

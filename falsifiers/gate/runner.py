@@ -17,9 +17,8 @@ from contracts.load import load_contracts
 from contracts.schema import Case, Contract
 from falsifiers.gate import candidates, phase_status, receipts, tiers, verdict_reporter
 from falsifiers.gate.phase_status import PhaseResult
-from falsifiers.judging import outcome
 from falsifiers.judging.errors import SuiteError
-from falsifiers.judging.verdict import Verdict
+from falsifiers.judging.verdict import Verdict, pytest_node
 
 ROOT = Path(__file__).parents[2]
 CASES_FILE = "cases.json"
@@ -152,7 +151,7 @@ def _run_tier(
 
 def _pytest_path(wanted: GateRequest, contract: Contract) -> str:
     if wanted.case is not None:
-        return outcome.pytest_node(wanted.case, contract.package)
+        return pytest_node(wanted.case, contract.package)
     return contract.package.replace(".", "/") + "/test_falsifier.py"
 
 

@@ -33,6 +33,11 @@ class MutantResult(Record):
     from_receipt: bool = False
     """Whether the kill was read from a device's receipt rather than made now."""
 
+    @property
+    def id(self) -> str:
+        """The mutant's id, `p1/row_index_is_the_slot`."""
+        return f"{self.phase}/{self.name}"
+
 
 class KillMatrix(Record):
     """The kill matrix of one or more phases."""

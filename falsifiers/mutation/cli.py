@@ -12,7 +12,7 @@ from falsifiers.gate.cli import AsJson, Device, ProgressLine
 
 if TYPE_CHECKING:
     from falsifiers.judging.matrix import Bank, KillMatrix, MutantResult
-    from falsifiers.mutation.device_receipts import BankLoader
+    from falsifiers.mutation.mutant_runner import BankLoader
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -42,32 +42,26 @@ def mutants(
 
 
 def _print_faults(banks: list[Bank]) -> int:
-    from falsifiers.mutation import field_faults
-
-    print(
-        field_faults.format_page(field_faults.load_faults(), field_faults.list_planted(banks)),
-        end="",
-    )
+    from falsifiers.mutation.field_faults import format_page, list_planted, load_faults
+    print(format_page(load_faults(), list_planted(banks)), end="")
     return 0
 
 
-def _run_matrix(banks: list[Bank], bank_of: BankLoader, device: str, as_json: bool) -> int:
-    """Attack each mutant by the falsifiers that must kill it."""
-    from falsifiers.gate.receipts import load_receipts
-    from falsifiers.gate.runner import ROOT
-    from falsifiers.mutation import mutants as runner
-    from falsifiers.mutation.device_receipts import try_device_mutants
-    measured = {bank.contract.phase: [row for receipt in load_receipts(bank.contract.phase, ROOT)
-                                      for row in receipt.mutants] for bank in banks}
-    with ProgressLine(as_json) as tell:
-        matrix = runner.run_matrix(banks, receipts=measured,
-                                   apart=lambda bank: try_device_mutants(bank, bank_of, tell),
-                                   on_row=lambda row: tell(f"{row.phase}/{row.name}"))
+def _run_matrix(banks: list[Bank], load_bank: BankLoader, device: str, as_json: bool) -> int:
+    """Attack each mutant with the falsifiers that must kill it."""
+    from falsifiers.gate.tiers import select_tiers
+    from falsifiers.judging.errors import SuiteError
+    from falsifiers.mutation.mutant_runner import run_mutants
+    with ProgressLine(as_json) as progress:
+        run = run_mutants(banks, load_bank, select_tiers(device),
+                          on_result=lambda result: progress(result.id))
+    for reason in run.inconclusive.values():
+        raise SuiteError(reason)
     if as_json:
-        print(json.dumps(matrix.model_dump(), indent=2))
+        print(json.dumps(run.matrix.model_dump(), indent=2))
     else:
-        _print_matrix(matrix)
-    return matrix_exit_code(matrix, device)
+        _print_matrix(run.matrix)
+    return matrix_exit_code(run.matrix, device)
 
 
 def matrix_exit_code(matrix: KillMatrix, device: str) -> int:
@@ -91,13 +85,12 @@ def _print_matrix(matrix: KillMatrix) -> None:
 
 def _result_line(row: MutantResult, matrix: KillMatrix) -> str:
     from falsifiers.console.table import color_status
-    name = f"{row.phase}/{row.name}"
-    word = "not run" if name in matrix.not_run else \
-        "SURVIVED" if name in matrix.survivors else f"died at {row.rung}"
+    word = "not run" if row.id in matrix.not_run else \
+        "SURVIVED" if row.id in matrix.survivors else f"died at {row.rung}"
     by = ", ".join(f"{'' if killer in row.killed_by else 'not '}by {killer}"
                    for killer in row.expected)
     receipt = " (from a receipt)" if row.from_receipt else ""
-    return f"{name:<40} {color_status(f'{word:<15}')} {by}{receipt}\n    {row.fault}"
+    return f"{row.id:<40} {color_status(f'{word:<15}')} {by}{receipt}\n    {row.fault}"
 
 
 @app.command(epilog="Example: rowtwin receipt --phase 3")

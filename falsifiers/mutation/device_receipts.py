@@ -6,13 +6,11 @@ Times are measured after them, and only when every phase was proved.
 from __future__ import annotations
 
 import datetime
-import multiprocessing
 import os
 import platform
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from contracts.schema import Contract
@@ -21,8 +19,9 @@ from falsifiers.gate.benchmark_records import BenchmarkRecord, BitsDifferError
 from falsifiers.gate.compute_sanitizer import run_sanitizers
 from falsifiers.gate.receipts import FOLDER, Receipt, phase_digest, sanitizer_faults, verdicts_prove
 from falsifiers.gate.runner import ROOT, GateRequest, is_built, run_gate
-from falsifiers.judging.matrix import Bank, MutantResult
-from falsifiers.mutation import mutants as runner
+from falsifiers.judging.errors import SuiteError
+from falsifiers.judging.matrix import Bank
+from falsifiers.mutation.mutant_runner import BankLoader, try_mutants
 
 
 def has_device_cases(contract: Contract) -> bool:
@@ -30,8 +29,6 @@ def has_device_cases(contract: Contract) -> bool:
     return is_built(contract, ROOT) and any(case.tier == "cuda" for case in contract.expand())
 
 
-BankLoader = Callable[[str], Bank]
-"""Makes a phase's bank, in a process of its own too."""
 Benchmark = Callable[[Callable[[str], None]], BenchmarkRecord]
 """Measures times, telling how far it has come."""
 
@@ -58,47 +55,7 @@ def write_benchmark(name: str, measure: Benchmark, contract: Contract,
     return [path.relative_to(ROOT)], []
 
 
-def try_device_mutants(
-    bank: Bank, bank_of: BankLoader, tell: Callable[[str], None]
-) -> tuple[MutantResult, ...]:
-    """Try every mutant that needs a device, each killer in a process of its own.
-
-    A mutant may reach memory that is not its own, which ends the use of a device by its process.
-    None is tried where no device is.
-    """
-    wanted = [(m, killer) for m in bank.mutants
-              if m.device == "cuda" and "cuda" in bank.tiers for killer in m.killers]
-    kills: dict[str, dict[str, str]] = {mutant.name: {} for mutant, _ in wanted}
-    seconds = dict.fromkeys(kills, 0.0)
-    context = multiprocessing.get_context("spawn")
-    jobs = min(14, os.cpu_count() or 1)
-    with ProcessPoolExecutor(jobs, context, max_tasks_per_child=1) as pool:
-        tried = [pool.submit(_try_in_new_process, bank_of, bank.contract.phase, mutant.name, killer)
-                 for mutant, killer in wanted]
-        for (mutant, killer), done in zip(wanted, tried, strict=True):
-            rung, took = done.result()
-            tell(f"{bank.contract.phase}/{mutant.name} by {killer}: {rung or 'survived'}")
-            seconds[mutant.name] += took
-            if rung is not None:
-                kills[mutant.name][killer] = rung
-    return tuple(runner.make_result(bank, mutant, kills[mutant.name], seconds[mutant.name])
-                 for mutant in bank.mutants if mutant.name in kills)
-
-
-def _try_in_new_process(
-    bank_of: BankLoader, phase: str, name: str, killer: str
-) -> tuple[str | None, float]:
-    """Attack one mutant by one falsifier, in a process where nothing was run before."""
-    chosen = tiers.select_tiers("cuda")
-    tiers.fix_triton_mode(chosen)
-    tiers.limit_torch_threads()
-    bank, started = bank_of(phase), time.perf_counter()
-    bank.tiers = chosen.run
-    mutant = next(m for m in bank.mutants if m.name == name)
-    return runner.kill(bank, mutant, killer), time.perf_counter() - started
-
-
-def write_receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank], bank_of: BankLoader,
+def write_receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank], load_bank: BankLoader,
              tell: Callable[[str], None]) -> tuple[list[Path], list[str]]:
     """Judge the phases' quick device cases; return receipts written and reasons for none."""
     wanted = GateRequest(tuple(c.phase for c in contracts), device="cuda",
@@ -120,14 +77,19 @@ def write_receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank], ban
                 refused.append(f"{contract.phase}: no receipt, since its device cases did not all "
                                f"pass{first}")
                 continue
-            rows = try_device_mutants(banks[contract.phase], bank_of, tell)
+            bank = banks[contract.phase]
+            results, inconclusive = try_mutants(
+                [(bank, m) for m in bank.mutants if m.device == "cuda"], load_bank,
+                tiers.select_tiers("cuda"), on_result=lambda result: tell(result.id))
+            if inconclusive:
+                raise SuiteError(next(iter(inconclusive.values())))
             said = asked[contract.phase].result()
             if faults := sanitizer_faults(said):
                 refused.append(f"{contract.phase}: no receipt, since {faults[0]}")
                 continue
             receipt = Receipt(phase=contract.phase, device=name, versions=versions, verdicts=mine,
-                              measured=today(), digest=phase_digest(contract, ROOT), mutants=rows,
-                              sanitizer=said)
+                              measured=today(), digest=phase_digest(contract, ROOT),
+                              mutants=tuple(results.values()), sanitizer=said)
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"{contract.phase}.json"
             path.write_text(receipt.model_dump_json(indent=1) + "\n", encoding="utf-8")

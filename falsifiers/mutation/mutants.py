@@ -6,7 +6,7 @@ import gc
 import hashlib
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from contracts.schema import Case
@@ -90,27 +90,34 @@ def _require_healthy(bank: Bank, function: Attack, case: Case, right: Subject) -
         raise SuiteError(f"{case.id} compares nothing, so it cannot kill")
 
 
-def try_mutant(bank: Bank, mutant: Mutant) -> MutantResult:
-    """Attack one mutant with each falsifier that must kill it."""
-    started, kills = time.perf_counter(), dict[str, str]()
-    for falsifier in mutant.killers if bank.runs_here(mutant) else ():
+def try_killers(bank: Bank, mutant: Mutant, killers: Iterable[str]) -> dict[str, str]:
+    """Attack a mutant with some of its falsifiers; return the rung by each that kills it."""
+    kills = dict[str, str]()
+    for falsifier in killers if bank.runs_here(mutant) else ():
         if falsifier not in bank.falsifiers:
             raise SuiteError(f"mutant {bank.contract.phase}/{mutant.name} names unknown "
                              f"falsifier {falsifier!r}")
         rung = kill(bank, mutant, falsifier)
         if rung is not None:
             kills[falsifier] = rung
+    return kills
+
+
+def try_mutant(bank: Bank, mutant: Mutant) -> MutantResult:
+    """Attack one mutant with each falsifier that must kill it, in this process."""
+    started = time.perf_counter()
+    kills = try_killers(bank, mutant, mutant.killers)
     return make_result(bank, mutant, kills, time.perf_counter() - started)
 
 
 def make_result(
-    bank: Bank, mutant: Mutant, kills: Mapping[str, str], seconds: float
+    bank: Bank, mutant: Mutant, kills: Mapping[str, str] | None = None, seconds: float = 0.0
 ) -> MutantResult:
-    """Return a mutant's row of the matrix; `kills` is the rung by killer."""
+    """Return a mutant's row of the matrix; `kills` is the rung by killer, None if not tried."""
+    kills = kills or {}
     return MutantResult(name=mutant.name, phase=bank.contract.phase, fault=mutant.fault,
-               device=_device(mutant), expected=mutant.killers, killed_by=tuple(kills),
-               rung=next(iter(kills.values()), None),
-               seconds=round(seconds, 3))
+                        device=_device(mutant), expected=mutant.killers, killed_by=tuple(kills),
+                        rung=next(iter(kills.values()), None), seconds=round(seconds, 3))
 
 
 def _device(mutant: Mutant) -> Any:
@@ -119,39 +126,12 @@ def _device(mutant: Mutant) -> Any:
     return mutant.device
 
 
-def run_matrix(
-    banks: Sequence[Bank],
-    *,
-    receipts: Mapping[str, Sequence[MutantResult]] | None = None,
-    apart: Callable[[Bank], Iterable[MutantResult]] = lambda bank: (),
-    on_row: Callable[[MutantResult], None] = lambda row: None,
-) -> KillMatrix:
-    """Try every mutant of every bank; `receipts` holds rows measured on a device, by phase.
-
-    `apart` tries a bank's mutants that may end the use of a device, elsewhere.
-    """
-    rows: list[MutantResult] = []
-    not_run: list[str] = []
-    for bank in banks:
-        known = {row.name: row for row in (receipts or {}).get(bank.contract.phase, ())}
-        tried = {row.name: row for row in apart(bank)}
-        for mutant in bank.mutants:
-            row = tried.get(mutant.name) or try_mutant(bank, mutant)
-            if not bank.runs_here(mutant) and mutant.name in known:
-                row = known[mutant.name].model_copy(update={"from_receipt": True})
-            elif not bank.runs_here(mutant):
-                not_run.append(f"{row.phase}/{row.name}")
-            rows.append(row)
-            on_row(row)
-    return make_matrix(banks, rows, not_run)
-
-
 def make_matrix(
     banks: Sequence[Bank], rows: Sequence[MutantResult], not_run: Sequence[str]
 ) -> KillMatrix:
     """Return the matrix with its survivors and the falsifiers that killed none."""
-    ran = [row for row in rows if f"{row.phase}/{row.name}" not in not_run]
-    survivors = [f"{row.phase}/{row.name}" for row in ran if set(row.expected) - set(row.killed_by)]
+    ran = [row for row in rows if row.id not in not_run]
+    survivors = [row.id for row in ran if set(row.expected) - set(row.killed_by)]
     kills = {f"{row.phase}/{name}" for row in ran for name in row.killed_by}
     waiting = {f"{row.phase}/{name}" for row in rows if row not in ran for name in row.expected}
     idle = [name for bank in banks for falsifier in bank.falsifiers

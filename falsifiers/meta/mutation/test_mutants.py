@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,18 +14,21 @@ import pytest
 import rowtwin
 from contracts.load import load_contracts
 from contracts.schema import Contract
+from falsifiers.gate import receipts
 from falsifiers.gate.pytest_plugin import THOROUGH
-from falsifiers.gate.tiers import select_tiers
+from falsifiers.gate.tiers import TierSelection, select_tiers
 from falsifiers.judging.errors import Declined, SuiteError
 from falsifiers.judging.judge import Judge
-from falsifiers.judging.matrix import Bank
+from falsifiers.judging.matrix import Bank, KillMatrix
 from falsifiers.judging.subject import Mutant, Subject
 from falsifiers.meta.gate.fake_checkout import fake_case_row, fake_contract
+from falsifiers.mutation import mutant_runner
 from falsifiers.mutation.cli import matrix_exit_code
-from falsifiers.mutation.device_receipts import try_device_mutants
-from falsifiers.mutation.mutants import kill, make_result, run_matrix, sample_names, try_mutant
+from falsifiers.mutation.mutant_runner import Attempt, run_mutants
+from falsifiers.mutation.mutants import kill, sample_names, try_mutant
 
 CONTRACTS = load_contracts(rowtwin.ROOT / "contracts")
+CPU = TierSelection(("cpu",), {}, {})
 
 
 def attack(case: Any, subject: Subject, judge: Judge) -> None:
@@ -62,6 +66,11 @@ def bank(*mutants: Mutant, falsifier: Callable[..., None] = attack) -> Bank:
     )
     return Bank(Contract.model_validate(data), {"rows_hold": falsifier}, mutants,
                 lambda case: Subject("in-tree", models=str, path="right"))
+
+
+def run_matrix(*banks: Bank) -> KillMatrix:
+    """Return the matrix of made-up banks, tried in this process."""
+    return run_mutants(banks, lambda phase: banks[0], CPU).matrix
 
 
 def mutant(path: str = "wrong", **more: Any) -> Mutant:
@@ -102,14 +111,14 @@ def test_case_that_is_not_quick_kills_nothing() -> None:
 
 
 def test_survivor_and_idle_falsifier_are_named() -> None:
-    matrix = run_matrix([bank(mutant(), falsifier=deaf)])
+    matrix = run_matrix(bank(mutant(), falsifier=deaf))
     assert matrix.survivors == ("p1/odd_row",)
     assert matrix.idle_falsifiers == ("p1/rows_hold",)
     assert matrix_exit_code(matrix, "auto") == 1
 
 
 def test_dead_mutant_leaves_nothing_to_tell() -> None:
-    matrix = run_matrix([bank(mutant())])
+    matrix = run_matrix(bank(mutant()))
     assert (matrix.survivors, matrix.idle_falsifiers, matrix.not_run) == ((), (), ())
     assert matrix_exit_code(matrix, "auto") == 0
     assert set(matrix.mutants[0].model_dump()) == {
@@ -118,30 +127,47 @@ def test_dead_mutant_leaves_nothing_to_tell() -> None:
 
 
 def test_empty_matrix_is_no_success() -> None:
-    assert matrix_exit_code(run_matrix([]), "auto") == 2
+    assert matrix_exit_code(run_matrix(), "auto") == 2
 
 
-def test_mutant_of_a_device_waits_for_one_or_for_its_receipt() -> None:
+def test_mutant_of_a_device_waits_for_one_or_for_its_receipt(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receipts, "load_receipts", lambda phase, root: [])
     there = mutant(device="cuda")
-    matrix = run_matrix([bank(there)])
+    matrix = run_matrix(bank(there))
     assert (matrix.survivors, matrix.idle_falsifiers) == ((), ())
     assert matrix.not_run == ("p1/odd_row",)
     assert (matrix_exit_code(matrix, "auto"), matrix_exit_code(matrix, "cuda")) == (0, 2)
     measured = matrix.mutants[0].model_copy(update={"killed_by": ("rows_hold",), "rung": "bits"})
-    read = run_matrix([bank(there)], receipts={"p1": [measured]})
+    stored = SimpleNamespace(mutants=[measured])
+    monkeypatch.setattr(receipts, "load_receipts", lambda phase, root: [stored])
+    read = run_matrix(bank(there))
     assert (read.not_run, read.survivors, read.mutants[0].from_receipt) == ((), (), True)
 
 
-def test_mutant_that_was_tried_apart_is_not_tried_here() -> None:
+def test_mutant_of_a_device_is_tried_in_a_new_process_for_each_killer(
+        monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(reference: Subject) -> Subject:
         pytest.fail("it may end the use of a device by this process")
 
-    made = bank(replace(mutant(), build=broken), mutant("odd_slot"))
-    apart = make_result(made, made.mutants[0], {"rows_hold": "crash"}, 0.1)
-    matrix = run_matrix([made], apart=lambda one: [apart])
-    assert matrix.mutants[0] == apart
+    def run_elsewhere(work: Any, load_bank: Any, chosen: Any, jobs: int,
+                      tasks_per_process: int) -> Any:
+        assert tasks_per_process == 1
+        asked.extend(killers for _, _, killers in work)
+        yield from (Attempt(f"p1/{m.name}", {killers[0]: "crash"}, 0.1) for _, m, killers in work)
+
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(mutant_runner, "_run_in_processes", run_elsewhere)
+    device = mutant(device="cuda", build=broken, killers=("rows_hold", "slots_hold"))
+    both = replace(bank(device, mutant(name="odd_slot")), tiers=("cpu", "cuda"))
+    matrix = run_matrix(both)
+    assert asked == [("rows_hold",), ("slots_hold",)]
+    assert matrix.mutants[0].killed_by == ("rows_hold", "slots_hold")
+    assert (matrix.mutants[0].rung, matrix.mutants[0].seconds) == ("crash", 0.2)
     assert matrix.mutants[1].killed_by == ("rows_hold",)
-    assert try_device_mutants(made, lambda phase: made, lambda line: None) == ()
+    asked.clear()
+    assert run_matrix(bank(replace(device, killers=("rows_hold",)))).not_run == ("p1/odd_row",)
+    assert asked == []
 
 
 def test_mutants_of_a_device_that_is_emulated_are_tried_alone() -> None:
@@ -159,7 +185,7 @@ def test_mutants_of_a_device_that_is_emulated_are_tried_alone() -> None:
     assert [one.device for one in here.mutants] == ["cuda"]
     assert [case.id for case in here.cases("rows_hold", here.mutants[0])] == [
         "p1/rows_hold[emulate-seen]"]
-    matrix = run_matrix([here])
+    matrix = run_matrix(here)
     assert (matrix.survivors, matrix.idle_falsifiers, matrix.not_run) == ((), (), ())
     assert bank(mutant(device="cuda")).on(("emulate",)).mutants == []
 
@@ -168,7 +194,7 @@ def test_mutant_that_names_a_stranger_is_refused() -> None:
     with pytest.raises(SuiteError, match="names unknown falsifier 'rows_hald'"):
         try_mutant(bank(), mutant(killers=("rows_hald",)))
     with pytest.raises(SuiteError, match="unknown device 'tpu'"):
-        run_matrix([bank(mutant(device="tpu"))])
+        run_matrix(bank(mutant(device="tpu")))
 
 
 @cache
