@@ -70,7 +70,7 @@ def make_report(asked: ReportOptions, bank_of: BankLoader, open_model: ModelOpen
     )
     expected = expected_cases(wanted, contracts)
     with one_thread():
-        gated = _run_gate(wanted, len(expected))
+        gated = _run_gate(wanted, contracts, len(expected))
         kills = _run_mutants(
             bank_of, phases if asked.mutants else (), chosen, few=not asked.thorough
         )
@@ -172,9 +172,10 @@ def _judge_user_model(asked: ReportOptions, opened: UserModel | None) -> UserMod
                            lambda line: print(line, flush=True), tell)
 
 
-def _run_gate(wanted: GateRequest, total: int) -> GateResult:
+def _run_gate(wanted: GateRequest, contracts: Mapping[str, Contract], total: int) -> GateResult:
     with ProgressBar("cases", total) as tell:
-        return runner.run_gate(wanted, through=True, on_verdict=lambda v: tell(v.case))
+        return runner.run_gate(wanted, through=True, on_verdict=lambda v: tell(v.case),
+                               contracts=contracts)
 
 
 def _run_mutants(
@@ -188,7 +189,7 @@ def _run_mutants(
     banks = [bank_of(phase).on(tried.run) for phase in phases]
     with ProgressBar("mutants") as tell:
         run = run_mutants(banks, bank_of, tried, jobs=min(MAX_WORKERS, os.cpu_count() or 1),
-                          few=few, on_total=tell.of, on_result=lambda result: tell(result.id))
+                          few=few, on_total=tell.set_total, on_result=lambda result: tell(result.id))
     return MutantResults(run.matrix, run.inconclusive, mutant_sources(banks))
 
 

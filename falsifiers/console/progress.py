@@ -33,6 +33,6 @@ class ProgressBar:
         from rich.markup import escape
         self._bar.update(self._task, advance=1, last=escape(last[:70]))
 
-    def of(self, total: int) -> None:
-        """Say how many things there are."""
+    def set_total(self, total: int) -> None:
+        """Set the number of steps."""
         self._bar.update(self._task, total=total)

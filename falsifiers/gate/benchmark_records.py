@@ -62,7 +62,7 @@ class BenchmarkRecord(Record):
     """The day, `2026-01-31`, for figures that are kept."""
     versions: dict[str, str] = Field(default_factory=dict)
     digest: str = ""
-    """What `digest_of` returned for the kernels that were measured."""
+    """What `phase_digest` returned for the kernels that were measured."""
 
 
 class ProductTimes(BenchmarkRecord):

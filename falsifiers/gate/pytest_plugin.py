@@ -63,7 +63,8 @@ def pytest_configure(config: pytest.Config) -> None:
         chosen = tiers.select_tiers(config.getoption(DEVICE))
         tiers.fix_triton_mode(chosen)
         contracts = load_contracts(config.rootpath / "contracts")
-        if config.getoption(CANDIDATE) is not None:  # empty where a shell's variable is not set
+        # the controller has checked it for its workers; it is empty where a variable is not set
+        if config.getoption(CANDIDATE) is not None and not hasattr(config, "workerinput"):
             candidates.check_spec(config.getoption(CANDIDATE))
         given = config.getoption(CASES)
         config.stash[_given] = read_cases(given) if given else None
@@ -151,7 +152,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def select_cases(contract: Contract, chosen: TierSelection, thorough: bool,
            given: Sequence[Case] | None = None) -> Iterator[Case]:
     """Yield the contract's cases, or its phase's of those given, that these tiers run."""
-    here = chosen.of(contract)
+    here = chosen.tiers_for(contract)
     for case in contract.expand() if given is None else given:
         if case.phase == contract.phase and case.tier in here and (thorough or case.quick):
             yield case

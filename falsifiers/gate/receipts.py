@@ -33,7 +33,7 @@ class Receipt(Record):
     versions: dict[str, str]
     """torch, triton, driver, python."""
     digest: str
-    """What `digest_of` returned for the code that was measured."""
+    """What `phase_digest` returned for the code that was measured."""
     verdicts: tuple[Verdict, ...]
     mutants: tuple[MutantResult, ...] = ()
     """Rows of the kill matrix that only a device can show."""

@@ -62,6 +62,8 @@ class GateResult:
 
     results: list[PhaseResult]
     run: PytestRun
+    contracts: Mapping[str, Contract] = field(default_factory=dict)
+    """The contracts that the phases were judged by."""
 
 
 def contracts_by_phase(root: Path = ROOT) -> dict[str, Contract]:
@@ -101,13 +103,18 @@ def expected_cases(wanted: GateRequest, contract: Contract, device: str) -> list
         return [wanted.case] if mine else []
     table = contract.expand() if wanted.cases is None else wanted.cases
     return [case for case in table if case.phase == contract.phase
-            and case.tier in chosen.of(contract) and (wanted.thorough or case.quick)]
+            and case.tier in chosen.tiers_for(contract) and (wanted.thorough or case.quick)]
 
 
 def run_gate(wanted: GateRequest, *, through: bool = False, require_device: bool = False,
-             on_verdict: Callable[[Verdict], None] = lambda verdict: None) -> GateResult:
-    """Run the phases wanted and judge them; `through` lets a red phase block its successors."""
-    contracts = contracts_by_phase(wanted.root)
+             on_verdict: Callable[[Verdict], None] = lambda verdict: None,
+             contracts: Mapping[str, Contract] | None = None) -> GateResult:
+    """Run pytest for the phases and judge the verdicts.
+
+    With `through` a phase that does not pass blocks its successors. `contracts` are those of the
+    checkout, by phase, where the caller has loaded them.
+    """
+    contracts = contracts_by_phase(wanted.root) if contracts is None else contracts
     if wanted.candidate is not None:
         candidates.check_spec(wanted.candidate)
         candidates.check_phases(wanted.candidate, wanted.phases)
@@ -128,7 +135,8 @@ def run_gate(wanted: GateRequest, *, through: bool = False, require_device: bool
             phase_status.require_device(r) if _has_device_cases(contracts.get(r.phase)) else r
             for r in results
         ]
-    return GateResult(phase_status.block_successors(results) if through else results, run)
+    results = phase_status.block_successors(results) if through else results
+    return GateResult(results, run, contracts)
 
 
 def _run_tier(

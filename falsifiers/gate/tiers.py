@@ -35,7 +35,7 @@ class TierSelection:
     left_out: dict[Tier, str]
     """Tiers that nobody asked for here, with the reason; they are listed, not judged."""
 
-    def of(self, contract: Contract) -> tuple[Tier, ...]:
+    def tiers_for(self, contract: Contract) -> tuple[Tier, ...]:
         """Return the tiers that a phase's cases are judged in.
 
         Where a device is asked for, or one emulated, and can be had, a phase without a case for it

@@ -96,7 +96,7 @@ class VerdictReporter:
         out = []
         for tier, why in self.tiers.left_out.items():
             count = sum(case.tier == tier for case in cases)
-            if count and tier not in self.tiers.of(contract):
+            if count and tier not in self.tiers.tiers_for(contract):
                 out.append(f"  not run: {count} of tier {tier} ({why})")
         return out + [f"  {line}" for line in format_rules(contract)]
 

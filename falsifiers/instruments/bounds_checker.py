@@ -26,7 +26,7 @@ class Span:
     end: int
 
     @staticmethod
-    def of(name: str, x: Tensor) -> Span:
+    def from_tensor(name: str, x: Tensor) -> Span:
         """Return the span of a tensor of any strides, which must not be empty."""
         last = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
         return Span(name, x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size())
@@ -90,9 +90,9 @@ def check_bounds(may_read: Mapping[str, Tensor], may_write: Mapping[str, Tensor]
     What may be written may be read too. With `around`, memory outside of it is not judged.
     Raises `Unmeasurable` without the interpreter.
     """
-    writable = tuple(Span.of(name, x) for name, x in may_write.items())
-    readable = tuple(Span.of(name, x) for name, x in may_read.items())
-    outer = tuple(Span.of(name, x) for name, x in (around or {}).items())
+    writable = tuple(Span.from_tensor(name, x) for name, x in may_write.items())
+    readable = tuple(Span.from_tensor(name, x) for name, x in may_read.items())
+    outer = tuple(Span.from_tensor(name, x) for name, x in (around or {}).items())
     fence = BoundsChecker((*readable, *writable), writable, outer)
     builder = interpreter_builder()
     load, store = builder.create_masked_load, builder.create_masked_store

@@ -60,7 +60,8 @@ def write_receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank], loa
     """Judge the phases' quick device cases; return receipts written and reasons for none."""
     wanted = GateRequest(tuple(c.phase for c in contracts), device="cuda",
                     jobs=min(14, os.cpu_count() or 1))
-    gated = run_gate(wanted, on_verdict=lambda verdict: tell(verdict.case))
+    gated = run_gate(wanted, on_verdict=lambda verdict: tell(verdict.case),
+                     contracts={c.phase: c for c in contracts})
     written: list[Path] = []
     refused = list(gated.run.trouble)
     if not contracts:

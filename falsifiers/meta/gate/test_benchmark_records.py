@@ -72,8 +72,7 @@ def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(device_receipts, "device_folder", lambda name: tmp_path / "made-up")
     monkeypatch.setattr(device_receipts, "ROOT", tmp_path)
     monkeypatch.setattr(
-        device_receipts, "digest_of", lambda contract, root: f"digest of {contract.phase}"
-    )
+        device_receipts, "phase_digest", lambda contract, root: f"digest of {contract.phase}")
     return tmp_path
 
 

@@ -105,7 +105,7 @@ def judged(wanted: GateRequest, **options: Any) -> GateResult:
     return GateResult([judge_phase("p3", book)], PytestRun(book))
 
 
-def bisected(folder: Path, argv: Sequence[str], answer: Callable[[], int] | None) -> str:
+def exit_of_bisect(folder: Path, argv: Sequence[str], answer: Callable[[], int] | None) -> str:
     """Run `git bisect run` with a command, or with one that asks `answer` for each exit code."""
     if answer is None:
         return git(folder, "bisect", "run", *argv)
@@ -136,7 +136,8 @@ def test_first_bad_commit_is_found_past_two_that_cannot_be_built(
     if not request.config.getoption(THOROUGH):
         monkeypatch.setattr(runner, "run_gate", judged)
         answer = lambda: main(*argv)  # noqa: E731
-    told = bisected(tmp_path, [sys.executable, str(rowtwin.ROOT / "rowtwin.py"), *argv], answer)
+    argv = [sys.executable, str(rowtwin.ROOT / "rowtwin.py"), *argv]
+    told = exit_of_bisect(tmp_path, argv, answer)
     log = git(tmp_path, "bisect", "log")
     said = {number: [word for word in ("good", "bad", "skip")
                      if f"{word}: [{commits[number]}]" in log] for number in UNBUILDABLE}

@@ -75,7 +75,7 @@ def test_fence_ends_with_its_block() -> None:
 
 def test_span_of_strided_rows_ends_with_their_last_value() -> None:
     rows = torch.zeros(3, 10)[:, :4]
-    span = Span.of("rows", rows)
+    span = Span.from_tensor("rows", rows)
     assert (span.start, span.end - span.start) == (rows.data_ptr(), 4 * 24)
 
 

@@ -19,7 +19,7 @@ def judge() -> Judge:
     return Judge(make_case("tiny-m4"))
 
 
-def changed(at: tuple[int, int], value: float) -> torch.Tensor:
+def ones_with(at: tuple[int, int], value: float) -> torch.Tensor:
     x = ONES.clone()
     x[at] = value
     return x
@@ -37,9 +37,9 @@ def test_equal_tensors_pass_and_are_counted() -> None:
     (ONES[None], "shape"),
     (ONES.double(), "dtype"),
     (ONES.bfloat16(), "dtype"),
-    (changed((2, 3), float("nan")), "finite"),
-    (changed((2, 3), float("inf")), "finite"),
-    (changed((2, 3), 1 + 2**-23), "bits"),
+    (ones_with((2, 3), float("nan")), "finite"),
+    (ones_with((2, 3), float("inf")), "finite"),
+    (ones_with((2, 3), 1 + 2**-23), "bits"),
 ])
 def test_rung_names_the_lie(lie: torch.Tensor, rung: str) -> None:
     finding = broken_finding(lambda: judge().equal("out", lie, ONES, step=3))
@@ -89,7 +89,7 @@ def test_budget_names_the_vector_beside_the_row_it_is_in() -> None:
 
 
 def test_message_follows_the_template() -> None:
-    lie = changed((3, 1), 1 + 2**-23)
+    lie = ones_with((3, 1), 1 + 2**-23)
     finding = broken_finding(lambda: judge().equal("logits", lie, ONES, row=3, step=17))
     assert finding.sentence == ("logits[row 3, step 17, element [3, 1]]=0x3f800001, but should be "
                                 "0x3f800000 (1 ulp) [p1 holds, cpu-tiny-m4]")
@@ -113,7 +113,7 @@ def test_scale_by_two_fails_though_the_cosine_is_one() -> None:
 
 
 @pytest.mark.parametrize(("lie", "rung"), [
-    (changed((0, 0), float("nan")), "finite"), (ONES.half(), "dtype"), (ONES[:3], "shape"),
+    (ones_with((0, 0), float("nan")), "finite"), (ONES.half(), "dtype"), (ONES[:3], "shape"),
     (torch.zeros(4, 8), "budget")])
 def test_budget_climbs_the_same_ladder(lie: torch.Tensor, rung: str) -> None:
     assert broken_finding(lambda: judge().budget("out", lie, ONES, BUDGET)).rung == rung
