@@ -21,7 +21,7 @@ Rung = Literal["shape", "dtype", "finite", "bits", "budget", "law", "frame", "cr
 class Record(BaseModel):
     """A frozen record that refuses unknown fields."""
 
-    # a published schema explains each field in the words that stand below it here
+    # the published schema takes each field's description from the docstring below it
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
@@ -29,25 +29,25 @@ class Finding(Record):
     """One broken claim: which rule and rung, where, and the sentence a reader sees."""
 
     rule: Rule
-    """twin: batched against alone; truth: against the engine; law: a property without a peer."""
+    """twin: a batch against single rows; truth: against the engine; law: a property by itself."""
     rung: Rung
-    """The first rung of the ladder that did not hold."""
+    """The first rung of the ladder that failed."""
     sentence: str
-    """The message in the one template."""
+    """The message for a reader."""
     where: dict[str, int | str] = {}
     """row, slot, step, layer, op and element, as far as they apply."""
     got: str | None = None
     """The first differing element's bit pattern, or its value for integers."""
     want: str | None = None
-    """What it should have been."""
+    """The expected bit pattern or value."""
     ulps: int | None = None
-    """How far apart the two are, in units in the last place."""
+    """Their distance in units in the last place."""
     differing: int | None = None
-    """How many elements differ; the first is the one shown."""
+    """The number of elements that differ; the message has the first."""
 
 
 class Worst(Record):
-    """The largest deviation one op showed in a case that passed."""
+    """The largest deviation of one op in a case."""
 
     op: str
     rung: Rung
@@ -58,7 +58,7 @@ class Worst(Record):
     norm_error: float | None = None
     """The largest per-row | norm ratio - 1 |, where a budget was used."""
     compared: int
-    """How many values were compared."""
+    """The number of values compared."""
 
 
 class Verdict(Record):
@@ -71,19 +71,19 @@ class Verdict(Record):
     falsifier: str
     tier: Literal["cpu", "interpret", "cuda", "emulate"]
     subject: str
-    """What was judged: `in-tree`, or the candidate as it was named."""
+    """What was judged: `in-tree`, or the candidate's spec."""
     outcome: Outcome
     must_claim: bool = False
     finding: Finding | None = None
     reason: str | None = None
-    """Why it was declined, unmeasurable or an error."""
+    """Why the case was declined, unmeasurable or an error."""
     compared: int = 0
-    """How many values or laws were checked; a pass with none is refused."""
+    """The number of values or laws checked; a pass needs at least one."""
     worst: tuple[Worst, ...] = ()
     evidence: dict[str, Any] = {}
-    """Engagement as measured: bytes read, rows a step, tokens prefilled."""
+    """Measurements of what ran: bytes read, rows a step, tokens prefilled."""
     repro: str = ""
-    """The command that runs this case alone."""
+    """The command that runs only this case."""
     seconds: float = 0.0
 
     @model_validator(mode="after")
@@ -104,7 +104,7 @@ def pytest_node(case: Case, package: str) -> str:
 
 
 def repro_command(case: Case, package: str, candidate: str | None, device: str) -> str:
-    """Return the command, to be pasted at the repository's root, that runs a case alone."""
+    """Return the command that runs only this case, from the repository's root."""
     parts = [case.repro] if case.repro else ["pytest", f"'{pytest_node(case, package)}'"]
     if not case.quick:
         parts.append("--thorough")
@@ -116,11 +116,11 @@ def repro_command(case: Case, package: str, candidate: str | None, device: str) 
 
 
 def make_verdict(case: Case, error: BaseException | None, judge: Any = None, *, subject: str,
-           repro: str, seconds: float, faults: tuple[type[Exception], ...] = ()) -> Verdict:
-    """Return the verdict of a case that ended with `error`, or that returned (None).
+                 repro: str, seconds: float, faults: tuple[type[Exception], ...] = ()) -> Verdict:
+    """Return the verdict of a case that raised `error`, or returned (None).
 
-    `judge` is the case's Judge, or None when the case ended before it had one; `faults` are the
-    subject's.
+    `judge` is the case's Judge, or None when the case ended before it got one. `faults` are the
+    subject's exceptions that count as a failure.
     """
     if isinstance(error, faults):
         error = ParityBroken(Finding(rule="law", rung="crash",
@@ -135,7 +135,7 @@ def make_verdict(case: Case, error: BaseException | None, judge: Any = None, *, 
     except ValueError as broken:
         return Verdict.model_validate({
             **known, "outcome": "error", "worst": (), "evidence": {},
-            "reason": f"the record of it is broken: {first_line(broken)}"})
+            "reason": f"its record is invalid: {first_line(broken)}"})
 
 
 def _outcome_fields(error: BaseException | None, judge: Any) -> dict[str, Any]:
@@ -153,12 +153,12 @@ def _outcome_fields(error: BaseException | None, judge: Any) -> dict[str, Any]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's text, or a stand-in when it has none."""
+    """Return the first line of an exception's text, or `(no text)`."""
     return next(iter(str(error).splitlines()), "") or "(no text)"
 
 
 def explain_failure(verdict: Verdict, contract: Contract) -> str:
-    """Return what a reader needs on a case that failed: what broke, what it means, how to rerun."""
+    """Explain a case that failed: what broke, what it means and how to run it again."""
     falsifier = next(f for f in contract.falsifiers if f.id == verdict.falsifier)
     finding = verdict.finding
     if finding is None:
@@ -166,6 +166,6 @@ def explain_failure(verdict: Verdict, contract: Contract) -> str:
     lines = [finding.sentence, f"rule: {finding.rule}, broken at the rung: {finding.rung}"]
     if finding.differing is not None and finding.differing > 1:
         lines[-1] += f", {finding.differing} elements differ"
-    if finding.rung != "crash":  # where nothing was compared, what differs tells nothing
+    if finding.rung != "crash":  # after a crash no values were compared
         lines += [f"attacked: {falsifier.attacks}", f"likely: {falsifier.if_fails}"]
     return "\n".join([*lines, f"run it alone: {verdict.repro}"])

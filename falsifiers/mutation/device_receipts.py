@@ -1,6 +1,6 @@
-"""Issuing receipts: device cases judged here and now, written only when they prove a phase.
+"""Writes receipts: judges device cases and stores the verdicts of the phases that pass.
 
-Times are measured after them, and only when every phase was proved.
+Benchmarks are stored next to the receipts.
 """
 
 from __future__ import annotations
@@ -25,55 +25,55 @@ from falsifiers.mutation.mutant_runner import BankLoader, try_mutants
 
 
 def has_device_cases(contract: Contract) -> bool:
-    """Tell whether a phase is built and has cases that only a device can judge."""
+    """Return whether a phase is built and has cases of the tier cuda."""
     return is_built(contract, ROOT) and any(case.tier == "cuda" for case in contract.expand())
 
 
 Benchmark = Callable[[Callable[[str], None]], BenchmarkRecord]
-"""Measures times, telling how far it has come."""
+"""Returns times; it calls its argument with lines of progress."""
 
 
 def device_folder(device: str) -> Path:
-    """Return where what was measured on a device is kept."""
+    """Return the folder of a device's receipts and benchmarks."""
     return ROOT / FOLDER / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
 def write_benchmark(name: str, measure: Benchmark, contract: Contract,
-            tell: Callable[[str], None]) -> tuple[list[Path], list[str]]:
-    """Measure times of a phase's kernels; return the file written, or the reason for none."""
+                    progress: Callable[[str], None]) -> tuple[list[Path], list[str]]:
+    """Time a phase's kernels and write a file; return its path, or the reason why there is none."""
     try:
-        found = measure(tell)
-    except BitsDifferError as broken:
-        return [], [f"{name}: no figures, since {broken}"]
+        record = measure(progress)
+    except BitsDifferError as error:
+        return [], [f"{name}: not timed, since {error}"]
     device, versions = device_and_versions()
-    kept = found.model_copy(update={
+    record = record.model_copy(update={
         "versions": versions, "digest": phase_digest(contract, ROOT), "measured": today()})
     folder = device_folder(device)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(kept.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    path.write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
     return [path.relative_to(ROOT)], []
 
 
 def write_receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank], load_bank: BankLoader,
-             tell: Callable[[str], None]) -> tuple[list[Path], list[str]]:
-    """Judge the phases' quick device cases; return receipts written and reasons for none."""
+                   progress: Callable[[str], None]) -> tuple[list[Path], list[str]]:
+    """Judge the phases' quick device cases; return receipt paths, and reasons for missing ones."""
     wanted = GateRequest(tuple(c.phase for c in contracts), device="cuda",
-                    jobs=min(14, os.cpu_count() or 1))
-    gated = run_gate(wanted, on_verdict=lambda verdict: tell(verdict.case),
+                         jobs=min(14, os.cpu_count() or 1))
+    gated = run_gate(wanted, on_verdict=lambda verdict: progress(verdict.case),
                      contracts={c.phase: c for c in contracts})
     written: list[Path] = []
     refused = list(gated.run.trouble)
     if not contracts:
-        return written, ["no phase that was asked for has device cases"]
+        return written, ["the requested phases have no device cases"]
     name, versions = device_and_versions()
     folder = device_folder(name)
-    with ThreadPoolExecutor() as several:
-        asked = {c.phase: several.submit(run_sanitizers, c) for c in contracts}
+    with ThreadPoolExecutor() as pool:
+        sanitizers = {c.phase: pool.submit(run_sanitizers, c) for c in contracts}
         for contract in contracts:
-            mine = tuple(v for v in gated.run.verdicts if v.phase == contract.phase)
-            if not verdicts_prove(contract, mine):
-                bad = [v.case for v in mine if v.outcome in ("failed", "error")]
+            verdicts = tuple(v for v in gated.run.verdicts if v.phase == contract.phase)
+            if not verdicts_prove(contract, verdicts):
+                bad = [v.case for v in verdicts if v.outcome in ("failed", "error")]
                 first = f"; the first is {bad[0]}" if bad else ""
                 refused.append(f"{contract.phase}: no receipt, since its device cases did not all "
                                f"pass{first}")
@@ -81,16 +81,17 @@ def write_receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank], loa
             bank = banks[contract.phase]
             results, inconclusive = try_mutants(
                 [(bank, m) for m in bank.mutants if m.device == "cuda"], load_bank,
-                tiers.select_tiers("cuda"), on_result=lambda result: tell(result.id))
+                tiers.select_tiers("cuda"), on_result=lambda result: progress(result.id))
             if inconclusive:
                 raise SuiteError(next(iter(inconclusive.values())))
-            said = asked[contract.phase].result()
-            if faults := sanitizer_faults(said):
+            summaries = sanitizers[contract.phase].result()
+            if faults := sanitizer_faults(summaries):
                 refused.append(f"{contract.phase}: no receipt, since {faults[0]}")
                 continue
-            receipt = Receipt(phase=contract.phase, device=name, versions=versions, verdicts=mine,
-                              measured=today(), digest=phase_digest(contract, ROOT),
-                              mutants=tuple(results.values()), sanitizer=said)
+            receipt = Receipt(phase=contract.phase, device=name, versions=versions,
+                              verdicts=verdicts, measured=today(),
+                              digest=phase_digest(contract, ROOT), sanitizer=summaries,
+                              mutants=tuple(results.values()))
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"{contract.phase}.json"
             path.write_text(receipt.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -104,7 +105,7 @@ def today() -> str:
 
 
 def device_and_versions() -> tuple[str, dict[str, str]]:
-    """Return the device's own name and the versions that were measured with."""
+    """Return the device's name and the versions of driver and packages."""
     import torch
     driver = Path("/proc/driver/nvidia/version")
     text = driver.read_text(encoding="utf-8") if driver.exists() else ""

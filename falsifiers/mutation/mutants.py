@@ -16,22 +16,22 @@ from falsifiers.judging.matrix import Attack, Bank, KillMatrix, MutantResult
 from falsifiers.judging.subject import Mutant, Subject
 
 SAMPLE_SIZE = 5
-"""Mutants of a phase that a quick run tries; `rowtwin mutants` tries all."""
+"""The number of a phase's mutants in a quick run; `rowtwin mutants` tries all."""
 
 
 def replace_source(source: str, right: str, wrong: str) -> str:
-    """Return a program's text with one part for another; raise `ValueError` if it has no such."""
+    """Return a source with `right` replaced by `wrong`; raise `ValueError` without `right`."""
     if right not in source:
-        raise ValueError(f"the source holds no {right!r} to be changed")
+        raise ValueError(f"the source does not contain {right!r}")
     return source.replace(right, wrong)
 
 
 def attack(function: Attack, case: Case, subject: Subject) -> str | None:
-    """Run one case in-process; return the rung it broke at, `crash`, or None when it held."""
+    """Run one case; return the rung at which it failed, `crash`, or None if it passed."""
     judge = Judge(case)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # as pytest is set up to do
+            warnings.simplefilter("error")  # as in pytest's configuration
             with subject.around():
                 function(case=case, subject=subject, judge=judge)
     except ParityBroken as broken:
@@ -44,15 +44,15 @@ def attack(function: Attack, case: Case, subject: Subject) -> str | None:
 
 
 def kill(bank: Bank, mutant: Mutant, falsifier: str) -> str | None:
-    """Return the rung at which the falsifier kills the mutant, at its first kill, or None.
+    """Return the rung at which the falsifier first kills the mutant, or None.
 
-    A kill counts only when the right subject passes the same case: a test that fails on
-    everything catches nothing.
+    The right subject must pass the same case, since a test that always fails detects nothing.
+    Raises `SuiteError` if it does not.
     """
     function = bank.falsifiers[falsifier]
     for case in bank.cases(falsifier, mutant):
         right = bank.subject_for(case)
-        if case.tier == "cuda":  # a mutant may leave the device unusable for this process
+        if case.tier == "cuda":  # a mutant may corrupt the device context of this process
             _require_healthy(bank, function, case, right)
         rung = attack(function, case, mutant.build(right))
         if rung is not None:
@@ -63,14 +63,14 @@ def kill(bank: Bank, mutant: Mutant, falsifier: str) -> str | None:
 
 
 def sample_names(names: Iterable[str]) -> list[str]:
-    """Return a few of a phase's mutants, drawn by their names; the draw changes when any does."""
+    """Return a sample of names that depends only on the set of names."""
     salt = hashlib.sha256("".join(sorted(names)).encode()).hexdigest()
     drawn = sorted(names, key=lambda name: hashlib.sha256(f"{salt}{name}".encode()).digest())
     return drawn[:SAMPLE_SIZE]
 
 
 def _collect_garbage() -> None:
-    """Drop what a mutant left open when it broke, a socket say, so that no test is blamed."""
+    """Collect objects that a mutant left open, so that no later test gets their warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
@@ -83,11 +83,11 @@ def _require_healthy(bank: Bank, function: Attack, case: Case, right: Subject) -
             with right.around():
                 function(case=case, subject=right, judge=judge)
         except Exception as error:
-            raise SuiteError(f"{case.id} does not pass without a mutant either: "
+            raise SuiteError(f"{case.id} fails without a mutant too: "
                              f"{type(error).__name__}: {error}") from error
         bank.healthy[case.id] = judge.compared > 0
     if not bank.healthy[case.id]:
-        raise SuiteError(f"{case.id} compares nothing, so it cannot kill")
+        raise SuiteError(f"{case.id} compares nothing, so it cannot kill a mutant")
 
 
 def try_killers(bank: Bank, mutant: Mutant, killers: Iterable[str]) -> dict[str, str]:
@@ -129,7 +129,7 @@ def _device(mutant: Mutant) -> Any:
 def make_matrix(
     banks: Sequence[Bank], rows: Sequence[MutantResult], not_run: Sequence[str]
 ) -> KillMatrix:
-    """Return the matrix with its survivors and the falsifiers that killed none."""
+    """Return the matrix with survivors and falsifiers that killed no mutant."""
     ran = [row for row in rows if row.id not in not_run]
     survivors = [row.id for row in ran if set(row.expected) - set(row.killed_by)]
     kills = {f"{row.phase}/{name}" for row in ran for name in row.killed_by}

@@ -88,7 +88,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def definitions(body: list[ast.stmt]) -> Iterator[Definition]:
-    """Yield a module's functions and classes, and the methods of these, with any nesting of `if`."""
+    """Yield a module's functions, classes and methods, those under `if` and `try` too."""
     for node in body:
         if isinstance(node, Definition):
             yield node
