@@ -189,7 +189,8 @@ def _run_mutants(
     banks = [bank_of(phase).on(tried.run) for phase in phases]
     with ProgressBar("mutants") as tell:
         run = run_mutants(banks, bank_of, tried, jobs=min(MAX_WORKERS, os.cpu_count() or 1),
-                          few=few, on_total=tell.set_total, on_result=lambda result: tell(result.id))
+                          few=few, on_total=tell.set_total,
+                          on_result=lambda result: tell(result.id))
     return MutantResults(run.matrix, run.inconclusive, mutant_sources(banks))
 
 

@@ -77,7 +77,7 @@ def test_kernels_that_a_table_names_count_as_those_that_are_imported(root: Path)
     for folder, text in (("p3_made_up", "from phases.p2_more import increment as before\n"),
                          ("p2_more", "conv = op(reference.conv, triton='kernel_more.conv')\n")):
         (root / "phases" / folder / "increment.py").write_text(text)
-    leave(root)
+    write_receipt(root)
     assert proof(root) == "fresh"
     (root / "phases/p2_more/kernel_more.py").write_text(KERNEL + "MORE = 1\n")
     assert proof(root) == "stale"
