@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from falsifiers.judging.matrix import MutantResult
 from reports.evidence import MutantResults
-from reports.mutant_runner import mutant_name
 
 FOLD_ABOVE = 30
 """A longer matrix without survivors is folded."""
@@ -62,7 +61,7 @@ class KillView:
 def kill_view(kills: MutantResults, phase: str) -> KillView:
     """Return the kill matrix of one phase."""
     rows = [row for row in kills.matrix.mutants if row.phase == phase]
-    every_line = [MutantLine(row, mutant_fate(kills, row), kills.sources.get(mutant_name(row), ""))
+    every_line = [MutantLine(row, mutant_fate(kills, row), kills.sources.get(row.id, ""))
                   for row in rows]
     lines = sorted((line for line in every_line if line.fate != "not run"),
                    key=lambda line: line.fate == "died")
@@ -73,10 +72,9 @@ def kill_view(kills: MutantResults, phase: str) -> KillView:
 
 
 def mutant_fate(kills: MutantResults, row: MutantResult) -> str:
-    """Return a mutant's fate."""
-    name = mutant_name(row)
-    if name in kills.inconclusive:
+    """Say in a word what became of a mutant."""
+    if row.id in kills.inconclusive:
         return "cannot tell"
-    if name in kills.matrix.not_run:
+    if row.id in kills.matrix.not_run:
         return "not run"
-    return "survived" if name in kills.matrix.survivors else "died"
+    return "survived" if row.id in kills.matrix.survivors else "died"

@@ -15,13 +15,13 @@ from contracts.schema import Case, Contract
 from falsifiers.console.progress import ProgressBar
 from falsifiers.gate import candidates, phase_status, runner, tiers
 from falsifiers.gate.runner import ROOT, GateRequest, GateResult
-from falsifiers.judging import outcome
 from falsifiers.judging.errors import SuiteError
-from falsifiers.judging.verdict import Verdict
-from falsifiers.mutation import mutants
-from reports import artefacts, claims, environment, mutant_runner, speeds
+from falsifiers.judging.matrix import Bank
+from falsifiers.judging.verdict import Verdict, make_verdict, repro_command
+from falsifiers.mutation.mutant_runner import BankLoader, run_mutants
+from falsifiers.mutation.mutants import make_matrix
+from reports import artefacts, claims, environment, speeds
 from reports.evidence import NOT_REQUESTED, Evidence, MutantResults, UserModelRun
-from reports.mutant_runner import BankOf
 
 if TYPE_CHECKING:
     from reports.user_model import UserModel
@@ -49,7 +49,7 @@ class ReportOptions:
     """Whether to run the suite's mutants."""
 
 
-def make_report(options: ReportOptions, bank_of: BankOf, open_model: ModelOpener | None) -> int:
+def make_report(options: ReportOptions, bank_of: BankLoader, open_model: ModelOpener | None) -> int:
     """Make the report, print a summary, and return the gate's exit code."""
     if not 0 < options.minutes < float("inf"):
         raise SuiteError(f"--minutes {options.minutes:g} is refused: pass a number above 0")
@@ -159,21 +159,32 @@ def _judge_user_model(options: ReportOptions, opened: UserModel | None) -> UserM
                            lambda line: print(line, flush=True), show)
 
 
-def _run_gate(wanted: GateRequest, total: int) -> GateResult:
-    with ProgressBar("cases", total) as show:
-        return runner.run_gate(wanted, through=True, on_verdict=lambda v: show(v.case))
+def _run_gate(wanted: GateRequest, contracts: Mapping[str, Contract], total: int) -> GateResult:
+    with ProgressBar("cases", total) as tell:
+        return runner.run_gate(wanted, through=True, on_verdict=lambda v: tell(v.case),
+                               contracts=contracts)
 
 
-def _run_mutants(bank_of: BankOf, phases: Sequence[str], chosen: tiers.TierSelection,
-                 few: bool) -> MutantResults:
-    if chosen.absent or not phases:  # without the requested tier no mutant can die
-        return MutantResults(mutants.make_matrix([], [], []))
-    here = tiers.select_tiers("auto")  # a mutant may need another tier than the chosen one
+def _run_mutants(
+    bank_of: BankLoader, phases: Sequence[str], chosen: tiers.TierSelection, few: bool
+) -> MutantResults:
+    if chosen.absent or not phases:  # what was asked for cannot be had: nothing can be killed
+        return MutantResults(make_matrix([], [], []))
+    here = tiers.select_tiers("auto")  # a mutant that another tier shows has not survived this one
     tried = chosen if "cuda" in (*here.run, *chosen.run) else here
+    tiers.fix_triton_mode(tried)
+    banks = [bank_of(phase).on(tried.run) for phase in phases]
     with ProgressBar("mutants") as show:
-        return mutant_runner.run_mutants(
-            bank_of, phases, tried, min(MAX_WORKERS, os.cpu_count() or 1),
-            lambda row: show(mutant_runner.mutant_name(row)), show.of, few)
+        run = run_mutants(banks, bank_of, tried, jobs=min(MAX_WORKERS, os.cpu_count() or 1),
+                          few=few, on_total=show.set_total,
+                          on_result=lambda result: show(result.id))
+    return MutantResults(run.matrix, run.inconclusive, mutant_sources(banks))
+
+
+def mutant_sources(banks: Sequence[Bank]) -> dict[str, str]:
+    """Return the public report that a mutant comes from, by `phase/name`, where there is one."""
+    return {f"{bank.contract.phase}/{mutant.name}": mutant.source
+            for bank in banks for mutant in bank.mutants if mutant.source}
 
 
 def expected_cases(wanted: GateRequest, contracts: Mapping[str, Contract]) -> list[Case]:
@@ -189,9 +200,9 @@ def missing_verdicts(expected: Sequence[Case], verdicts: Sequence[Verdict],
     known = {verdict.case for verdict in verdicts}
     for case in expected:
         if case.id not in known:
-            repro = outcome.repro_command(case, contracts[case.phase].package, options.candidate,
+            repro = repro_command(case, contracts[case.phase].package, options.candidate,
                                           options.device)
-            yield outcome.make_verdict(case, SuiteError("it left no verdict"), None, seconds=0.0,
+            yield make_verdict(case, SuiteError("it left no verdict"), None, seconds=0.0,
                                        subject=options.candidate or "in-tree", repro=repro)
 
 

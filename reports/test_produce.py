@@ -14,9 +14,9 @@ from falsifiers.gate import phase_status, runner, tiers
 from falsifiers.gate.runner import GateRequest, GateResult, PytestRun
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.matrix import Bank
+from falsifiers.mutation.mutant_runner import run_mutants
 from reports import fake_evidence, produce, speeds
 from reports.fake_bank import bank_of
-from reports.mutant_runner import run_mutants
 from reports.produce import ReportOptions
 
 CPU = tiers.TierSelection(("cpu",), {}, {})
@@ -132,12 +132,14 @@ def test_candidate_without_any_part_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_mutants_have_the_same_results_on_one_and_two_processes(jobs: int) -> None:
     names: list[str] = []
-    kills = run_mutants(bank_of, ["p1"], CPU, jobs, lambda row: names.append(row.name))
+    bank = bank_of("p1").on(CPU.run)
+    kills = run_mutants([bank], bank_of, CPU, jobs=jobs,
+                        on_result=lambda row: names.append(row.name))
     assert sorted(names) == ["unseen", "wrong"]
     assert [(row.name, row.killed_by) for row in kills.matrix.mutants] == \
         [("wrong", ("rows_hold",)), ("unseen", ())]
     assert kills.matrix.survivors == ("p1/unseen",)
-    assert kills.sources == {"p1/wrong": "B036"}
+    assert produce.mutant_sources([bank]) == {"p1/wrong": "B036"}
 
 
 def test_mutant_whose_case_fails_without_it_too_is_told_as_such() -> None:
@@ -146,7 +148,7 @@ def test_mutant_whose_case_fails_without_it_too_is_told_as_such() -> None:
         bank.subject_for = lambda case: bank.mutants[0].build(bank_of(phase).subject_for(case))
         return bank
 
-    kills = run_mutants(red, ["p1"], CPU, 1)
-    assert "does not pass without a mutant either" in kills.inconclusive["p1/wrong"]
+    kills = run_mutants([red("p1")], red, CPU)
+    assert "fails without a mutant too" in kills.inconclusive["p1/wrong"]
     assert kills.matrix.not_run == ("p1/wrong",)
     assert kills.matrix.survivors == ("p1/unseen",)  # of which the failing case says nothing

@@ -15,11 +15,10 @@ from typing import Any
 from torch import Tensor
 
 from contracts.schema import Case
-from falsifiers.judging import outcome
 from falsifiers.judging.batch_driver import BatchDriver, MakeRows, make_prompt, run_solo
 from falsifiers.judging.errors import Unmeasurable
 from falsifiers.judging.judge import Judge
-from falsifiers.judging.verdict import Verdict
+from falsifiers.judging.verdict import Verdict, make_verdict
 from reports.evidence import UserModelRun
 from reports.sampled_products import ProductSampler
 from reports.user_model_claims import (
@@ -136,7 +135,7 @@ class _ModelJudge:
             error = caught
         self.cases.append(case)
         quoted = "'" + self.opened.name.replace("'", "'\\''") + "'"
-        self.verdicts.append(outcome.make_verdict(
+        self.verdicts.append(make_verdict(
             case, error, judge, subject=self.subject, seconds=time.perf_counter() - started,
             repro=f"rowtwin report --model {quoted} --minutes {self.minutes:g}"))
 

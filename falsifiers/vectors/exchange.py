@@ -23,12 +23,11 @@ from contracts.schema import Budget, Case, Contract
 from falsifiers.console.atomic_directory import write_atomically
 from falsifiers.console.cli_app import escape_non_utf8
 from falsifiers.gate.candidates import Candidate, check_arithmetic
-from falsifiers.judging import outcome
 from falsifiers.judging.errors import SuiteError, shorten_name
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.matrix import Attack
 from falsifiers.judging.subject import Subject
-from falsifiers.judging.verdict import Verdict
+from falsifiers.judging.verdict import Verdict, make_verdict
 from falsifiers.tensor_files.safetensors_file import UnreadableError, write_tensors
 from falsifiers.vectors import calls
 from falsifiers.vectors import manifest as forms
@@ -203,5 +202,5 @@ def judge_case(case: Case, candidate: Candidate, wanted: VectorSet, repro: str) 
             raise SuiteError("it asked for no call")
     except Exception as ended:
         error = ended
-    return outcome.make_verdict(case, error, judge, subject=candidate.name, repro=repro,
+    return make_verdict(case, error, judge, subject=candidate.name, repro=repro,
                             seconds=time.perf_counter() - started)

@@ -219,7 +219,7 @@ def test_loads_and_stores_stay_inside(case: Case, subject: Subject, judge: Judge
         )
         if not fence.accesses:
             raise Declined("its loads cannot be seen, as its kernel is not Triton's")
-        judge.law(not fence.strays, fence.strays[0] if fence.strays else "", rung="frame", m=m)
+        judge.law(not fence.violations, fence.violations[0] if fence.violations else "", rung="frame", m=m)
 
 
 def test_state_is_read_once(case: Case, subject: Subject, judge: Judge) -> None:

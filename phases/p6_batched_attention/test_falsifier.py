@@ -171,7 +171,7 @@ def test_loads_and_stores_stay_inside(case: Case, subject: Subject, judge: Judge
             attend.run(step)
         if not fence.accesses and subject.candidate is not None:
             raise Declined("it is not Triton's, so its loads are not seen")
-        judge.law(not fence.strays, next(iter(fence.strays), ""), rung="frame")
+        judge.law(not fence.violations, next(iter(fence.violations), ""), rung="frame")
         judge.law(fence.accesses > 0, "no load or store was seen")
     judge.engaged(accesses_watched=fence.accesses)
 

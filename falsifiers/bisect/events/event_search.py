@@ -29,8 +29,8 @@ from falsifiers.bisect.events.log import (
 from falsifiers.bisect.events.scheduler import CANCELLED
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.matrix import Bank
-from falsifiers.judging.outcome import first_line
 from falsifiers.judging.subject import Subject
+from falsifiers.judging.verdict import first_line
 
 RECORDERS: dict[str, Callable[[EventLog, Any], Any]] = {
     "scheduler": scheduler.record_scheduler,

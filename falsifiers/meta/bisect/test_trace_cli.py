@@ -45,7 +45,7 @@ def test_commands_write_traces_and_tell_where_they_part(tmp_path: Path, rows: Ma
     assert (code, out.splitlines()[-1]) == (0, "no divergence")
     code, out, err = rows("trace", "nano", "--out", one, *SMALL)
     assert (code, out) == (2, "")
-    assert "is not empty, and nothing is overwritten" in err
+    assert "is not empty: give a new or an empty folder" in err
 
 
 def test_candidate_that_would_not_be_run_is_refused(tmp_path: Path, rows: Main) -> None:

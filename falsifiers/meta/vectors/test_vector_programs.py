@@ -271,10 +271,10 @@ def test_directory_tells_which_phase_it_answers(tmp_path: Path) -> None:
     assert candidate_kinds.phase_of(f"vectors:{tmp_path}") == "p3"
     assert candidate_kinds.phase_of("cmd:sh") is None
     for phases in (("p4",), ("engine", "p3")):
-        with pytest.raises(SuiteError, match=r"answers calls of p3 alone: give --phase 3 with it"):
-            select_vector_cases(f"vectors:{tmp_path}", GateRequest(phases))
-    cases = select_vector_cases(f"vectors:{tmp_path}", GateRequest(("p3",)))
+        with pytest.raises(SuiteError, match=r"answers only calls of p3: add --phase 3"):
+            select_vector_cases(f"vectors:{tmp_path}", GateRequest(phases), {})
+    cases = select_vector_cases(f"vectors:{tmp_path}", GateRequest(("p3",)), {})
     assert cases is not None
     assert [one.id for one in cases] == [one.id for one in rowtwin.phase_vectors("3").cases]
     assert {one.repro for one in cases} == {"rowtwin gate --phase 3"}
-    assert select_vector_cases(None, GateRequest(("p3",))) is None
+    assert select_vector_cases(None, GateRequest(("p3",)), {}) is None

@@ -286,7 +286,7 @@ def test_call_that_the_directory_does_not_hold_is_an_error(whole: Path) -> None:
 
 
 def test_nothing_is_overwritten(whole: Path) -> None:
-    with pytest.raises(SuiteError, match="is not empty, and nothing is overwritten"):
+    with pytest.raises(SuiteError, match="is not empty: give a new or an empty folder"):
         exchange.export(whole, few())
 
 

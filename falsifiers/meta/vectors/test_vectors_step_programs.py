@@ -145,15 +145,16 @@ def test_program_that_writes_beside_its_answer_is_told(exported: Path,
 
 
 def test_program_is_asked_what_the_contract_lacks_beside_its_cases() -> None:
-    cases = select_vector_cases("cmd:sh mine", GateRequest(("p4",)))
+    contracts = {phase: rowtwin.phase_contract(phase) for phase in ("p3", "p4")}
+    cases = select_vector_cases("cmd:sh mine", GateRequest(("p4",)), contracts)
     assert cases is not None
     own = list(rowtwin.phase_contract("p4").expand())
     assert list(cases[:len(own)]) == own
     assert {one.given.get("op") for one in cases[len(own):]} == {
         None, "norm", "add_norm", "gated_norm", "silu_mul", "argmax", "embed", "project"}
     assert {one.repro for one in cases[len(own):]} == {"rowtwin gate --phase 4"}
-    assert select_vector_cases("cmd:sh mine", GateRequest(("p3",))) is None
-    assert select_vector_cases("cmd:sh mine", GateRequest(("p4",), case=own[0])) is None
+    assert select_vector_cases("cmd:sh mine", GateRequest(("p3",)), contracts) is None
+    assert select_vector_cases("cmd:sh mine", GateRequest(("p4",), case=own[0]), contracts) is None
 
 
 @pytest.mark.parametrize(("asked", "why"), [

@@ -202,7 +202,7 @@ def test_step_that_nobody_can_make_must_be_refused_with_the_value(exported: dict
     write_tensors(path, {}, {"arithmetic": "exact-23", "refused": "a bad token"})
     alone = some("4", lambda one: one.id == case.id)
     sentences = [v.finding.sentence for v in exchange.check(folder, alone) if v.finding]
-    assert "says 'a bad token', which does not name the value 509" in sentences[0]
+    assert "says 'a bad token', which does not contain the value 509" in sentences[0]
     call = next(call for call in manifest.load_manifest(folder).calls if call.name == path.stem)
     states = {name: torch.zeros(form.shape) for name, form in call.inputs.items() if "." in name}
     write_tensors(path, {"logits": torch.zeros(2, 509), **states}, {"arithmetic": "exact-23"})
