@@ -14,10 +14,10 @@ import pytest
 
 import rowtwin
 from engine.emulate.emulator import emulated
-from falsifiers.bisect.divergence import Location, split_op_id
+from falsifiers.bisect.divergence import Location, split_op_id, suspect_ops
 from falsifiers.bisect.paired_runs import IDLE_SLOTS, Setup, Step, plan
 from falsifiers.bisect.scenario import Scenario
-from falsifiers.bisect.search import Bisection, SoloReference, suspect_ops
+from falsifiers.bisect.search import Bisection, SoloReference
 from falsifiers.bisect.shrink import Shrinker
 from falsifiers.gate.pytest_plugin import THOROUGH
 from falsifiers.judging.errors import SuiteError
