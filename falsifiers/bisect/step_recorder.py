@@ -39,14 +39,13 @@ class RecordedSteps:
 
     def add(self, tokens: Sequence[int], rows: Any) -> None:
         """Record a step without the rows whose sequences did not begin in a recorded step."""
-        spans, at = [], 0
-        for slot, position, count in zip(rows.slots, rows.positions, rows.counts, strict=True):
+        spans = []
+        for slot, position, row_tokens in rows.spans(tokens):
             if position == 0 or self.token_counts.get(slot) == position:
-                spans.append((slot, position, tuple(tokens[at:at + count])))
-                self.token_counts[slot] = position + count
+                spans.append((slot, position, tuple(row_tokens)))
+                self.token_counts[slot] = position + len(row_tokens)
             else:
                 self.skipped_rows += 1
-            at += count
         if spans:
             slots, positions, texts = zip(*spans, strict=True)
             self.steps.append(Step(

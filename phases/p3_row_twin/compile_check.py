@@ -1,4 +1,4 @@
-"""Compile P3's kernels for sm_90 without a GPU and read what the compilers made of them.
+"""Compile P3's kernels for sm_90 without a GPU and read the PTX and machine code.
 
 Run as `python -m phases.p3_row_twin.compile_check [NAME ...]` without TRITON_INTERPRET; prints a
 line a variant (all of them without names) and exits with 1 when one holds a contracted,
@@ -26,7 +26,7 @@ from phases.p3_row_twin import kernel_exact, kernel_exact_mma, kernel_ordered, p
 
 SHAPES = (256, 512, 768, 1024, 2560, 4096, 9216)
 """Columns of the matrices of the test models, the contract and a 4B file."""
-TILES = (kernel_exact_mma.FEW, kernel_exact_mma.FEW + 1)
+TILES = (kernel_exact_mma.ONE_TEAM_TILES, kernel_exact_mma.ONE_TEAM_TILES + 1)
 """Tiles of 16 weight rows on both sides of the change from one team to two."""
 WIDTHS = (1, 2, 3, 8, 16, 17, 32, 33, 64)
 """Numbers of rows on both sides of each change of a launch's layout."""
@@ -101,12 +101,12 @@ def cuda_variants() -> dict[str, tuple[Path, tuple[str, ...]]]:
     Shapes and numbers of rows that take one variant give it the name of the first.
     """
     names: dict[tuple[Path, tuple[str, ...]], str] = {
-        (kernel_exact_mma.QUANTIZE, ()): "cuda-quantize"}
+        (kernel_exact_mma.QUANTIZE_SOURCE, ()): "cuda-quantize"}
     for kind, k, m, tiles in product(packing.CODE, SHAPES, WIDTHS, TILES):
         plan = kernel_exact_mma.plan_for(ceil(k / 256), m, tiles)
         names.setdefault((plan.file, plan.options([kind])), f"cuda-{kind}-k{k}-m{m}-{tiles}")
     for kinds, m in product(SHARED_LAUNCHES, WIDTHS):
-        plan = kernel_exact_mma.plan_for(10, m, kernel_exact_mma.FEW + 1)
+        plan = kernel_exact_mma.plan_for(10, m, kernel_exact_mma.ONE_TEAM_TILES + 1)
         names.setdefault((plan.file, plan.options(kinds)), f"cuda-{'+'.join(kinds)}-k2560-m{m}")
     return {name: variant for variant, name in names.items()}
 
@@ -125,11 +125,11 @@ def faults_of(variant: Variant) -> list[str]:
     signature = {"weight": POINTER_TYPES.get(variant.kind, "*u8"), "x": "*fp32", "out": "*fp32",
                  **dict.fromkeys(names, "i32"), **dict.fromkeys(variant.constants, "constexpr")}
     source = ASTSource(fn=variant.function, signature=signature, constexprs=variant.constants)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32),
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32),
                           options={"enable_fp_fusion": False, "num_warps": variant.warps,
                                    **({"num_stages": 1} if variant.may_spill else {})})
-    spilled = [] if variant.may_spill else machine_code.spilled(made.asm["cubin"])
-    return found_in(made.asm["ptx"]) + spilled
+    spilled = [] if variant.may_spill else machine_code.spilled(compiled.asm["cubin"])
+    return found_in(compiled.asm["ptx"]) + spilled
 
 
 def main(names: list[str]) -> int:

@@ -28,11 +28,11 @@ KERNELS = {
                    "out": "*fp32", "channels": "i32", "x_stride": "i32", "out_stride": "i32"},
                   {"BLOCK": 256}),
     "gates": (kernel_gates._gates,
-              {**dict.fromkeys(("a", "b", "decay", "bias", "g", "beta"), "*fp32"),
+              {**dict.fromkeys(("a", "b", "neg_exp_a", "dt_bias", "alpha", "beta"), "*fp32"),
                **dict.fromkeys(("heads", "total", "a_stride", "b_stride"), "i32")},
               {"BLOCK": 128}),
     "delta_step": (kernel_delta._delta_step,
-                   {**dict.fromkeys(("q", "k", "v", "g", "beta"), "*fp32"), "states": "*u64",
+                   {**dict.fromkeys(("q", "k", "v", "alpha", "beta"), "*fp32"), "states": "*u64",
                     "starts": "*i32", "out": "*fp32", **STRIDE_TYPES, "scale": "fp32"},
                    {"KEYS": 128, "STEPS": 7, "COLUMNS": 32}),
 }
@@ -50,9 +50,9 @@ def faults_of(name: str, fused: bool = False) -> list[str]:
 def faults_of_cuda() -> list[str]:
     """Compile the CUDA C++ in each of its block widths and return what must not be in it."""
     faults = []
-    for warps, run in product((1, 2, 4), (False, True)):
+    for warps, multi_token in product((1, 2, 4), (False, True)):
         faults += machine_code.faults_of(source_of(kernel_gdn_cuda.SOURCE),
-                                         kernel_gdn_cuda.options(warps, run))
+                                         kernel_gdn_cuda.options(warps, multi_token))
     return faults
 
 

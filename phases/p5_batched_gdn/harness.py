@@ -21,6 +21,7 @@ from torch import Tensor
 from contracts.load import load_contract
 from contracts.schema import Budget, Case
 from engine import ops
+from engine.op_table import on_tier
 from engine.state import Ints, Refs
 from falsifiers.instruments.bounds_checker import BoundsChecker, check_bounds
 from falsifiers.instruments.deterministic_dot import deterministic_dots
@@ -221,7 +222,7 @@ def select_op(case: Case, subject: Subject, name: str) -> Any:
         return own
     op = getattr(subject.path, name)
     portable = case.tier == "interpret" or case.given.get("kernel") == "portable"
-    return getattr(op, "portable", op) if portable else op
+    return on_tier(op, "interpret") if portable else op
 
 
 @cache

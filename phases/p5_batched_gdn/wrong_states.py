@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.op_table import Op as OpWithKernels
 from engine.state import Refs
 from falsifiers.judging.subject import Subject
 from phases.p5_batched_gdn import reference
-from phases.p5_batched_gdn.increment import Recurrent
 
 Builder = Callable[[Subject], Subject]
 Op = Callable[..., None]
@@ -32,7 +32,7 @@ def with_ops(**wrong: Op) -> Builder:
 def with_kernel(name: str, wrong: Op) -> Builder:
     """Return a builder whose op is right but for its portable kernel."""
     own = getattr(reference, name)
-    return with_ops(**{name: Recurrent(own, own, wrong)})
+    return with_ops(**{name: OpWithKernels(own, triton=wrong, cuda=own)})
 
 
 def with_stateful_ops(change: Callable[..., Any], *names: str) -> Builder:

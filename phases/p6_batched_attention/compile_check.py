@@ -40,56 +40,22 @@ def _stride_types(*names: str) -> dict[str, str]:
 
 
 KERNELS = {
-    "append": (
-        kernel_attend._append,
-        {
-            "k": "*fp32",
-            "v": "*fp32",
-            **CACHE_TYPES,
-            **ROW_TYPES,
-            **_stride_types("k", "v", "key", "value"),
-        },
-        {"DIM": 256, "KV": tl.float32},
-    ),
-    "attend_split": (
-        kernel_attend._attend_split,
-        {
-            "q": "*fp32",
-            **CACHE_TYPES,
-            **ROW_TYPES,
-            "first": "i32",
-            "tops": "*fp32",
-            "parts": "*fp32",
-            "splits": "i32",
-            **_stride_types("q", "key", "value"),
-        },
-        {"GROUP": 4, "HEADS": 4, "SPLIT": 64, "DIM": 256, "SCALE": 0.0625, "KV": tl.float32},
-    ),
-    "attend_merge": (
-        kernel_attend._attend_merge,
-        {
-            "gate": "*fp32",
-            **ROW_TYPES,
-            "first": "i32",
-            "tops": "*fp32",
-            "parts": "*fp32",
-            "splits": "i32",
-            "out": "*fp32",
-            **_stride_types("gate", "out"),
-        },
-        {"GROUP": 4, "HEADS": 4, "SPLIT": 64, "DIM": 256},
-    ),
-    "rotate": (
-        kernel_rotate._rotate,
-        {
-            "x": "*fp32",
-            "table": "*fp32",
-            "positions": "*i64",
-            "out": "*fp32",
-            **_stride_types("x", "out"),
-        },
-        {"PAIRS": 32, "DIM": 256},
-    ),
+    "append": (kernel_attend._append,
+               {"k": "*fp32", "v": "*fp32", **CACHE_TYPES, **ROW_TYPES, **_stride_types("k", "v", "key", "value")},
+               {"DIM": 256, "KV": tl.float32}),
+    "attend_split": (kernel_attend._attend_split,
+                     {"q": "*fp32", **CACHE_TYPES, **ROW_TYPES, "first": "i32", "stats": "*fp32",
+                      "partials": "*fp32", "splits": "i32", **_stride_types("q", "key", "value")},
+                     {"Q_PER_KV": 4, "HEADS": 4, "SPLIT": 64, "DIM": 256, "SCALE": 0.0625,
+                      "KV": tl.float32}),
+    "attend_merge": (kernel_attend._attend_merge,
+                     {"gate": "*fp32", **ROW_TYPES, "first": "i32", "stats": "*fp32",
+                      "partials": "*fp32", "splits": "i32", "out": "*fp32",
+                      **_stride_types("gate", "out")},
+                     {"Q_PER_KV": 4, "HEADS": 4, "SPLIT": 64, "DIM": 256}),
+    "rotate": (kernel_rotate._rotate,
+               {"x": "*fp32", "table": "*fp32", "positions": "*i64", "out": "*fp32",
+                **_stride_types("x", "out")}, {"PAIRS": 32, "DIM": 256}),
 }
 
 

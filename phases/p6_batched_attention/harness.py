@@ -23,6 +23,7 @@ from torch import Tensor
 from contracts.load import load_contract
 from contracts.schema import Budget, Case
 from engine import ops
+from engine.op_table import on_tier
 from engine.state import Ints, Refs, kv_type
 from falsifiers.instruments.bounds_checker import BoundsChecker, check_bounds
 from falsifiers.instruments.deterministic_dot import deterministic_dots
@@ -111,11 +112,11 @@ class Harness:
         out = step.out.inside.cpu()
         return [out[span] for span in step.spans()]
 
-    def run(self, step: GuardedCall) -> None:
-        """Run the op; what a candidate or numpy warns of is no parity fault."""
+    def run(self, step: GuardedCall) -> Any:
+        """Run the op and return what it returns; warnings of a candidate or numpy do not count."""
         with warnings.catch_warnings(), np.errstate(all="ignore"), deterministic_dots():
             warnings.simplefilter("ignore")
-            self.op(*step.arguments())
+            return self.op(*step.arguments())
 
     def lay_out(self, rows: Sequence[Row], layout: Layout) -> GuardedCall:
         """Return a step's operands: slots filled up to each row's length, poison elsewhere."""
@@ -247,7 +248,7 @@ def select_op(case: Case, subject: Subject, name: str) -> Callable[..., None]:
     elif case.given.get("kernel") == "triton":
         op = getattr(import_module(f"{__package__}.kernel_{name}"), name)
     elif case.tier == "interpret":
-        op = getattr(op, "kernel", op)
+        op = on_tier(op, "interpret")
     return op  # type: ignore[no-any-return]
 
 

@@ -22,8 +22,8 @@ from falsifiers.judging.subject import Subject
 from phases.p6_batched_attention import attacks, increment, test_falsifier
 from phases.p6_batched_attention.harness import CONTRACT, Harness, Layout
 from phases.p6_batched_attention.launches import (
+    MAX_SCRATCH,
     MAX_TOKENS,
-    SCRATCH_FLOATS,
     check_operands,
     plan_launches,
 )
@@ -68,7 +68,7 @@ def test_launches_take_every_token_once_in_bounded_room(
         own = reach[one.first:one.first + one.tokens]
         assert one.first == at
         assert (one.splits - 1) * 64 < max(own) <= one.splits * 64
-        assert one.tokens == 1 or one.tokens * one.splits * heads * 256 <= SCRATCH_FLOATS
+        assert one.tokens == 1 or one.tokens * one.splits * heads * 256 <= MAX_SCRATCH
         assert one.tokens <= MAX_TOKENS
         at += one.tokens
     assert at == len(reach)

@@ -105,9 +105,9 @@ def record_rows(log: EventLog, path: Any) -> Any:
     def step_rows(path: Any, model: Any, pool: Any, tokens: Sequence[int], rows: Any,
                   sink: Any) -> Any:
         m = len(rows.slots)
-        for slot, at, fed in zip(rows.slots, rows.positions, rows.counts, strict=True):
-            note_event(log, slot, f"has {fed} tokens computed from position {at} on, in a step "
-                                  f"of {m}")
+        for slot, at, row_tokens in rows.spans(tokens):
+            note_event(log, slot, f"has {len(row_tokens)} tokens computed from position {at} on, "
+                                  f"in a step of {m}")
         return inner(path, model, pool, tokens, rows, sink)
 
     return replace(path, step_rows=step_rows)
