@@ -9,6 +9,7 @@ from typing import Any
 
 from engine import testmodels
 from engine.model import Model
+from engine.op_table import on_tier
 from engine.path import Path, Rows
 from falsifiers.bisect.paired_runs import Setup
 from falsifiers.judging.errors import SuiteError
@@ -109,9 +110,5 @@ def _use_kernels(subject: Subject, right: Subject, ops: Sequence[str]) -> Subjec
     names = [f.name for f in fields(path) if f.name in ops]
     if path is not right.path:
         names = [n for n in names if getattr(path, n) is not getattr(right.path, n)]
-    return replace(subject, path=replace(path, **{name: _kernel_of(getattr(path, name))
+    return replace(subject, path=replace(path, **{name: on_tier(getattr(path, name), "interpret")
                                                   for name in names}))
-
-
-def _kernel_of(op: Any) -> Any:
-    return getattr(op, "portable", getattr(op, "kernel", op))

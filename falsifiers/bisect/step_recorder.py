@@ -39,14 +39,13 @@ class RecordedSteps:
 
     def add(self, tokens: Sequence[int], rows: Any) -> None:
         """Note a step, less the rows whose sequences did not begin in a step."""
-        spans, at = [], 0
-        for slot, position, count in zip(rows.slots, rows.positions, rows.counts, strict=True):
+        spans = []
+        for slot, position, own in rows.spans(tokens):
             if position == 0 or self.token_counts.get(slot) == position:
-                spans.append((slot, position, tuple(tokens[at:at + count])))
-                self.token_counts[slot] = position + count
+                spans.append((slot, position, tuple(own)))
+                self.token_counts[slot] = position + len(own)
             else:
                 self.skipped_rows += 1
-            at += count
         if spans:
             slots, positions, texts = zip(*spans, strict=True)
             self.steps.append(Step(

@@ -119,7 +119,7 @@ def canonical_ast(node: Any) -> str:
 
 
 def kernel_files(package: str, root: Path) -> set[Path]:
-    """Return the kernel modules that the package's increment loads, and the arithmetic."""
+    """Return the kernel modules of a package, those that its increment reaches, and arithmetic."""
     folder = root / package.replace(".", "/")
     seen: set[Path] = set()
     waiting = [folder / "increment.py", *folder.glob("kernel_*.py")]
@@ -131,6 +131,8 @@ def kernel_files(package: str, root: Path) -> set[Path]:
             continue
         seen.add(path)
         waiting += imported_files(path, root)
+        if path.name == "increment.py":  # its table names kernels, which no import does
+            waiting += path.parent.glob("kernel_*.py")
     arithmetic = root / "engine/arithmetic.py"
     kernels = {path for path in seen if path.name.startswith("kernel_")
                or (path.parent == root / "engine/kernels" and path.name != "__init__.py")}

@@ -1,7 +1,7 @@
 """Wrong steps that every path phase must catch, each made from the subject's own right step.
 
 A step is `step_rows(path, model, pool, tokens, rows, sink) -> logits`; nothing here knows more of
-these objects than their fields.
+these objects than their fields and `rows.spans(tokens)`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def wrap_step(wrong: Callable[[Step], Step]) -> Callable[[Subject], Subject]:
 def in_slot_order(step: Step) -> Step:
     """Work and return rows in the order of their slots."""
     def run(path: Any, model: Any, pool: Any, tokens: Sequence[int], rows: Any, sink: Any) -> Any:
-        starts = [sum(rows.counts[:i]) for i in range(len(rows.counts))]
         order = sorted(range(len(rows.slots)), key=lambda i: rows.slots[i])
-        arranged = [t for i in order for t in tokens[starts[i]:starts[i] + rows.counts[i]]]
+        spans = rows.spans(tokens)
+        arranged = [token for i in order for token in spans[i][2]]
         picked = {name: tuple(getattr(rows, name)[i] for i in order)
                   for name in ("slots", "positions", "counts")}
         return step(path, model, pool, arranged, replace(rows, **picked), sink)
@@ -43,8 +43,8 @@ def in_slot_order(step: Step) -> Step:
 def chunks_from_zero(step: Step) -> Step:
     """Let a chunk of several tokens ignore the state it finds."""
     def run(path: Any, model: Any, pool: Any, tokens: Sequence[int], rows: Any, sink: Any) -> Any:
-        for slot, count in zip(rows.slots, rows.counts, strict=True):
-            if count > 1:
+        for slot, _, own in rows.spans(tokens):
+            if len(own) > 1:
                 pool.slot(slot).clear()
         return step(path, model, pool, tokens, rows, sink)
 

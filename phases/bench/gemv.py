@@ -88,12 +88,12 @@ def random_weights(kind: str, rows: int, columns: int) -> tuple[Weight, Tensor]:
 
 def _product_run(weight: Weight, copies: list[Tensor], m: int) -> Callable[[], None]:
     """Return a run of one product with every copy of the weights."""
-    integers = mma.quantize(torch.randn(m, weight.k, device="cuda"))
+    quantised = mma.quantize(torch.randn(m, weight.k, device="cuda"))
     out = torch.empty(m, weight.n, device="cuda")
 
     def run() -> None:
         for packed in copies:
-            mma.launch([mma.Part([weight], packed, [out])], integers)
+            mma.launch([mma.LaunchPart([weight], packed, [out])], quantised)
 
     return run
 

@@ -107,9 +107,7 @@ class WatchedStep:
         """Run the step; wait inside it while `resume` is not set."""
         self.entered.set()
         self.resume.wait()
-        starts = [sum(rows.counts[:i]) for i in range(len(rows.counts))]
-        spoiled = [self.fail_step(tokens[start:start + count])
-                   for start, count in zip(starts, rows.counts, strict=True)]
+        spoiled = [self.fail_step(own) for _, _, own in rows.spans(tokens)]
         self.widths.append(len(rows.slots))
         logits = self._inner(path, model, pool, tokens, rows, sink)
         logits[torch.tensor(spoiled)] = torch.nan

@@ -18,7 +18,7 @@ from phases.p3_row_twin import kernel_exact, kernel_exact_mma, kernel_ordered, p
 
 SHAPES = (256, 512, 768, 1024, 2560, 4096, 9216)
 """Columns of the matrices of the test models, the contract and a 4B file."""
-TILES = (kernel_exact_mma.FEW, kernel_exact_mma.FEW + 1)
+TILES = (kernel_exact_mma.ONE_TEAM_TILES, kernel_exact_mma.ONE_TEAM_TILES + 1)
 """Tiles of 16 weight rows on both sides of the change from one team to two."""
 WIDTHS = (1, 2, 3, 8, 16, 17, 32, 33, 64)
 """Numbers of rows on both sides of each change of a launch's layout."""
@@ -93,12 +93,12 @@ def cuda_variants() -> dict[str, tuple[Path, tuple[str, ...]]]:
     Shapes and numbers of rows that take one variant give it the name of the first.
     """
     names: dict[tuple[Path, tuple[str, ...]], str] = {
-        (kernel_exact_mma.QUANTIZE, ()): "cuda-quantize"}
+        (kernel_exact_mma.QUANTIZE_SOURCE, ()): "cuda-quantize"}
     for kind, k, m, tiles in product(packing.CODE, SHAPES, WIDTHS, TILES):
         plan = kernel_exact_mma.plan_for(ceil(k / 256), m, tiles)
         names.setdefault((plan.file, plan.options([kind])), f"cuda-{kind}-k{k}-m{m}-{tiles}")
     for kinds, m in product(SHARED_LAUNCHES, WIDTHS):
-        plan = kernel_exact_mma.plan_for(10, m, kernel_exact_mma.FEW + 1)
+        plan = kernel_exact_mma.plan_for(10, m, kernel_exact_mma.ONE_TEAM_TILES + 1)
         names.setdefault((plan.file, plan.options(kinds)), f"cuda-{'+'.join(kinds)}-k2560-m{m}")
     return {name: variant for variant, name in names.items()}
 
@@ -116,7 +116,7 @@ def faults_of(variant: Variant) -> list[str]:
     names = ("n", "k", "m", "x_stride", "out_stride", "row_bytes")
     arguments = {"weight": POINTER_TYPES.get(variant.kind, "*u8"), "x": "*fp32", "out": "*fp32",
                  **dict.fromkeys(names, "i32")}
-    stages = {"num_stages": 1} if variant.may_spill else {}
+    stages: dict[str, Any] = {"num_stages": 1} if variant.may_spill else {}
     return triton_faults(variant.function, arguments, variant.constants,
                          may_spill=variant.may_spill, num_warps=variant.warps, **stages)
 

@@ -17,10 +17,10 @@ from phases.p4_batched_matmul import (
 )
 
 KERNELS = {
-    "largest_of_part": (kernel_argmax._largest_of_part,
+    "largest_of_part": (kernel_argmax._part_argmax,
                         {"logits": "*fp32", "best": "*i64", "n": "i32", "stride": "i32",
                          "parts": "i32"}, {"BLOCK": 4096}),
-    "largest": (kernel_argmax._largest, {"best": "*i64", "out": "*i64", "parts": "i32"},
+    "largest": (kernel_argmax._merge_parts, {"best": "*i64", "out": "*i64", "parts": "i32"},
                 {"BLOCK": 64}),
     "gated_norm": (kernel_gated_norm._gated_norm,
                    {"x": "*fp32", "z": "*fp32", "weight": "*fp32", "out": "*fp32", "eps": "fp32"},

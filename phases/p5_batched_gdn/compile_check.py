@@ -23,11 +23,11 @@ KERNELS = {
                    "out": "*fp32", "channels": "i32", "x_stride": "i32", "out_stride": "i32"},
                   {"BLOCK": 256}),
     "gates": (kernel_gates._gates,
-              {**dict.fromkeys(("a", "b", "decay", "bias", "g", "beta"), "*fp32"),
+              {**dict.fromkeys(("a", "b", "neg_exp_a", "dt_bias", "alpha", "beta"), "*fp32"),
                **dict.fromkeys(("heads", "total", "a_stride", "b_stride"), "i32")},
               {"BLOCK": 128}),
     "delta_step": (kernel_delta._delta_step,
-                   {**dict.fromkeys(("q", "k", "v", "g", "beta"), "*fp32"), "states": "*u64",
+                   {**dict.fromkeys(("q", "k", "v", "alpha", "beta"), "*fp32"), "states": "*u64",
                     "starts": "*i32", "out": "*fp32", **STRIDE_TYPES, "scale": "fp32"},
                    {"KEYS": 128, "STEPS": 7, "COLUMNS": 32}),
 }

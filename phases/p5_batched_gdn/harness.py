@@ -17,6 +17,7 @@ from torch import Tensor
 from contracts.load import CONTRACTS_FOLDER
 from contracts.schema import Case
 from engine import ops
+from engine.op_table import on_tier
 from engine.state import Ints, Refs
 from falsifiers.instruments.bounds_checker import BoundsChecker, check_bounds
 from falsifiers.instruments.load_counter import interpreter_builder
@@ -206,4 +207,4 @@ def select_op(case: Case, subject: Subject, name: str) -> Any:
         return function
     op = getattr(subject.path, name)
     portable = case.tier == "interpret" or case.given.get("kernel") == "portable"
-    return getattr(op, "portable", op) if portable else op
+    return on_tier(op, "interpret") if portable else op

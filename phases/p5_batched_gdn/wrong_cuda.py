@@ -13,23 +13,27 @@ from phases.p5_batched_gdn import kernel_gdn_cuda as right
 from phases.wrong_refs import with_ops
 
 SHUFFLES = "sum, {});\n  sum = sum + __shfl_xor_sync(~0u, sum, {});"
+STORE = "state_in_memory[i * (DIM / COLUMNS_PER_THREAD)]"
 FAULTS = {
     "follows_the_first_pointer": ("delta_step", "states[blockIdx.y]", "states[0]"),
-    "works_on_pads": ("delta_step", "if (at >= end) return;", ""),
+    "works_on_pads": ("delta_step", "if (index >= row_end) return;", ""),
     "shares_heads_side_by_side": ("delta_step", "head % key_heads", "head / (heads / key_heads)"),
     "pairs_distant_lanes_first": ("delta_step", SHUFFLES.format(4, 8), SHUFFLES.format(8, 4)),
     "begins_sums_with_a_key": ("delta_step", "return sum + 0.0f;", "return sum;"),
-    "scales_the_norm": ("delta_step", "(token.q[i] * unit_q) * scale",
-                        "token.q[i] * (unit_q * scale)"),
-    "saves_one_key_late": ("delta_step", "held[i * (DIM / COLUMNS)] = state[i];",
-                           "held[i * (DIM / COLUMNS)] = state[(i + 1) % KEYS];"),
-    "stops_after_a_tile": ("conv_step", "at += AHEAD", "at += end"),
-    "spans_begin_with_zeros": ("conv_step", "span ? before(at, 1)", "span ? 0.0f"),
-    "saves_the_first_span": ("conv_step", "longer ? before(end, 1)", "longer ? c"),
-    "loads_the_token_again": ("delta_step", "min(at + 1, end - 1)", "min(at, end - 1)"),
+    "scales_the_norm": ("delta_step", "(token.q[i] * inverse_norm_q) * scale",
+                        "token.q[i] * (inverse_norm_q * scale)"),
+    "saves_one_key_late": ("delta_step", f"{STORE} = state[i];",
+                           f"{STORE} = state[(i + 1) % KEYS_PER_THREAD];"),
+    "stops_after_a_tile": ("conv_step", "token += TOKENS_PER_LOAD", "token += row_end"),
+    "spans_begin_with_zeros": ("conv_step", "span ? previous(token, 1)", "span ? 0.0f"),
+    "saves_the_first_span": ("conv_step", "more_spans ? previous(row_end, 1)",
+                             "more_spans ? c"),
+    "loads_the_token_again": ("delta_step", "min(index + 1, row_end - 1)",
+                              "min(index, row_end - 1)"),
     "window_backwards": ("conv_step", "(w.x * a + w.y * b) + w.z * c",
                          "(w.x * c + w.y * b) + w.z * a"),
-    "takes_the_token_for_the_head": ("gates", "decay[head]", "decay[token % heads]"),
+    "takes_the_token_for_the_head": ("gates", "neg_exp_a[head]",
+                                     "neg_exp_a[token % heads]"),
 }
 """For each mutant: the kernel, the source string to replace, and its replacement."""
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.op_table import Op as OpWithKernels
 from engine.state import Refs
 from falsifiers.judging.subject import Builder, Subject
 from phases.p5_batched_gdn import reference
-from phases.p5_batched_gdn.increment import Recurrent
 from phases.wrong_refs import Op, RefsChange, with_ops
 
 STATEFUL_OPS = ("conv_step", "delta_step")
@@ -66,7 +66,7 @@ Change = Callable[[StatefulCall], None]
 def with_kernel(name: str, wrong: Op) -> Builder:
     """Return a builder whose op is right except for its portable kernel."""
     right = getattr(reference, name)
-    return with_ops(**{name: Recurrent(right, right, wrong)})
+    return with_ops(**{name: OpWithKernels(right, triton=wrong, cuda=right)})
 
 
 def with_stateful_ops(change: Change | type, *names: str) -> Builder:

@@ -12,6 +12,7 @@ from contracts.schema import Case
 from engine import ops
 from engine.encode import encode
 from engine.path import Path
+from engine.quantised import QuantisedActivations
 from engine.rope import rope_table
 from engine.weights import Weight
 from falsifiers.judging.errors import Unmeasurable
@@ -111,18 +112,15 @@ def spread_cache(step: GuardedCall, stride: int) -> GuardedCall:
 
 def check_product(attend: Harness, rows: Sequence[Row], project: Callable[..., None],
                   kind: str) -> None:
-    """Compare a product of attention's output with the product of a copy of it.
-
-    The copy has no quantised activations attached, so that the product quantises it again.
-    """
+    """Compare a product of attention's quantised result with the product of the result in f32."""
     step = attend.lay_out(rows, Layout())
-    out = torch.empty_like(step.out.inside)  # a guarded view would not get them attached
-    attend.run(replace(step, out=Guarded(out, out)))
+    out = torch.empty_like(step.out.inside)
+    returned = attend.run(replace(step, out=Guarded(out, out)))
     x = out.flatten(1)
     values = torch.randn(48, x.shape[1], generator=torch.Generator().manual_seed(17))
     matrix = Weight("w", kind, encode(kind, values.numpy()), device=attend.device)
     got, want = (out.new_empty(len(out), 48) for _ in range(2))
-    project(matrix, x, got)
+    project(matrix, returned if isinstance(returned, QuantisedActivations) else x, got)
     project(matrix, x.clone(), want)
     attend.judge.equal("product of attend", got, want, kind=kind)
 
@@ -150,8 +148,8 @@ def check_norm_rotate(case: Case, judge: Judge, path: Path, device: str) -> None
     where = torch.tensor(positions).to(device)
     for at in (slice(t), *(slice(i, i + 1) for i in range(t))):
         outs = [[new_guarded(*x[at].shape, device=device) for x in xs] for _ in range(2)]
-        path.norm_rotate(path.norm, path.rotate, [x[at] for x in inputs], *fixed, where[at],
-                         *([guard.inside for guard in guards] for guards in outs))
+        path.fused.norm_rotate([x[at] for x in inputs], *fixed, where[at],
+                               *([guard.inside for guard in guards] for guards in outs))
         for kind, guards, right in zip(("norm", "rotate"), outs, want, strict=True):
             for name, guard, x in zip("qk", guards, right, strict=True):
                 judge.equal(f"{kind}.{name}", guard.inside, x[at], rule="truth", finite=False,

@@ -20,6 +20,7 @@ from torch import Tensor
 from contracts.load import CONTRACTS_FOLDER, load_contract
 from contracts.schema import Budget, Case
 from engine import ops
+from engine.op_table import on_tier
 from engine.state import Ints, Refs, kv_type
 from falsifiers.instruments.bounds_checker import BoundsChecker, check_bounds
 from falsifiers.judging.errors import Declined
@@ -108,10 +109,10 @@ class Harness:
         out = step.out.inside.cpu()
         return [out[span] for span in step.spans()]
 
-    def run(self, step: GuardedCall) -> None:
-        """Run the op; warnings of a candidate or numpy are no parity fault."""
+    def run(self, step: GuardedCall) -> Any:
+        """Run the op and return its result; warnings of a candidate or numpy do not count."""
         with quiet_call():
-            self.op(*step.arguments())
+            return self.op(*step.arguments())
 
     def lay_out(self, rows: Sequence[Row], layout: Layout) -> GuardedCall:
         """Return a step's operands: caches filled up to each row's length, poison elsewhere."""
@@ -234,7 +235,7 @@ def select_op(case: Case, subject: Subject, name: str) -> Callable[..., None]:
     elif case.given.get("kernel") == "triton":
         op = getattr(import_module(f"{__package__}.kernel_{name}"), name)
     elif case.tier == "interpret":
-        op = getattr(op, "kernel", op)
+        op = on_tier(op, "interpret")
     return op  # type: ignore[no-any-return]
 
 

@@ -188,7 +188,8 @@ def test_keys_are_read_once(case: Case, subject: Subject, judge: Judge) -> None:
 
 def test_products_take_what_attention_wrote(case: Case, subject: Subject, judge: Judge) -> None:
     attend = Harness(case, subject, judge)
-    attacks.check_product(attend, attacks.build_rows(case), subject.path.project, case["kind"])
+    attacks.check_product(attend, attacks.build_rows(case), subject.path.fused.project,
+                          case["kind"])
 
 
 def test_steps_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:

@@ -19,8 +19,8 @@ from phases.compile_check import clean_kernels
 from phases.p6_batched_attention import attacks, increment, test_falsifier
 from phases.p6_batched_attention.harness import CONTRACT, Harness, Layout
 from phases.p6_batched_attention.launches import (
+    MAX_SCRATCH,
     MAX_TOKENS,
-    SCRATCH_FLOATS,
     check_operands,
     plan_launches,
 )
@@ -46,7 +46,7 @@ def test_launches_take_every_token_once_in_bounded_scratch(
         longest = max(reach[launch.first:launch.first + launch.tokens])
         assert (launch.splits - 1) * 64 < longest <= launch.splits * 64
         scratch = launch.tokens * launch.splits * heads * 256
-        assert launch.tokens == 1 or scratch <= SCRATCH_FLOATS
+        assert launch.tokens == 1 or scratch <= MAX_SCRATCH
         assert launch.tokens <= MAX_TOKENS
         at += launch.tokens
     assert at == len(reach)

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from engine.kernels import launch
 from engine.kernels.nvrtc import Kernel, compile_source, source_of
+from engine.op_table import Op
 from engine.state import Refs
 from falsifiers.judging.subject import Builder
 from falsifiers.mutation.mutants import replace_source
@@ -23,8 +24,7 @@ from phases.p6_batched_attention import (
     kernel_rotate,
     reference,
 )
-from phases.p6_batched_attention.increment import OnDevice
-from phases.p6_batched_attention.kernel_attend import _pairs_of_columns, _pairs_of_lanes, _widened
+from phases.p6_batched_attention.kernel_attend import _from_cache, _sum_columns, _sum_lanes
 from phases.wrong_refs import with_ops
 
 
@@ -49,12 +49,12 @@ def with_attend_parts(before=None, **parts) -> Builder:
         with _patch_module(kernel_attend, **parts):
             kernel_attend.attend(*args)
 
-    return with_ops(attend=OnDevice(reference.attend, run))
+    return with_ops(attend=Op(reference.attend, triton=run))
 
 
 def with_attend(run) -> Builder:
     """Return a builder whose attention kernel is `run`."""
-    return with_ops(attend=OnDevice(reference.attend, run))
+    return with_ops(attend=Op(reference.attend, triton=run))
 
 
 def with_rotate_parts(**parts) -> Builder:
@@ -63,7 +63,7 @@ def with_rotate_parts(**parts) -> Builder:
         with _patch_module(kernel_rotate, **parts):
             kernel_rotate.rotate(*args)
 
-    return with_ops(rotate=OnDevice(reference.rotate, run))
+    return with_ops(rotate=Op(reference.rotate, triton=run))
 
 
 @triton.jit
@@ -91,35 +91,35 @@ def library_exp(x):
 
 
 @triton.jit
-def scores_without_a_mask(q, keys, left, q_head, key_row, GROUP: tl.constexpr,
+def scores_without_a_mask(q, keys, left, q_head, key_row, Q_PER_KV: tl.constexpr,
                           HEADS: tl.constexpr, SPLIT: tl.constexpr, HALF: tl.constexpr,
                           SCALE: tl.constexpr, KV: tl.constexpr):
     lane, j = tl.arange(0, HALF), tl.minimum(tl.arange(0, SPLIT), left)
     at = keys + j.to(tl.int64)[:, None] * key_row + lane[None, :]
-    low, high = _widened(tl.load(at), KV), _widened(tl.load(at + HALF), KV)
+    low, high = _from_cache(tl.load(at), KV), _from_cache(tl.load(at + HALF), KV)
     scores = tl.zeros([HEADS, SPLIT], tl.float32)
-    for r in tl.static_range(GROUP):
+    for r in tl.static_range(Q_PER_KV):
         mine = q + r * q_head + lane
         sums = (0.0 + tl.load(mine)[None, :] * low) + tl.load(mine + HALF)[None, :] * high
-        own = _pairs_of_columns(sums, SPLIT, HALF, 7) * SCALE
+        own = _sum_columns(sums, SPLIT, HALF, 7) * SCALE
         scores = tl.where((tl.arange(0, HEADS) == r)[:, None], own[None, :], scores)
     return scores
 
 
 @triton.jit
-def scores_read_by_each_head(q, keys, left, q_head, key_row, GROUP: tl.constexpr,
+def scores_read_by_each_head(q, keys, left, q_head, key_row, Q_PER_KV: tl.constexpr,
                              HEADS: tl.constexpr, SPLIT: tl.constexpr, HALF: tl.constexpr,
                              SCALE: tl.constexpr, KV: tl.constexpr):
     j, lane = tl.arange(0, SPLIT), tl.arange(0, HALF)
     at = keys + j.to(tl.int64)[:, None] * key_row + lane[None, :]
     there = (j < left)[:, None]
     scores = tl.zeros([HEADS, SPLIT], tl.float32)
-    for r in tl.static_range(GROUP):
-        low = _widened(tl.load(at, mask=there, other=0), KV)
-        high = _widened(tl.load(at + HALF, mask=there, other=0), KV)
+    for r in tl.static_range(Q_PER_KV):
+        low = _from_cache(tl.load(at, mask=there, other=0), KV)
+        high = _from_cache(tl.load(at + HALF, mask=there, other=0), KV)
         mine = q + r * q_head + lane
         sums = (0.0 + tl.load(mine)[None, :] * low) + tl.load(mine + HALF)[None, :] * high
-        own = _pairs_of_columns(sums, SPLIT, HALF, 7) * SCALE
+        own = _sum_columns(sums, SPLIT, HALF, 7) * SCALE
         scores = tl.where((tl.arange(0, HEADS) == r)[:, None], own[None, :], scores)
     return scores
 
@@ -132,13 +132,13 @@ def eight_keys_a_lane(p, values, left, value_row, HEADS: tl.constexpr, SPLIT: tl
     low, whole = tl.zeros([HEADS, 8, 1], tl.float32), tl.zeros([HEADS, 8, DIM], tl.float32)
     for i in range(SPLIT // 8):
         j = eight * 8 + i
-        v = _widened(tl.load(values + j.to(tl.int64)[:, None] * value_row + d[None, :],
-                             mask=(j < left)[:, None], other=0), KV)
+        v = _from_cache(tl.load(values + j.to(tl.int64)[:, None] * value_row + d[None, :],
+                                mask=(j < left)[:, None], other=0), KV)
         mine = tl.sum(tl.where((octet == i)[None, None, :], p, 0.0), axis=2)
         low = low + mine[:, :, None]
         whole = whole + mine[:, :, None] * v[None, :, :]
-    return (tl.reshape(_pairs_of_lanes(low, HEADS, 1), [HEADS]),
-            _pairs_of_lanes(whole, HEADS, DIM))
+    return (tl.reshape(_sum_lanes(low, HEADS, 1), [HEADS]),
+            _sum_lanes(whole, HEADS, DIM))
 
 
 @triton.jit
@@ -214,9 +214,9 @@ def with_cuda_source(right: str, wrong: str) -> Builder:
         source = replace_source(kernel_attend_cuda.source(), right, wrong)
         with _patch_module(kernel_attend_cuda, _function=lambda name, *of: _compile_kernel(
                 source, name, kernel_attend_cuda.options(*of))):
-            kernel_attend_cuda.attend(*args)
+            return kernel_attend_cuda.attend(*args)
 
-    return with_ops(attend=OnDevice(reference.attend, run))
+    return with_ops(attend=Op(reference.attend, cuda=run))
 
 
 def with_norm_rotate_source(right: str, wrong: str) -> Builder:
@@ -245,4 +245,4 @@ def offset_of_31_bits(q, k, v, gate, keys, values, lengths, counts, out) -> None
 
 def with_short_offsets() -> Builder:
     """Return a builder whose attention on a device drops the upper bits of offsets."""
-    return with_ops(attend=OnDevice(reference.attend, offset_of_31_bits))
+    return with_ops(attend=Op(reference.attend, cuda=offset_of_31_bits))

@@ -222,8 +222,8 @@ class ReplaysChunks(Graphs):
 
     def step_rows(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                   sink: Sink | None) -> Tensor:
-        starts = [sum(rows.counts[:i]) for i in range(len(rows.counts))]
-        return super().step_rows(path, model, pool, [tokens[i] for i in starts],
+        firsts = [own[0] for _, _, own in rows.spans(tokens)]
+        return super().step_rows(path, model, pool, firsts,
                                  Rows.decode(rows.slots, rows.positions), sink)
 
 

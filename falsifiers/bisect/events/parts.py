@@ -117,8 +117,8 @@ def record_rows(log: EventLog, path: Any) -> Any:
     def step_rows(own: Any, model: Any, pool: Any, tokens: Sequence[int], rows: Any,
                   sink: Any) -> Any:
         m = len(rows.slots)
-        for slot, at, fed in zip(rows.slots, rows.positions, rows.counts, strict=True):
-            note_event(log, slot, f"has {fed} tokens computed from position {at} on, in a step "
+        for slot, at, own in rows.spans(tokens):
+            note_event(log, slot, f"has {len(own)} tokens computed from position {at} on, in a step "
                                 f"of {m}")
         return inner(own, model, pool, tokens, rows, sink)
 

@@ -176,6 +176,7 @@ def test_interrupt_ends_quietly(main: Main, gated: list[Any]) -> None:
     (["trace", "nano", "--candidate", "", "--out", "x"], "unknown candidate ''"),
     (["bench", "step", "--model", "x.gguf", "--path", ""], "unknown candidate ''"),
     (["bench", "step", "--model", "x.gguf", "--path", "p9"], "unknown candidate 'p9'"),
+    (["paths", "--phase", "9"], "'9' is no phase of the decode path"),
     (["mutants", "--phase", "9"], "unknown phase '9'"),
     (["mutants", "--device", "tpu"], "unknown device 'tpu'")])
 def test_bad_usage_names_what_is_bad(main: Main, argv: list[str], sentence: str) -> None:
@@ -184,6 +185,17 @@ def test_bad_usage_names_what_is_bad(main: Main, argv: list[str], sentence: str)
     assert err.startswith("rowtwin: ")
     assert sentence in err
     assert err.count("\n") == 1
+
+
+def test_paths_prints_the_kernel_of_each_op_and_tier(main: Main) -> None:
+    code, out, _ = main("paths", "--phase", "5")
+    assert code == 0
+    line = next(line for line in out.splitlines() if line.startswith("conv_step "))
+    assert line.split()[1:] == [f"p5_batched_gdn.{name}.conv_step" for name in (
+        "reference", "kernel_conv", "kernel_gdn_cuda")]
+    shown = json.loads(main("paths", "--json")[1])
+    assert shown["path"] == "p8"
+    assert shown["ops"]["attend"]["cuda"].endswith("kernel_attend_cuda.attend")
 
 
 def test_unknown_command_is_bad_usage(main: Main) -> None:

@@ -73,6 +73,25 @@ def test_changed_code_makes_it_stale_and_changed_layout_does_not(root: Path, nam
     assert proof(root) == "stale"
 
 
+def test_kernels_that_a_table_names_count_as_those_that_are_imported(root: Path) -> None:
+    for folder, text in (("p3_made_up", "from phases.p2_more import increment as before\n"),
+                         ("p2_more", "conv = op(reference.conv, triton='kernel_more.conv')\n")):
+        (root / "phases" / folder / "increment.py").write_text(text)
+    leave(root)
+    assert proof(root) == "fresh"
+    (root / "phases/p2_more/kernel_more.py").write_text(KERNEL + "MORE = 1\n")
+    assert proof(root) == "stale"
+
+
+def test_digest_covers_the_kernels_of_every_phase_below() -> None:
+    tree = Path(__file__).parents[3]
+    found = receipts.kernel_files("phases.p8_decode_graph", tree)
+    assert found >= {path for phase in ("p3", "p4", "p5", "p6", "p8")
+                     for path in tree.glob(f"phases/{phase}_*/kernel_*.py")}
+    assert tree / "engine/kernels/nvrtc.py" in found
+    assert tree / "phases/p6_batched_attention/attend.cu" in found
+
+
 def test_changed_contract_makes_it_stale_and_a_comment_does_not(root: Path) -> None:
     leave(root)
     path = root / "contracts/p3.yaml"
