@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
 from functools import partial
+from itertools import product
 from math import ceil
 from pathlib import Path
 from typing import Any
