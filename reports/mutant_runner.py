@@ -1,4 +1,4 @@
-"""The kill matrix on several processes: each tries whole mutants, with one torch thread."""
+"""Runs mutants on several processes, one torch thread each."""
 
 from __future__ import annotations
 
@@ -17,39 +17,34 @@ from falsifiers.mutation import mutants
 from reports.evidence import MutantResults
 
 BankOf = Callable[[str], Bank]
-"""Returns a phase's bank; it must be importable, since every process calls it."""
+"""Returns a phase's bank; workers import it, so it must be a module's function."""
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What trying one mutant said: a row, or why nothing can be told."""
+    """The result of one mutant, or why there is none."""
 
     mutant_result: MutantResult
     inconclusive: str | None = None
 
 
-def run_mutants(
-    bank_of: BankOf,
-    phases: Sequence[str],
-    chosen: TierSelection,
-    jobs: int,
-    on_row: Callable[[MutantResult], None] = lambda row: None,
-    on_total: Callable[[int], None] = lambda total: None,
-    few: bool = False,
-) -> MutantResults:
-    """Try every mutant of the phases, or a few of each; the others are told as not run.
+def run_mutants(bank_of: BankOf, phases: Sequence[str], chosen: TierSelection, jobs: int,
+                on_row: Callable[[MutantResult], None] = lambda row: None,
+                on_total: Callable[[int], None] = lambda total: None,
+                few: bool = False) -> MutantResults:
+    """Try every mutant of the phases; with `few`, only a sample, and list the others as not run.
 
-    One whose case fails without it too is told as such.
+    A mutant whose case also fails without it has no result, but a reason.
     """
     tiers.fix_triton_mode(chosen)
     banks = [load_bank(bank_of, phase, chosen) for phase in phases]
-    every = [(bank, mutant) for bank in banks for mutant in bank.mutants]
-    work, left = every, list[MutantResult]()
+    pairs = [(bank, mutant) for bank in banks for mutant in bank.mutants]
+    work, left = pairs, list[MutantResult]()
     if few:
         drawn = {(bank.contract.phase, name) for bank in banks
                  for name in mutants.sample_names([m.name for m in bank.mutants])}
-        work = [pair for pair in every if (pair[0].contract.phase, pair[1].name) in drawn]
-        left = [untried_result(bank, mutant) for bank, mutant in every
+        work = [pair for pair in pairs if (pair[0].contract.phase, pair[1].name) in drawn]
+        left = [untried_result(bank, mutant) for bank, mutant in pairs
                 if (bank.contract.phase, mutant.name) not in drawn]
     on_total(len(work))
     if jobs > 1:
@@ -59,13 +54,13 @@ def run_mutants(
         for bank, mutant in work:
             tried.append(attempt(bank, mutant))
             on_row(tried[-1].mutant_result)
-    untold = {mutant_name(t.mutant_result): t.inconclusive for t in tried if t.inconclusive}
-    away = [mutant_name(t.mutant_result) for t, (bank, mutant) in zip(tried, work, strict=True)
+    inconclusive = {mutant_name(t.mutant_result): t.inconclusive for t in tried if t.inconclusive}
+    not_here = [mutant_name(t.mutant_result) for t, (bank, mutant) in zip(tried, work, strict=True)
             if not t.mutant_result.from_receipt and not bank.runs_here(mutant)]
     matrix = mutants.make_matrix(banks, [*(t.mutant_result for t in tried), *left],
-                           [*away, *untold, *map(mutant_name, left)])
-    sources = {f"{bank.contract.phase}/{m.name}": m.source for bank, m in every if m.source}
-    return MutantResults(matrix, untold, sources)
+                                  [*not_here, *inconclusive, *map(mutant_name, left)])
+    sources = {f"{bank.contract.phase}/{m.name}": m.source for bank, m in pairs if m.source}
+    return MutantResults(matrix, inconclusive, sources)
 
 
 def mutant_name(row: MutantResult) -> str:
@@ -79,7 +74,7 @@ def load_bank(bank_of: BankOf, phase: str, chosen: TierSelection) -> Bank:
 
 
 def attempt(bank: Bank, mutant: Mutant) -> TrialResult:
-    """Try one mutant; a receipt's row stands in for one that only a device can show."""
+    """Try one mutant; for one that needs a device, return the receipt's result."""
     if not bank.runs_here(mutant):
         known = [row for receipt in receipts.load_receipts(bank.contract.phase, ROOT)
                  for row in receipt.mutants if row.name == mutant.name]
@@ -92,23 +87,18 @@ def attempt(bank: Bank, mutant: Mutant) -> TrialResult:
 
 
 def untried_result(bank: Bank, mutant: Mutant) -> MutantResult:
-    """Return the row of a mutant that was not tried, or of which nothing can be told."""
+    """Return the row of a mutant without a result."""
     return MutantResult(name=mutant.name, phase=bank.contract.phase, fault=mutant.fault,
-               device="cuda" if mutant.device == "cuda" else "cpu", expected=mutant.killers)
+                        device="cuda" if mutant.device == "cuda" else "cpu",
+                        expected=mutant.killers)
 
 
-def _run_in_processes(
-    bank_of: BankOf,
-    work: Sequence[tuple[Bank, Mutant]],
-    chosen: TierSelection,
-    jobs: int,
-    on_row: Callable[[MutantResult], None],
-) -> list[TrialResult]:
+def _run_in_processes(bank_of: BankOf, work: Sequence[tuple[Bank, Mutant]], chosen: TierSelection,
+                      jobs: int, on_row: Callable[[MutantResult], None]) -> list[TrialResult]:
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     with ProcessPoolExecutor(jobs, context, _start_worker, (bank_of, chosen)) as pool:
-        futures = [
-            pool.submit(_try_by_name, bank.contract.phase, mutant.name) for bank, mutant in work
-        ]
+        futures = [pool.submit(_try_by_name, bank.contract.phase, mutant.name)
+                   for bank, mutant in work]
         try:
             for future in as_completed(futures):
                 on_row(future.result().mutant_result)
@@ -119,7 +109,7 @@ def _run_in_processes(
 
 
 _banks: dict[str, Bank] = {}
-"""The banks of a worker process, each made once."""
+"""The banks of a worker process, each built once."""
 _worker_setup: list[tuple[BankOf, TierSelection]] = []
 
 

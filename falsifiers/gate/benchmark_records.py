@@ -73,6 +73,25 @@ class ProductTimes(BenchmarkRecord):
     figures: tuple[ProductTime, ...]
 
 
+class OpTime(TimeRange):
+    """One measured op of a recurrent layer."""
+
+    op: str
+    m: int
+    tokens: int
+    """Tokens of each row."""
+    microseconds: float
+    """Median."""
+    floor: float
+    """Microseconds to read and write what the op must move."""
+
+
+class OpTimes(BenchmarkRecord):
+    """Times of the ops of a recurrent layer."""
+
+    figures: tuple[OpTime, ...]
+
+
 class StepTime(TimeRange):
     """One measured step: m rows of one token each, every slot's cache `context` tokens long."""
 

@@ -55,7 +55,6 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", f"{marker}: tests of {marker}, set from their folder")
     for line in ("tier(name): a test beside the cases that runs in one tier",
-                 "browser: a test that opens a page; left out, and told, where there is none",
                  "emulated: a test of CUDA C++ on the CPU; left out, and told, where it cannot be",
                  "long: a test that --thorough alone runs; left out, and told, without it"):
         config.addinivalue_line("markers", line)
@@ -101,7 +100,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 def deselected_markers(config: pytest.Config) -> dict[str, str]:
     """Return the marks of tests beside the cases that do not run here, each with the reason."""
-    missing = {"browser": tiers.browser_missing(), "emulated": tiers.emulate_missing(),
+    missing = {"emulated": tiers.emulate_missing(),
                "long": None if config.getoption(THOROUGH) else f"{THOROUGH} runs them"}
     return {name: why for name, why in missing.items() if why}
 

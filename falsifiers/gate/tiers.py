@@ -20,8 +20,6 @@ from falsifiers.judging.errors import SuiteError
 
 TIERS: tuple[Tier, ...] = get_args(Tier)
 DEVICES = ("auto", *TIERS)
-BROWSER_PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-"""Programs that can open a page for a test."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +68,6 @@ def cuda_missing() -> str | None:
     if tool and subprocess.run([tool, "-L"], capture_output=True, check=False).returncode == 0:
         return None
     return "no CUDA device was found"
-
-
-def browser_missing() -> str | None:
-    """Return why no page can be opened in a browser here, or None when one can."""
-    return (
-        None
-        if any(map(shutil.which, BROWSER_PROGRAMS))
-        else f"no {' or '.join(BROWSER_PROGRAMS)} on the PATH"
-    )
 
 
 def interpret_missing() -> str | None:

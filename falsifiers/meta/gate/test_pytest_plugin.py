@@ -66,15 +66,15 @@ def test_fault_of_what_is_judged_is_a_failure_and_not_an_error(pytester: Pyteste
 
 
 @pytest.mark.parametrize(("missing", "options", "ran", "told"), [
-    ("no browser here", (), 1, ("tests marked browser are left out: no browser here",
-                                "tests marked long are left out: --thorough runs them")),
+    ("no compiler", (), 1, ("tests marked emulated are left out: no compiler",
+                            "tests marked long are left out: --thorough runs them")),
     (None, ("--thorough",), 3, ())])
 def test_tests_that_cannot_run_here_are_left_out_and_told(
         pytester: Pytester, monkeypatch: pytest.MonkeyPatch, missing: str | None,
         options: tuple[str, ...], ran: int, told: tuple[str, ...]) -> None:
-    monkeypatch.setattr("falsifiers.gate.tiers.browser_missing", lambda: missing)
+    monkeypatch.setattr("falsifiers.gate.tiers.emulate_missing", lambda: missing)
     marks = "".join(f"@pytest.mark.{mark}\ndef test_{mark}():\n    pass\n\n"
-                    for mark in ("browser", "long"))
+                    for mark in ("emulated", "long"))
     pytester.makepyfile(test_marks=f"import pytest\n\n{marks}def test_plain():\n    pass\n")
     _, out, _ = run(pytester, "test_marks.py", *options, p1=[fake_case_row("a")])
     assert f"{ran} passed" in out
