@@ -66,7 +66,7 @@ def make_report(options: ReportOptions, bank_of: BankLoader, open_model: ModelOp
                          jobs=1 if "cuda" in chosen.run else min(2, os.cpu_count() or 1))
     expected = expected_cases(wanted, contracts)
     with one_thread():
-        gated = _run_gate(wanted, len(expected))
+        gated = _run_gate(wanted, contracts, len(expected))
         kills = _run_mutants(bank_of, phases if options.mutants else (), chosen,
                              few=not options.thorough)
     verdicts = [*gated.run.verdicts,

@@ -30,7 +30,7 @@ NOT_CLONED = shutil.ignore_patterns(".git", ".venv", ".cache", ".*_cache", "__py
 
 def recipe() -> dict[str, str]:
     """Return what is pasted and the workflow, by the names that the text gives them."""
-    return {block.said: block.text for block in parse_blocks(RECIPE)}
+    return {block.value: block.text for block in parse_blocks(RECIPE)}
 
 
 def workflow() -> dict[Any, Any]:
