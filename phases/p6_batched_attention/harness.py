@@ -182,7 +182,7 @@ class Harness:
         A row may read its keys and values up to its reach. A pad may not even read its pointer.
         """
         read, write = {"q": step.q, "k": step.k, "v": step.v, "gate": step.gate}, {}
-        around = {"out": step.out.memory, "memory outside the pool": step.pad_target.whole}
+        around = {"out": step.out.memory, "memory outside the pool": step.pad_target.memory}
         write["out"] = step.out.inside
         for name, guard, pointers in zip(("keys", "values"), (step.keys, step.values),
                                          step.pointers, strict=True):
