@@ -91,10 +91,8 @@ def assemble(path: str | None = "newest", stack: str | None = "newest",
     offered = (
         load_candidate(candidate, partial(_phase_offer, phase)) if candidate is not None else None
     )
-    decode, serving = (
-        _import_increment(path, DECODE_PHASES),
-        _import_increment(stack, SERVING_PHASES),
-    )
+    decode, serving = (_import_increment(path, DECODE_PHASES),
+                       _import_increment(stack, SERVING_PHASES))
     ops = decode.path() if decode else None
     if offered is not None and ops is not None:
         ops = replace(ops, **{f.name: own for f in fields(ops) if (own := offered.op(f.name))})
@@ -223,7 +221,7 @@ def open_model(file: str, candidate: str | None = None) -> UserModel:
 
 
 def build_bisect_setup(model: str, phase: str, candidate: str | None, against: str, device: str,
-             layers: Sequence[int] | None = None, mutant: str | None = None) -> Setup:
+                       layers: Sequence[int] | None = None, mutant: str | None = None) -> Setup:
     """Return what `rowtwin bisect` compares: a phase's path, or a candidate in it, and its peer.
 
     `layers` are those of the model that are kept; a mutant stands in for the path of its phase.

@@ -14,7 +14,7 @@ golden_app = typer.Typer(no_args_is_help=True, help="Make or check the golden lo
 app.add_typer(golden_app, name="golden")
 
 ModelNames = Annotated[list[str] | None, typer.Argument(
-    help="Test models (default: all that have goldens).")]
+    help="Names of test models (default: all with goldens).")]
 
 
 @app.callback()
@@ -24,7 +24,7 @@ def _root() -> None:
 
 @golden_app.command(epilog="Example: rowtwin golden make nano")
 def make(models: ModelNames = None) -> None:
-    """Remake goldens from transformers (extra `golden`) and from the engine; overwrites them."""
+    """Compute goldens with transformers (extra `golden`) and the engine; overwrite stored ones."""
     from contracts.golden import MODELS, make_golden
 
     makers = _golden_makers()
@@ -34,7 +34,7 @@ def make(models: ModelNames = None) -> None:
 
 @golden_app.command(epilog="Example: rowtwin golden check nano")
 def check(models: ModelNames = None) -> None:
-    """Remake the goldens' logits and compare: exit 1 when stored and remade ones differ."""
+    """Recompute the golden logits and compare; exit with 1 if they differ from the stored ones."""
     from contracts.golden import MODELS, compare_golden
 
     makers, bad = _golden_makers(), False

@@ -1,8 +1,8 @@
-"""Golden data: logits of an independent implementation, and known answers of our own arithmetic.
+"""Golden data: logits of an independent implementation, and known answers of the engine's arithmetic.
 
 For each test model `<name>.safetensors` holds tokens i32[prompts, tokens] and logits
-f32[prompts, tokens, vocab] with their provenance; `known.json` holds the sha256 of both, and that
-of our own logits' bits at every step. `rowtwin golden make` remakes all, `rowtwin golden check`
+f32[prompts, tokens, vocab] with their provenance. `known.json` holds the sha256 of both, and that
+of the engine's logits at every step. `rowtwin golden make` remakes all, `rowtwin golden check`
 compares.
 """
 
@@ -26,7 +26,7 @@ GOLDEN_FOLDER = Path(__file__).parent / "golden"
 MODELS = ("nano", "nano-tied", "tiny", "tiny-f32")
 PROMPTS, TOKENS = 3, 70
 LOGITS_TOLERANCE = 1e-6
-"""How far remade independent logits may be from stored ones: another library version's order."""
+"""Relative distance that remade independent logits may have; library versions sum differently."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Golden:
 
     model: str
     file_sha256: str
-    """Of the GGUF file that they were made from."""
+    """sha256 of the GGUF file that the goldens come from."""
     tokens: list[list[int]]
     logits: Tensor
     """f32[prompts, tokens, vocab] of the independent implementation."""
     step_digests: list[list[str]]
-    """sha256 of our own logits' bits after each token."""
+    """sha256 of the bits of the engine's logits after each token."""
     provenance: dict[str, str]
 
 
@@ -66,22 +66,23 @@ def load_golden(model: str, folder: Path = GOLDEN_FOLDER) -> Golden:
             tokens, logits = file.get_tensor("tokens"), file.get_tensor("logits")
             provenance = file.metadata() or {}
     except KeyError:
-        raise ContractError(f"{folder}: there are no goldens of {model}; those of a test model are "
-                            f"made with `rowtwin golden make`") from None
+        raise ContractError(f"{folder}: there are no goldens of {model}; create those of a test "
+                            f"model with `rowtwin golden make`") from None
     except (OSError, ValueError, RuntimeError) as error:
-        raise ContractError(f"{path}: no goldens of {model}: {error}; make them with "
-                            f"`rowtwin golden make`") from None
+        raise ContractError(f"{path}: the goldens of {model} cannot be read: {error}; remake "
+                            f"them with `rowtwin golden make {model}`") from None
     if tokens.shape != logits.shape[:2] or len(known["steps"]) != len(tokens):
-        raise ContractError(f"{path}: goldens of {model} do not fit each other")
+        raise ContractError(f"{path}: tokens, logits and step digests of {model} do not fit each "
+                            f"other; remake them with `rowtwin golden make {model}`")
     if known.get("data_sha256") != data_digest(tokens, logits):
-        raise ContractError(f"{path}: the tokens or logits are not those that were made: their "
-                            f"digest is not the one in known.json")
+        raise ContractError(f"{path}: the tokens or logits have changed: their digest is not the "
+                            f"one in known.json")
     return Golden(model, known["file_sha256"], tokens.tolist(), logits, known["steps"], provenance)
 
 
 @dataclass(frozen=True)
 class GoldenMakers:
-    """What makes goldens: the engine's parts, handed in."""
+    """The functions that compute goldens; `rowtwin.golden_makers` returns them."""
 
     model_path: Callable[[str], Path]
     """The GGUF file of a test model."""
@@ -89,17 +90,15 @@ class GoldenMakers:
     independent_logits: Callable[[Path, Sequence[Sequence[int]]], Tensor]
     """Logits f32[prompts, tokens, vocab] of the independent implementation."""
     engine_logits: Callable[[str, Sequence[int]], list[Tensor]]
-    """Our own logits f32[vocab] after each token."""
+    """The engine's logits f32[vocab] after each token."""
     provenance: Callable[[], dict[str, str]]
 
 
 def make_golden(model: str, makers: GoldenMakers, folder: Path = GOLDEN_FOLDER) -> Path:
-    """Write one model's goldens and return where they are."""
+    """Write one model's goldens and return the path of the safetensors file."""
     prompts, path = golden_prompts(makers.vocab_size(model)), makers.model_path(model)
-    tokens, logits = (
-        torch.tensor(prompts, dtype=torch.int32),
-        makers.independent_logits(path, prompts),
-    )
+    tokens, logits = (torch.tensor(prompts, dtype=torch.int32),
+                      makers.independent_logits(path, prompts))
     out = folder / f"{model}.safetensors"
     save_file({"tokens": tokens, "logits": logits.contiguous()}, out,
               metadata={**makers.provenance(), "command": f"rowtwin golden make {model}"})
@@ -115,26 +114,26 @@ def make_golden(model: str, makers: GoldenMakers, folder: Path = GOLDEN_FOLDER) 
 
 
 def compare_golden(model: str, makers: GoldenMakers, prompts: int = PROMPTS) -> list[str]:
-    """Return how remade goldens of the first prompts differ from the stored ones, if they do."""
+    """Return one sentence for each difference between remade and stored goldens.
+
+    Only the first `prompts` prompts are compared.
+    """
     golden, path, faults = load_golden(model), makers.model_path(model), []
     if hashlib.sha256(path.read_bytes()).hexdigest() != golden.file_sha256:
-        faults.append("the model file is not the one that the goldens were made from")
+        faults.append("the model file differs from the one that the goldens come from")
     if golden.tokens != golden_prompts(makers.vocab_size(model)):
-        faults.append("the prompts are not those that are made now")
+        faults.append("the stored prompts differ from those of this version")
     remade = makers.independent_logits(path, golden.tokens[:prompts]).double()
     stored = golden.logits[:prompts].double()
-    apart = float((remade - stored).norm() / stored.norm())
-    if not apart < LOGITS_TOLERANCE:
-        faults.append(f"the independent logits differ by {apart:.2g} of their norm")
+    distance = float((remade - stored).norm() / stored.norm())
+    if not distance < LOGITS_TOLERANCE:
+        faults.append(f"the independent logits differ by {distance:.2g} of their norm")
     for number, prompt in enumerate(golden.tokens[:prompts]):
         now = [logits_digest(step) for step in makers.engine_logits(model, prompt)]
         if now != golden.step_digests[number]:
-            first = next(
-                i
-                for i, pair in enumerate(zip(now, golden.step_digests[number], strict=True))
-                if pair[0] != pair[1]
-            )
-            faults.append(f"our own bits of prompt {number} differ from step {first} on")
+            pairs = zip(now, golden.step_digests[number], strict=True)
+            first = next(i for i, (new, old) in enumerate(pairs) if new != old)
+            faults.append(f"the engine's bits of prompt {number} differ from step {first} on")
     return faults
 
 

@@ -1,4 +1,4 @@
-"""Reading contracts: YAML into records, and what is wrong with a file in one line that names it."""
+"""Read contracts from YAML into records; an error names the file, the line and the key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contracts.schema import Contract, InconsistentError
 
 if TYPE_CHECKING:
     from yaml import SafeLoader
-else:  # by libyaml where it was built in: every process of a run loads every contract
+else:  # libyaml is faster, and every process of a run loads every contract
     SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 CONTRACTS_FOLDER = Path(__file__).parent
@@ -25,7 +25,7 @@ class ContractError(Exception):
 
 
 class UniqueKeyLoader(SafeLoader):
-    """A safe YAML loader that refuses a key that stands twice."""
+    """A safe YAML loader that refuses a duplicate key."""
 
 
 def _construct_mapping(loader: UniqueKeyLoader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -34,7 +34,7 @@ def _construct_mapping(loader: UniqueKeyLoader, node: yaml.MappingNode) -> dict[
         key = loader.construct_object(key_node)
         if key in seen:
             raise yaml.constructor.ConstructorError(
-                None, None, f"key {key!r} stands twice", key_node.start_mark)
+                None, None, f"duplicate key {key!r}", key_node.start_mark)
         seen.add(key)
     return loader.construct_mapping(node, deep=True)
 
@@ -43,7 +43,7 @@ UniqueKeyLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, 
 
 
 def _find_line(node: yaml.Node | None, path: tuple[int | str, ...]) -> int:
-    """Return the line of the deepest node on `path`, for an error message."""
+    """Return the line number of the deepest node on `path` that exists."""
     line = node.start_mark.line + 1 if node is not None else 1
     for step in path:
         found: yaml.Node | None = None
@@ -62,7 +62,7 @@ def _find_line(node: yaml.Node | None, path: tuple[int | str, ...]) -> int:
 
 
 def load_contract(path: Path) -> Contract:
-    """Load one contract file; raise `ContractError` naming file and line when it is broken."""
+    """Load one contract file; raise `ContractError`, which names file and line, if it is broken."""
     try:
         return _parse_contract(path, path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -73,7 +73,7 @@ def load_contract(path: Path) -> Contract:
 
 @lru_cache(maxsize=64)
 def _parse_contract(path: Path, text: str) -> Contract:
-    """Return the contract that a file's text is; a process reads the same text once."""
+    """Parse and validate the text of a contract; results are cached."""
     try:
         data = yaml.load(text, Loader=UniqueKeyLoader)
     except (TypeError, ValueError, RecursionError) as error:  # a value that YAML cannot build
@@ -90,14 +90,14 @@ def _parse_contract(path: Path, text: str) -> Contract:
         raise ContractError(_format_error(path, node, error)) from None
     if contract.phase != path.stem:
         line = _find_line(yaml.compose(text, Loader=UniqueKeyLoader), ("phase",))
-        raise ContractError(f"{path}:{line}: phase: {contract.phase!r} stands in a file for "
+        raise ContractError(f"{path}:{line}: phase: is {contract.phase!r}, but the file's name says "
                             f"{path.stem!r}")
     return contract
 
 
 def _format_error(path: Path, node: yaml.Node | None, error: ValidationError) -> str:
-    """Say in one line what is wrong, and in which file and line it stands."""
-    first = max(error.errors(), key=lambda one: len(one["loc"]))  # the deepest says most
+    """Return one line with the file, the line, the key and what is wrong."""
+    first = max(error.errors(), key=lambda entry: len(entry["loc"]))  # the most specific
     cause = first.get("ctx", {}).get("error")
     loc = first["loc"] + (cause.loc if isinstance(cause, InconsistentError) else ())
     where = ".".join(str(part) for part in loc) or "contract"

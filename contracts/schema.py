@@ -1,7 +1,7 @@
 """Contracts: what parity means for a phase, as frozen records (`contracts.load` reads them).
 
 A contract lists the claim, the ops, the falsifiers with the diagnosis printed on failure, the
-table of cases and the mutants. A list under `given` is an axis: one row stands for the product
+table of cases and the mutants. A list under `given` is an axis: one row expands to the product
 of its axes. An unknown key is refused.
 """
 
@@ -16,18 +16,18 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 AXIS_FIELD = re.compile(r"\{(\w+)\}")
-"""An axis in a case's id; nothing else of a format string counts."""
+"""An axis in a case's id; no other format syntax is read."""
 Tier = Literal["cpu", "interpret", "cuda", "emulate"]
-"""Where a case is judged: PyTorch, Triton's interpreter, a device, or a device emulated."""
+"""Where a case runs: PyTorch, Triton's interpreter, a CUDA device, or the CUDA emulator."""
 DEVICE_TIERS: tuple[Tier, ...] = ("cuda", "emulate")
-"""Those whose cases run kernels for a device."""
+"""The tiers that run CUDA kernels."""
 StatedTier = Literal["cpu", "interpret", "cuda"]
-"""What a row of a contract may state; cases of `emulate` are made of those of `cuda`."""
+"""The tiers that a row of a contract may name; `emulate` cases are derived from `cuda` ones."""
 CASE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.=+-]*$")
 
 
 class InconsistentError(ValueError):
-    """Two parts of a contract contradict each other; `loc` is the part to blame."""
+    """Two parts of a contract contradict each other; `loc` is the path of the wrong entry."""
 
     def __init__(self, message: str, *loc: int | str) -> None:
         super().__init__(message)
@@ -44,9 +44,9 @@ class Budget(FrozenModel):
     """How far from bitwise a truth comparison may be, why, and the floor that was measured."""
 
     cosine: float = Field(gt=0, le=1)
-    """The least cosine of any row."""
+    """Smallest cosine of any row."""
     norm: float = Field(ge=0)
-    """The most by which any row's norm ratio may leave 1."""
+    """Largest distance of any row's norm ratio from 1."""
     near_tie: float = Field(ge=0)
     """A top-2 margin below this, over the row's standard deviation, excuses a changed argmax."""
     reason: str = Field(min_length=20)
@@ -61,9 +61,9 @@ class Parity(FrozenModel):
     twin: Literal["bitwise"]
     truth: Literal["bitwise"] | Budget
     own: Budget | None = None
-    """Truth of a candidate whose arithmetic is its own; None where none is taken."""
+    """Truth budget of a candidate with its own arithmetic; None if the phase accepts none."""
     kv: dict[Literal["f16", "bf16"], Budget] = {}
-    """How far from f32 caches of a narrower type may lead; empty where there are none."""
+    """Budgets of narrower KV caches against f32 ones, by type; empty if there are none."""
 
 
 class Falsifier(FrozenModel):
@@ -71,7 +71,7 @@ class Falsifier(FrozenModel):
 
     id: str = Field(pattern=r"^[a-z][a-z0-9_]+$")
     attacks: str = Field(min_length=10)
-    """What it tries to break, in one sentence."""
+    """The fault it looks for, in one sentence."""
     if_fails: str = Field(min_length=20)
     """The diagnosis printed on failure."""
 
@@ -108,7 +108,7 @@ class Case(FrozenModel):
     quick: bool
     must_claim: bool
     repro: str = ""
-    """The command that runs it alone, when no contract's table holds it."""
+    """The command that runs the case by itself, if it is in no contract's table."""
 
     @property
     def id(self) -> str:
@@ -117,11 +117,11 @@ class Case(FrozenModel):
 
     @property
     def label(self) -> str:
-        """What a message ends in, `p1 streams_equal_solo, cpu-nano-m3`."""
+        """The last part of a message, `p1 streams_equal_solo, cpu-nano-m3`."""
         return f"{self.phase} {self.falsifier}, {self.tier}-{self.name}"
 
     def __getitem__(self, key: str) -> Any:
-        """Return one given value; the contract must name it."""
+        """Return one value of `given`; raise `KeyError` if the contract does not name it."""
         return self.given[key]
 
 
@@ -134,9 +134,9 @@ class MutantEntry(FrozenModel):
     killed_by: tuple[str, ...] = Field(min_length=1)
     """The falsifiers that must each kill it."""
     source: str = ""
-    """The public report it comes from (`B036`), or empty for one of our own."""
+    """The public report it comes from (`B036`), or empty."""
     device: Literal["cpu", "interpret", "cuda"] = "cpu"
-    """`cuda` when only a device can show it."""
+    """The first tier that shows the fault; `cuda` if only a device does."""
     emulated: bool = True
     """Whether a mutant of a CUDA kernel also ends in the emulator."""
 
@@ -150,7 +150,7 @@ class Contract(FrozenModel):
     title: str
     claim: str = Field(min_length=20)
     not_proven: str = Field(min_length=10)
-    """What a pass does not say."""
+    """What a pass does not prove."""
     ops: tuple[str, ...]
     parity: Parity
     falsifiers: tuple[Falsifier, ...] = Field(min_length=1)
@@ -158,8 +158,10 @@ class Contract(FrozenModel):
     sanitized: tuple[str, ...] = ()
     """Falsifiers whose device cases a receipt also runs under compute-sanitizer."""
     emulated: dict[str, tuple[str, ...]] = {}
-    """Device cases that are also judged on the CPU, where the device is emulated: a falsifier's, by
-    patterns of their names. A receipt is not about them."""
+    """Device cases that also run in the emulator: patterns of case names by falsifier.
+
+    Receipts do not cover emulated cases.
+    """
     mutants: tuple[MutantEntry, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -173,7 +175,7 @@ class Contract(FrozenModel):
                     raise InconsistentError(
                         f"mutant {mutant.id!r} names unknown falsifier {name!r}",
                         "mutants", number, "killed_by")
-        seen, there = set[str](), list[tuple[str, str]]()
+        seen, device_cases = set[str](), list[tuple[str, str]]()
         for number, row in enumerate(self.cases):
             if row.falsifier not in known:
                 raise InconsistentError(
@@ -181,17 +183,18 @@ class Contract(FrozenModel):
                     "cases", number, "falsifier")
             for case in self._expand_row(number):
                 if case.id in seen:
-                    raise InconsistentError(f"case {case.id!r} stands twice", "cases", number)
+                    raise InconsistentError(f"duplicate case {case.id!r}", "cases", number)
                 seen.add(case.id)
                 if case.tier == "cuda":
-                    there.append((case.falsifier, case.name))
+                    device_cases.append((case.falsifier, case.name))
         for name in self.sanitized:
-            if not any(falsifier == name for falsifier, _ in there):
+            if not any(falsifier == name for falsifier, _ in device_cases):
                 raise InconsistentError(f"{name!r} has no device case to be sanitized",
                                          "sanitized")
         for name, patterns in self.emulated.items():
             for pattern in patterns:
-                if not any(of == name and fnmatchcase(case, pattern) for of, case in there):
+                if not any(falsifier == name and fnmatchcase(case, pattern)
+                           for falsifier, case in device_cases):
                     raise InconsistentError(f"{name!r} has no device case {pattern!r} to be "
                                              f"emulated", "emulated", name)
         idle = sorted(set(known) - {row.falsifier for row in self.cases})
@@ -224,7 +227,7 @@ class Contract(FrozenModel):
                     "cases", number, "id") from None
             if not CASE_NAME.match(name):
                 raise InconsistentError(
-                    f"case id {name!r} holds a character that cannot stand in a test's name",
+                    f"case id {name!r} has a character that a test's name cannot have",
                     "cases", number, "id")
             case = Case(phase=self.phase, falsifier=row.falsifier, tier=tier, name=name,
                         given=given, quick=row.quick, must_claim=row.must_claim)
@@ -235,6 +238,6 @@ class Contract(FrozenModel):
 
 
 def _refuse_repeats(what: str, ids: list[str], key: str) -> None:
-    for number, one in enumerate(ids):
-        if one in ids[:number]:
-            raise InconsistentError(f"{what} {one!r} stands twice", key, number)
+    for number, name in enumerate(ids):
+        if name in ids[:number]:
+            raise InconsistentError(f"duplicate {what} {name!r}", key, number)

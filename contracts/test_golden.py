@@ -1,4 +1,4 @@
-"""The goldens: stored ones are whole, remade ones are the same, and a flipped bit is noticed."""
+"""Stored goldens are complete, remade ones are equal, and a flipped bit is found."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from contracts.load import ContractError
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_stored_goldens_are_whole(model: str) -> None:
+def test_stored_goldens_are_complete(model: str) -> None:
     golden = load_golden(model)
     assert golden.logits.shape[:2] == (PROMPTS, TOKENS)
     assert bool(torch.isfinite(golden.logits).all())
@@ -25,11 +25,11 @@ def test_stored_goldens_are_whole(model: str) -> None:
     assert golden.provenance["transformers"]
 
 
-def test_goldens_remade_by_transformers_are_those_stored() -> None:
+def test_goldens_remade_by_transformers_equal_the_stored_ones() -> None:
     assert compare_golden("nano", rowtwin.golden_makers(), prompts=1) == []
 
 
-def test_other_weights_bits_and_logits_are_noticed() -> None:
+def test_other_weights_bits_and_logits_are_found() -> None:
     makers = rowtwin.golden_makers()
     other = replace(makers, model_path=lambda name: makers.model_path("nano-tied"),
                     independent_logits=lambda path, prompts: load_golden("nano").logits[:1] + 1e-3,
@@ -41,40 +41,40 @@ def test_other_weights_bits_and_logits_are_noticed() -> None:
 
 
 def flip_low_bit(x: torch.Tensor) -> torch.Tensor:
-    """Return a copy with the lowest bit of one value turned over."""
+    """Return a copy with the lowest bit of one value flipped."""
     bits = x.clone().contiguous().view(torch.int32)
     bits.view(-1)[bits.numel() // 2] ^= 1
     return bits.view(x.dtype)
 
 
-@pytest.mark.parametrize("what", ["tokens", "logits"])
-def test_one_flipped_bit_of_a_stored_golden_is_noticed(what: str, tmp_path: Path) -> None:
-    held = load_file(GOLDEN_FOLDER / "nano.safetensors")
+@pytest.mark.parametrize("tensor", ["tokens", "logits"])
+def test_one_flipped_bit_of_a_stored_golden_is_found(tensor: str, tmp_path: Path) -> None:
+    stored = load_file(GOLDEN_FOLDER / "nano.safetensors")
     shutil.copy(GOLDEN_FOLDER / "known.json", tmp_path)
-    save_file(held, tmp_path / "nano.safetensors")
-    assert load_golden("nano", tmp_path).logits.equal(held["logits"])
-    save_file({**held, what: flip_low_bit(held[what])}, tmp_path / "nano.safetensors")
+    save_file(stored, tmp_path / "nano.safetensors")
+    assert load_golden("nano", tmp_path).logits.equal(stored["logits"])
+    save_file({**stored, tensor: flip_low_bit(stored[tensor])}, tmp_path / "nano.safetensors")
     with pytest.raises(ContractError, match="digest is not the one in known"):
         load_golden("nano", tmp_path)
 
 
-def test_one_flipped_bit_of_our_own_logits_is_noticed() -> None:
+def test_one_flipped_bit_of_the_engines_logits_is_found() -> None:
     makers = rowtwin.golden_makers()
     right = makers.engine_logits("nano", load_golden("nano").tokens[0])
     wrong = [flip_low_bit(step) if number == 60 else step for number, step in enumerate(right)]
-    made = replace(makers, independent_logits=lambda path, prompts: load_golden("nano").logits[:1],
-                   engine_logits=lambda name, prompt: right)
-    assert compare_golden("nano", made, prompts=1) == []
-    made = replace(made, engine_logits=lambda name, prompt: wrong)
-    assert compare_golden("nano", made, prompts=1) == [
-        "our own bits of prompt 0 differ from step 60 on"]
+    changed = replace(makers, engine_logits=lambda name, prompt: right,
+                      independent_logits=lambda path, prompts: load_golden("nano").logits[:1])
+    assert compare_golden("nano", changed, prompts=1) == []
+    changed = replace(changed, engine_logits=lambda name, prompt: wrong)
+    assert compare_golden("nano", changed, prompts=1) == [
+        "the engine's bits of prompt 0 differ from step 60 on"]
 
 
 def test_goldens_that_are_missing_or_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="golden make"):
         load_golden("nano", tmp_path)
-    held = load_file(GOLDEN_FOLDER / "nano.safetensors")
-    save_file({"tokens": held["tokens"][:1], "logits": held["logits"]},
+    stored = load_file(GOLDEN_FOLDER / "nano.safetensors")
+    save_file({"tokens": stored["tokens"][:1], "logits": stored["logits"]},
               tmp_path / "nano.safetensors")
     shutil.copy(GOLDEN_FOLDER / "known.json", tmp_path)
     with pytest.raises(ContractError, match="do not fit"):

@@ -1,4 +1,4 @@
-"""A contract file is loaded whole, or refused with the file, the line and what is wrong there."""
+"""A contract loads, or its error names the file, the line and what is wrong."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from contracts.schema import Contract
 
 VALID_CONTRACT = """\
 phase: p1
-package: phases.p1_made_up
-title: a made-up phase
-claim: every row gets what it would have got alone
+package: phases.p1_example
+title: an example phase
+claim: every row equals the same row run by itself
 not_proven: that anything is fast
 ops: [step]
 parity: {twin: bitwise, truth: bitwise}
@@ -63,9 +63,8 @@ def test_device_cases_that_are_named_are_emulated_too(tmp_path: Path) -> None:
 def test_own_arithmetic_has_a_budget_only_where_one_is_given(tmp_path: Path) -> None:
     budget = ("own: {cosine: 0.999, norm: 0.01, near_tie: 0, reason: sums in another order, "
               "measured: 1e-7 on one machine}")
-    mine = load_text(
-        tmp_path, VALID_CONTRACT.replace("truth: bitwise", f"truth: bitwise, {budget}")
-    )
+    mine = load_text(tmp_path,
+                     VALID_CONTRACT.replace("truth: bitwise", f"truth: bitwise, {budget}"))
     assert mine.parity.own is not None
     assert (mine.parity.truth, mine.parity.own.cosine) == ("bitwise", 0.999)
     assert load_text(tmp_path).parity.own is None
@@ -81,13 +80,13 @@ BROKEN_CONTRACTS = {
     "unknown key": (8, "falsifiers:", "fallsifiers: []\nfalsifiers:", "unknown key"),
     "unknown key in a case": (16, "{falsifier: rows_hold,", "{falsifier: rows_hold, fast: yes,",
                               "unknown key"),
-    "missing key": (1, "title: a made-up phase\n", "", "title: Field required"),
+    "missing key": (1, "title: an example phase\n", "", "title: Field required"),
     "unknown phase": (1, "phase: p1", "phase: p9", "phase"),
-    "another file's phase": (1, "phase: p1", "phase: p2", "stands in a file for 'p1'"),
+    "another file's phase": (1, "phase: p1", "phase: p2", "but the file's name says 'p1'"),
     "unknown falsifier": (16, "{falsifier: rows_hold,", "{falsifier: rows_hald,",
                           "unknown falsifier 'rows_hald'"),
-    "falsifier twice": (12, "id: slots_hold", "id: rows_hold", "'rows_hold' stands twice"),
-    "mutant twice": (20, "id: one_row_for_all", "id: no_slot", "stands twice"),
+    "falsifier twice": (12, "id: slots_hold", "id: rows_hold", "duplicate falsifier 'rows_hold'"),
+    "mutant twice": (20, "id: one_row_for_all", "id: no_slot", "duplicate mutant 'no_slot'"),
     "mutant of an unknown falsifier": (20, "killed_by: [slots_hold]", "killed_by: [slots_hald]",
                                        "'no_slot' names unknown falsifier 'slots_hald'"),
     "idle falsifier": (12, "{falsifier: slots_hold, tier: [cpu, cuda]",
@@ -98,15 +97,15 @@ BROKEN_CONTRACTS = {
                                        "emulated: {rows_hold: ['*']}\nmutants:\n",
                                        "'rows_hold' has no device case '*' to be emulated"),
     "case id without its axis": (16, "nano-m{m}", "nano-m{n}", "cannot be filled in"),
-    "case id twice": (16, "nano-m{m}", "nano", "'p1/rows_hold[cpu-nano]' stands twice"),
-    "case id with a space": (16, "nano-m{m}", "nano m{m}", "cannot stand in a test's name"),
+    "case id twice": (16, "nano-m{m}", "nano", "duplicate case 'p1/rows_hold[cpu-nano]'"),
+    "case id with a space": (16, "nano-m{m}", "nano m{m}", "a test's name cannot have"),
     "budget without a reason": (7, "truth: bitwise", "truth: {cosine: 0.9, norm: 0.1, "
                                 "near_tie: 0, measured: on two machines}", "reason"),
     "own budget without its floor": (7, "truth: bitwise", "truth: bitwise, own: {cosine: 0.9, "
                                      "norm: 0.1, near_tie: 0, reason: sums in another order}",
                                      "measured"),
     "twin that is not bitwise": (7, "twin: bitwise", "twin: close", "twin"),
-    "key twice": (4, "claim:", "title: again\nclaim:", "'title' stands twice"),
+    "key twice": (4, "claim:", "title: again\nclaim:", "duplicate key 'title'"),
     "not YAML": (7, "ops: [step]", "ops: [step", "expected ','"),
     "a list": (1, VALID_CONTRACT, "[1, 2]", "dictionary"),
     "empty": (1, VALID_CONTRACT, "", "dictionary"),

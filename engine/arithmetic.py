@@ -2,8 +2,8 @@
 
 `contracts/arithmetic.md` is the normative text; the numbers in brackets below are its items. Only
 f32 add, subtract, multiply, divide and a square root taken through f64 are used, each rounded
-once in the written order. `torch.sigmoid`, `sum`, `matmul` on floats and their kin are not: their
-bits change with an element's position, the layout or the thread count.
+once in the written order. Float `torch.sigmoid`, `sum` and `matmul` are not used: their bits
+change with an element's position, the layout or the thread count.
 """
 
 from __future__ import annotations
@@ -29,15 +29,13 @@ def f32_from_bits(bits: int) -> float:
 
 _LOG2E, _ROUND = f32_from_bits(0x3FB8AA3B), 12582912.0
 _LN2_HIGH, _LN2_LOW = f32_from_bits(0x3F318000), f32_from_bits(0xB95E8083)
-_EXP = [
-    f32_from_bits(b)
-    for b in (0x394F83AF, 0x3AB6C737, 0x3C08893A, 0x3D2AAA46, 0x3E2AAAAA, 0x3F000000)
-]
+_EXP = [f32_from_bits(b) for b in (0x394F83AF, 0x3AB6C737, 0x3C08893A, 0x3D2AAA46, 0x3E2AAAAA,
+                                   0x3F000000)]
 _LOG1P = [f32_from_bits(b) for b in (0x3DF8E5E4, 0x3DDB67D5, 0x3E1284DE, 0x3E4CCB53, 0x3EAAAAAC)]
 
 
 def divide(x: Tensor, by: float) -> Tensor:
-    """Return DIV by a number [13]; a device multiplies by a scalar's inverse."""
+    """Return x divided by a number, DIV [13]; by a scalar, a device would multiply by its inverse."""
     return x / torch.full_like(x, by)
 
 
@@ -133,13 +131,13 @@ def silu(x: Tensor) -> Tensor:
 
 
 def fixed_point(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return activations as integers and their scales [1-4].
+    """Return quantised activations: integers and their scales [1-4].
 
     Args:
         x: f32[t, K].
 
     Returns:
-        a, f64[t, G, 256] holding integers of at most 8,355,711 in size, and s, f32[t, G], with
+        a, f64[t, G, 256], integers of at most 8,355,711 in size, and s, f32[t, G], with
         a * s close to x. A group with a value that is not finite has a = 0 and s = NaN.
     """
     short = -x.shape[-1] % GROUP
@@ -182,9 +180,9 @@ def ordered_dot(x: Tensor, w: Tensor) -> Tensor:
 def log_softmax_at(logits: Tensor, token: int) -> float:
     """Return the log-probability of one token under f32[vocab] logits, as an f32 value.
 
-    The sum of exponentials is SUM over EXP, so only the last logarithm is the host's, in f64 and
-    rounded to f32.
+    The sum of exponentials is SUM over EXP, so only the last logarithm runs on the host, in f64,
+    and is rounded to f32.
     """
     top = logits.max()
-    whole = math.log(float(ordered_sum(exp(logits - top))))
-    return float(torch.tensor(float(logits[token] - top) - whole, dtype=torch.float32))
+    log_total = math.log(float(ordered_sum(exp(logits - top))))
+    return float(torch.tensor(float(logits[token] - top) - log_total, dtype=torch.float32))

@@ -1,4 +1,4 @@
-"""Weight blocks as GGUF files hold them: what each type weighs and how its bytes decode.
+"""Weight blocks of GGUF files: the size of each type and how its bytes decode.
 
 Every product in a decoded weight is exact in f32; only the subtraction of a minimum rounds, once.
 """
@@ -29,10 +29,10 @@ class BlockType:
     bytes: int
 
     def row_bytes(self, columns: int) -> int:
-        """Return the bytes of a row of `columns` weights, a whole number of blocks."""
+        """Return the bytes of a row of `columns` weights, a multiple of the block's weights."""
         if columns % self.weights:
-            raise InputError(f"a row of {columns} weights is not a whole number of "
-                             f"{self.name} blocks of {self.weights}")
+            raise InputError(f"a row of {columns} weights is not a multiple of {self.weights}, "
+                             f"the weights of a {self.name} block")
         return columns // self.weights * self.bytes
 
 
@@ -59,9 +59,9 @@ class BlockFields:
 
 
 def unpack_blocks(kind: str, raw: Bytes) -> BlockFields:
-    """Take rows of quantised bytes [rows, bytes_per_row] apart; F32, F16 and BF16 have no parts."""
+    """Unpack quantised rows u8[rows, bytes_per_row]; F32, F16 and BF16 raise `InputError`."""
     if kind not in _UNPACKERS:
-        raise InputError(f"a {kind} tensor has no quantised blocks to take apart")
+        raise InputError(f"a {kind} tensor has no quantised blocks to unpack")
     return _UNPACKERS[kind](_reshape_blocks(kind, raw))
 
 
@@ -78,9 +78,9 @@ def dequantize(kind: str, raw: Bytes) -> Floats:
 
 
 def has_finite_scales(kind: str, raw: Bytes) -> bool:
-    """Tell whether every `d` and `dmin` of rows [rows, bytes_per_row] is finite.
+    """Return whether every `d` and `dmin` of rows u8[rows, bytes_per_row] is finite.
 
-    F32, F16 and BF16 have no scales: there every weight must be finite.
+    F32, F16 and BF16 have no scales: every weight must be finite.
     """
     size = TYPES[kind].bytes if kind in TYPES else 1
     span = max(1, _CHUNK // max(1, raw.shape[1] // size))
@@ -157,9 +157,8 @@ def _unpack_q6(blocks: Bytes) -> BlockFields:
     high = high >> np.array([0, 2, 4, 6], np.uint8).reshape(4, 1) & np.uint8(3)
     q = low.reshape(*lead, 256) | high.reshape(*lead, 256) << np.uint8(4)
     scale = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
-    return BlockFields(
-        _flatten_rows(q) - np.int16(32), _flatten_rows(scale), None, _read_f16(blocks, 208), None
-    )
+    return BlockFields(_flatten_rows(q) - np.int16(32), _flatten_rows(scale), None,
+                       _read_f16(blocks, 208), None)
 
 
 def _unpack_q8(blocks: Bytes) -> BlockFields:
@@ -168,7 +167,7 @@ def _unpack_q8(blocks: Bytes) -> BlockFields:
 
 
 def _combine_fields(parts: BlockFields) -> Floats:
-    """Put the parts together: ((d*scale)*q) - (dmin*minimum), [rows, K]."""
+    """Return the weights: ((d*scale)*q) - (dmin*minimum), [rows, K]."""
     rows, columns = parts.q.shape
     if parts.scale is None:
         return (parts.d[..., None] * parts.q.reshape(rows, -1, 32)).reshape(rows, columns)

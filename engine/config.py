@@ -160,26 +160,18 @@ class Config:
         width = keys.read_int("attention.key_length")
         keys.check_equal("attention.value_length", width, "attention.key_length")
         attention = [i for i, r in enumerate(recurrent) if not r]
-        return cls(
-            layers=blocks - extra,
-            recurrent=recurrent,
-            vocab=vocab,
-            tied=tied,
-            embd=keys.read_int("embedding_length"),
-            context=keys.read_int("context_length"),
-            ffn=keys.read_per_layer("feed_forward_length", range(blocks - extra)),
-            heads=keys.read_per_layer("attention.head_count", attention),
-            kv_heads=keys.read_per_layer("attention.head_count_kv", attention),
-            head_dim=width,
-            rope_dim=keys.read_int("rope.dimension_count"),
-            rope_base=keys.read_float("rope.freq_base"),
-            eps=keys.read_float("attention.layer_norm_rms_epsilon"),
-            rope_sections=keys.read_ints("rope.dimension_sections"),
-            conv_kernel=keys.read_int("ssm.conv_kernel"),
-            key_heads=keys.read_int("ssm.group_count"),
-            value_heads=value_heads,
-            state_size=state,
-        )
+        return cls(layers=blocks - extra, recurrent=recurrent, vocab=vocab, tied=tied,
+                   embd=keys.read_int("embedding_length"), context=keys.read_int("context_length"),
+                   ffn=keys.read_per_layer("feed_forward_length", range(blocks - extra)),
+                   heads=keys.read_per_layer("attention.head_count", attention),
+                   kv_heads=keys.read_per_layer("attention.head_count_kv", attention),
+                   head_dim=width, rope_dim=keys.read_int("rope.dimension_count"),
+                   rope_base=keys.read_float("rope.freq_base"),
+                   eps=keys.read_float("attention.layer_norm_rms_epsilon"),
+                   rope_sections=keys.read_ints("rope.dimension_sections"),
+                   conv_kernel=keys.read_int("ssm.conv_kernel"),
+                   key_heads=keys.read_int("ssm.group_count"), value_heads=value_heads,
+                   state_size=state)
 
 
 def _covers_text_pairs(sections: list[int], pairs: int) -> bool:

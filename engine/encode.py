@@ -1,7 +1,7 @@
 """Encoders from f32 rows to block bytes, the same bytes on every machine.
 
-Only +, -, *, /, rounding, minima and maxima are used: each is pinned by IEEE, and none depends
-on the order in which a machine adds. These encoders make test models; they seek no optimum.
+Only +, -, *, /, rounding, minima and maxima are used. IEEE 754 defines each of them exactly, and
+none depends on an order of summation. The encoders are for test models and do not minimise error.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def _round_scale(x: Floats) -> tuple[Bytes, Floats]:
 
 
 def _round_to_steps(x: Floats, step: Floats, low: int, high: int) -> Floats:
-    """Return x / step as whole numbers in a range; 0 where the step is 0."""
-    whole = np.rint(x / np.where(step == 0, np.float32(1), step))
-    return np.clip(np.where(step == 0, np.float32(0), whole), low, high).astype(np.float32)
+    """Return x / step rounded to integers in a range; 0 where the step is 0."""
+    rounded = np.rint(x / np.where(step == 0, np.float32(1), step))
+    return np.clip(np.where(step == 0, np.float32(0), rounded), low, high).astype(np.float32)
 
 
 def _encode_q8(blocks: Floats) -> Bytes:
@@ -127,11 +127,5 @@ def _encode_q5(blocks: Floats) -> Bytes:
 
 
 _ENCODERS: dict[str, Callable[[Floats], Bytes]] = {
-    "F32": _encode_f32,
-    "F16": _encode_f16,
-    "BF16": _encode_bf16,
-    "Q8_0": _encode_q8,
-    "Q4_K": _encode_q4,
-    "Q5_K": _encode_q5,
-    "Q6_K": _encode_q6,
-}
+    "F32": _encode_f32, "F16": _encode_f16, "BF16": _encode_bf16, "Q8_0": _encode_q8,
+    "Q4_K": _encode_q4, "Q5_K": _encode_q5, "Q6_K": _encode_q6}

@@ -40,7 +40,7 @@ def check_prompt(model: Model, tokens: Sequence[int], limit: int) -> None:
 
 
 def generate_greedy(model: Model, tokens: Sequence[int], limit: int,
-           ends: Collection[int] = ()) -> Iterator[Token]:
+                    ends: Collection[int] = ()) -> Iterator[Token]:
     """Yield up to `limit` greedy tokens after the prompt; an end token is yielded last."""
     check_prompt(model, tokens, limit)
     state = model.new_state(len(tokens) + limit)

@@ -131,13 +131,8 @@ def _read_alignment(metadata: dict[str, object]) -> int:
     return value
 
 
-def _locate_tensors(
-    data: mmap.mmap | bytes,
-    infos: dict[str, TensorInfo],
-    left_out: Container[str],
-    start: int,
-    metadata: dict[str, object],
-) -> dict[str, TensorEntry]:
+def _locate_tensors(data: mmap.mmap | bytes, infos: dict[str, TensorInfo], left_out: Container[str],
+                    start: int, metadata: dict[str, object]) -> dict[str, TensorEntry]:
     """Place every tensor that is not left out in the mapped file, in the header's order."""
     if not infos:
         raise HeaderError("it has no tensors")

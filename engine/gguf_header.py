@@ -141,9 +141,8 @@ def read_tensor_infos(cursor: Cursor, count: int) -> dict[str, TensorInfo]:
         if not 1 <= dimensions <= MAX_DIMENSIONS:
             raise HeaderError(f"{what} has {dimensions} dimensions, not 1 to {MAX_DIMENSIONS}")
         shape = tuple(cursor.read_uint("<Q", what) for _ in range(dimensions))[::-1]
-        infos[name] = TensorInfo(
-            name, shape, cursor.read_uint("<I", what), cursor.read_uint("<Q", what)
-        )
+        infos[name] = TensorInfo(name, shape, cursor.read_uint("<I", what),
+                                 cursor.read_uint("<Q", what))
     return infos
 
 

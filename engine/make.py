@@ -79,50 +79,23 @@ def _resolve_shape(name: str, overrides: dict[str, Any]) -> Shape:
         raise InputError(f"layers must lie between 1 and {MAX_SIZES['layers']}, but is "
                          f"{shape.layers}")
     build_vocabulary(max(0, min(shape.vocab, 1024)))
-    Config(
-        layers=shape.layers,
-        recurrent=shape.recurrent,
-        embd=shape.embd,
-        ffn=shape.ffn,
-        vocab=shape.vocab,
-        context=shape.context,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=HEAD_DIM,
-        rope_dim=ROPE_DIM,
-        rope_base=ROPE_BASE,
-        rope_sections=ROPE_SECTIONS,
-        eps=EPS,
-        conv_kernel=CONV_TAPS,
-        key_heads=shape.key_heads,
-        value_heads=shape.value_heads,
-        state_size=STATE_SIZE,
-        tied=shape.tied,
-    )
+    Config(layers=shape.layers, recurrent=shape.recurrent, embd=shape.embd, ffn=shape.ffn,
+           vocab=shape.vocab, context=shape.context, heads=shape.heads, kv_heads=shape.kv_heads,
+           head_dim=HEAD_DIM, rope_dim=ROPE_DIM, rope_base=ROPE_BASE, rope_sections=ROPE_SECTIONS,
+           eps=EPS, conv_kernel=CONV_TAPS, key_heads=shape.key_heads, value_heads=shape.value_heads,
+           state_size=STATE_SIZE, tied=shape.tied)
     return shape
 
 
-def _write_model(
-    path: Path,
-    title: str,
-    shape: Shape,
-    quant: str,
-    seed: int,
-    tensors: list[TensorSpec],
-    progress: Progress | None,
-) -> None:
+def _write_model(path: Path, title: str, shape: Shape, quant: str, seed: int,
+                 tensors: list[TensorSpec], progress: Progress | None) -> None:
     writer = GGUFWriter(path, "qwen35")
     try:
         _add_metadata(writer, title, shape, quant)
         _add_tokenizer(writer, shape.vocab)
         for tensor in tensors:
-            writer.add_tensor_info(
-                tensor.name,
-                tensor.shape,
-                np.dtype(np.float32),
-                _tensor_bytes(tensor),
-                GGMLQuantizationType[tensor.kind],
-            )
+            writer.add_tensor_info(tensor.name, tensor.shape, np.dtype(np.float32),
+                                   _tensor_bytes(tensor), GGMLQuantizationType[tensor.kind])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -208,7 +181,7 @@ def _write_chunk(file: BinaryIO, first: bool, chunk: Future[Bytes]) -> int:
 
 
 def _draw_jobs(shape: Shape, seed: int,
-          tensors: list[TensorSpec]) -> Iterator[tuple[bool, Callable[[], Bytes]]]:
+               tensors: list[TensorSpec]) -> Iterator[tuple[bool, Callable[[], Bytes]]]:
     """Yield what draws each chunk of each tensor, and whether it is the tensor's first."""
     for tensor in tensors:
         key = f"{seed}/{tensor.name}"

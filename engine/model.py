@@ -180,9 +180,8 @@ class Model:
         report(op, (x,), out)
         return out
 
-    def _project_layer(
-        self, index: int, layer: Layer, name: str, x: Tensor, report: OpReporter
-    ) -> Tensor:
+    def _project_layer(self, index: int, layer: Layer, name: str, x: Tensor,
+                       report: OpReporter) -> Tensor:
         return self._project(f"{index}.project.{name}", layer.matrices[name], x, report)
 
     def _project(self, op: str, weight: Weight, x: Tensor, report: OpReporter) -> Tensor:

@@ -1,4 +1,4 @@
-"""Wrong engines: each reads one rule of the model, the file or the arithmetic wrongly."""
+"""Wrong engines: each breaks one rule of the model, the file or the arithmetic."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Counts = tuple[int, ...]
 
 
 def _change_models(wrong: Callable[[Model], Model]) -> Builder:
-    """Return a builder whose models are changed as they are loaded."""
+    """Return a builder that changes each model when it is loaded."""
     def build(subject: Subject) -> Subject:
         return replace(subject, models=lambda name: wrong(subject.models(name)))
 
@@ -36,7 +36,7 @@ def _replace_ops(**wrong: Any) -> Builder:
 
 
 def _change_vectors(name: str, wrong: Callable[[Tensor], Tensor]) -> Builder:
-    """Return a builder whose models hold a changed f32 parameter of that name in every layer."""
+    """Return a builder that changes the f32 parameter `name` in every layer."""
     def change(model: Model) -> Model:
         layers = tuple(
             Layer(layer.matrices, {k: wrong(v) if k == name else v
@@ -61,25 +61,13 @@ def _tile_heads(x: Tensor, groups: int) -> Tensor:
     return x.repeat(groups, 1)
 
 
-def _delta_variant(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    states: Refs,
-    counts: Counts,
-    out: Tensor,
-    *,
-    spread: Callable[[Tensor, int], Tensor] = _tile_heads,
-    l2: Callable[[Tensor], Tensor] = lambda x: ar.l2_norm(x, 1e-6),
-    scale: float = 128**-0.5,
-    decay: str = "first",
-    delta: bool = True,
-    read: str = "after",
-    turned: bool = False,
-) -> None:
-    """One token of the delta rule with one part of it changed."""
+def _delta_variant(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs,
+                   counts: Counts, out: Tensor, *,
+                   spread: Callable[[Tensor, int], Tensor] = _tile_heads,
+                   l2: Callable[[Tensor], Tensor] = lambda x: ar.l2_norm(x, 1e-6),
+                   scale: float = 128**-0.5, decay: str = "first", delta: bool = True,
+                   read: str = "after", turned: bool = False) -> None:
+    """Run one token of the delta rule with one step of it changed."""
     groups = v.shape[1] // k.shape[1]
     q, k = spread(l2(q[0]) * scale, groups), spread(l2(k[0]), groups)
     v, g, beta = v[0], g[0], beta[0]
@@ -100,8 +88,8 @@ def _delta_variant(
 
 
 def _conv_variant(x: Tensor, taps: Tensor, windows: Refs, counts: Counts, out: Tensor, *,
-          turn: Callable[[Tensor], Tensor] = lambda w: w, silu: bool = True,
-          keep: bool = True) -> None:
+                  turn: Callable[[Tensor], Tensor] = lambda w: w, silu: bool = True,
+                  keep: bool = True) -> None:
     if not keep:
         windows.views[0].zero_()
     ops.conv_step(x, turn(taps), windows, counts, out)
@@ -111,22 +99,22 @@ def _conv_variant(x: Tensor, taps: Tensor, windows: Refs, counts: Counts, out: T
 
 
 def _gates_variant(a: Tensor, b: Tensor, decay: Tensor, bias: Tensor, g: Tensor, beta: Tensor, *,
-           rate: Callable[[Tensor], Tensor] = lambda d: d,
-           shift: Callable[[Tensor], Tensor] = lambda x: x,
-           soft: Callable[[Tensor], Tensor] = ar.softplus,
-           squash: Callable[[Tensor], Tensor] = ar.sigmoid) -> None:
+                   rate: Callable[[Tensor], Tensor] = lambda d: d,
+                   shift: Callable[[Tensor], Tensor] = lambda x: x,
+                   soft: Callable[[Tensor], Tensor] = ar.softplus,
+                   squash: Callable[[Tensor], Tensor] = ar.sigmoid) -> None:
     g.copy_(ar.exp(rate(decay) * soft(a + shift(bias))))
     beta.copy_(squash(b))
 
 
 def _gated_norm_variant(x: Tensor, z: Tensor, weight: Tensor, eps: float, out: Tensor, *,
-                first: bool = False, gate: Callable[[Tensor], Tensor] = ar.silu) -> None:
+                        first: bool = False, gate: Callable[[Tensor], Tensor] = ar.silu) -> None:
     y = ar.rms_norm(x * gate(z), weight, eps) if first else ar.rms_norm(x, weight, eps) * gate(z)
     out.copy_(y)
 
 
 def _rotate_variant(x: Tensor, table: Tensor, positions: list[int], out: Tensor, *, late: int = 0,
-            adjacent: bool = False, reverse: bool = False, whole: bool = False) -> None:
+                    adjacent: bool = False, reverse: bool = False, all_dims: bool = False) -> None:
     ops.rotate(x, table, [max(0, p - late) for p in positions], out)
     if reverse:
         turned = torch.stack([table[:, 0], -table[:, 1]], 1)
@@ -136,7 +124,7 @@ def _rotate_variant(x: Tensor, table: Tensor, positions: list[int], out: Tensor,
         picked = torch.cat([x[..., :64][..., order], x[..., 64:]], -1)
         ops.rotate(picked, table, positions, out)
         out[..., order] = out[..., :64].clone()
-    if whole:
+    if all_dims:
         parts = [torch.empty_like(x[..., :64]) for _ in range(4)]
         for i, part in enumerate(parts):
             ops.rotate(x[..., 64 * i:64 * i + 64].contiguous(), table, positions, part)
@@ -144,9 +132,9 @@ def _rotate_variant(x: Tensor, table: Tensor, positions: list[int], out: Tensor,
 
 
 def _attend_variant(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
-            lengths: Counts, counts: Counts, out: Tensor, *, scale: float = 1.0,
-            shuffle: bool = False, gated: Callable[[Tensor], Tensor] | None = ar.sigmoid,
-            swap: bool = False, cached: bool = True) -> None:
+                    lengths: Counts, counts: Counts, out: Tensor, *, scale: float = 1.0,
+                    shuffle: bool = False, gated: Callable[[Tensor], Tensor] | None = ar.sigmoid,
+                    swap: bool = False, cached: bool = True) -> None:
     if swap:
         q, gate = gate, q
     n = lengths[0]
@@ -208,7 +196,7 @@ MODEL_FAULTS: dict[str, Builder] = {
     "one_added_to_norms_twice": _change_vectors("attn_norm", _plus_one),
     "one_added_to_ssm_norm": _change_vectors("ssm_norm", _plus_one),
     "rope_on_adjacent_pairs": _replace_ops(rotate=partial(_rotate_variant, adjacent=True)),
-    "rope_on_all_dimensions": _replace_ops(rotate=partial(_rotate_variant, whole=True)),
+    "rope_on_all_dimensions": _replace_ops(rotate=partial(_rotate_variant, all_dims=True)),
     "rope_turns_backwards": _replace_ops(rotate=partial(_rotate_variant, reverse=True)),
     "rope_position_late_by_one": _replace_ops(rotate=partial(_rotate_variant, late=1)),
     "rope_base_defaulted": _replace_config(rope_base=10000.0),

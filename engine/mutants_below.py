@@ -24,10 +24,10 @@ from falsifiers.judging.subject import Builder, Subject
 
 
 def _replace_parts(**wrong: Any) -> Builder:
-    """Return a builder whose engine has other parts."""
+    """Return a builder that replaces fields of `EngineParts`."""
     def build(subject: Subject) -> Subject:
-        surface: EngineParts = subject.engine
-        return replace(subject, engine=replace(surface, **wrong))
+        parts: EngineParts = subject.engine
+        return replace(subject, engine=replace(parts, **wrong))
 
     return build
 
@@ -55,24 +55,24 @@ class _NoFifthBit(Weight):
     """Leaves the fifth bit of Q5_K out."""
 
     def _fields_to_tensors(self, parts: BlockFields) -> Any:
-        return super()._fields_to_tensors(
-            replace(parts, q=parts.q & 15) if self.kind == "Q5_K" else parts
-        )
+        if self.kind == "Q5_K":
+            parts = replace(parts, q=parts.q & 15)
+        return super()._fields_to_tensors(parts)
 
 
 class _FloatSums(Weight):
-    """Adds integers up in f32."""
+    """Sums integers in f32."""
 
     def _integer_dot(self, weights: Tensor, integers: Tensor) -> Tensor:
         return torch.bmm(weights.float(), integers.float()).double()
 
 
 class _WrappedSums(Weight):
-    """Keeps integer sums in 32 bits."""
+    """Wraps integer sums at 32 bits."""
 
     def _integer_dot(self, weights: Tensor, integers: Tensor) -> Tensor:
-        whole = super()._integer_dot(weights, integers)
-        return torch.remainder(whole + 2.0 ** 31, 2.0 ** 32) - 2.0 ** 31
+        total = super()._integer_dot(weights, integers)
+        return torch.remainder(total + 2.0 ** 31, 2.0 ** 32) - 2.0 ** 31
 
 
 class _FusedMinimum(Weight):
@@ -86,10 +86,10 @@ class _OneSum(Weight):
     """Adds all groups in one order, without segments."""
 
     def _sum_groups(self, values: Tensor) -> Tensor:
-        whole = torch.zeros_like(values[0])
+        total = torch.zeros_like(values[0])
         for value in values:
-            whole = whole + value
-        return whole
+            total = total + value
+        return total
 
 
 class _NarrowActivations(Weight):
@@ -107,14 +107,14 @@ class _NoMinimum(Weight):
 
 
 class _MatmulRows(Weight):
-    """Multiplies rows by a float matmul, whose bits follow the width."""
+    """Multiplies rows by a float matmul, whose bits depend on the width."""
 
     def _ordered_product(self, x: Tensor) -> Tensor:
         return self._dequantised_rows(slice(0, self.n)) @ x
 
     def product(self, x: Tensor) -> Tensor:
-        whole = x @ self._dequantised_rows(slice(0, self.n)).T
-        return whole if len(x) > 1 else super().product(x)
+        product = x @ self._dequantised_rows(slice(0, self.n)).T
+        return product if len(x) > 1 else super().product(x)
 
 
 class _SpreadsNaN(Weight):
@@ -141,9 +141,9 @@ def _fused_rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
 
 
 def _gemv_past_the_end(weight: Tensor, x: Tensor, out: Tensor) -> None:
-    whole = out.as_strided((out.shape[0] + 4,), (1,))
+    overrun = out.as_strided((out.shape[0] + 4,), (1,))
     out.copy_(Weight("w", "Q4_K", weight.cpu().numpy()).product(x.cpu()[None])[0])
-    whole[-4:] = 0.0
+    overrun[-4:] = 0.0
 
 
 def _gemv_in_f32(weight: Tensor, x: Tensor, out: Tensor) -> None:
@@ -156,10 +156,10 @@ def _checkpoint_view(state: State, position: int) -> Checkpoint:
 
 def _restore_without(kind: str) -> Callable[[Checkpoint, State], None]:
     def forgetful(saved: Checkpoint, state: State) -> None:
-        kept = {name: view.clone() for name, view in state.named().items()
-                if name.endswith(f".{kind}")}
+        before = {name: view.clone() for name, view in state.named().items()
+                  if name.endswith(f".{kind}")}
         restore(saved, state)
-        for name, view in kept.items():
+        for name, view in before.items():
             state.named()[name].copy_(view)
 
     return forgetful
@@ -174,7 +174,7 @@ def _checkpoint_one_row_short(state: State, position: int) -> Checkpoint:
 
 
 class _LenientReader(TensorReader):
-    """Fills a tensor that is missing with zeros and skips what it does not know."""
+    """Replaces a missing tensor by zeros and skips unknown tensors."""
 
     def take(self, name: str, shape: tuple[int, ...]) -> TensorEntry:
         if name not in self.remaining:
@@ -200,14 +200,13 @@ def _load_with_defaults(*keys: tuple[str, object]) -> Callable[[str | Path], Mod
     return load
 
 
-def _gated_norm_unwritten_tail(
-    x: Tensor, z: Tensor, weight: Tensor, eps: float, out: Tensor
-) -> None:
-    whole = torch.empty_like(out)
-    ops.gated_norm(x, z, weight, eps, whole)
-    out[..., :-1] = whole[..., :-1]
+def _gated_norm_unwritten_tail(x: Tensor, z: Tensor, weight: Tensor, eps: float,
+                               out: Tensor) -> None:
+    normed = torch.empty_like(out)
+    ops.gated_norm(x, z, weight, eps, normed)
+    out[..., :-1] = normed[..., :-1]
     spill = torch.empty(1)
-    out[..., -1] = torch.where(spill.isnan(), spill, whole[..., -1])
+    out[..., -1] = torch.where(spill.isnan(), spill, normed[..., -1])
 
 
 def _leave_tail_unwritten(subject: Subject) -> Subject:

@@ -37,34 +37,10 @@ class Shape:
 
 
 SHAPES = {
-    "nano": Shape(
-        256,
-        512,
-        2,
-        4,
-        2,
-        2,
-        4,
-        vocab=509,
-        tied=False,
-        context=32768,
-        attention_interval=2,
-        released=False,
-    ),
-    "tiny": Shape(
-        512,
-        768,
-        5,
-        2,
-        1,
-        2,
-        4,
-        vocab=1021,
-        tied=False,
-        context=32768,
-        attention_interval=None,
-        released=False,
-    ),
+    "nano": Shape(256, 512, 2, 4, 2, 2, 4, vocab=509, tied=False, context=32768,
+                  attention_interval=2, released=False),
+    "tiny": Shape(512, 768, 5, 2, 1, 2, 4, vocab=1021, tied=False, context=32768,
+                  attention_interval=None, released=False),
     "0.8b": Shape(1024, 3584, 24, 8, 2, 16, 16),
     "4b": Shape(2560, 9216, 32, 16, 4, 16, 32),
     "9b": Shape(4096, 12288, 32, 16, 4, 16, 32, tied=False),
@@ -131,9 +107,8 @@ def _layer_shapes(shape: Shape, recurrent: bool) -> dict[str, tuple[int, ...]]:
             "ffn_down": (embd, shape.ffn)}
 
 
-def _plan_matrix(
-    role: str, layer: int, rows: int, columns: int, shape: Shape, quant: str
-) -> TensorSpec:
+def _plan_matrix(role: str, layer: int, rows: int, columns: int, shape: Shape,
+                 quant: str) -> TensorSpec:
     mix = {"f32": lambda *_: "F32", "mixed": _mixed_kind, "q4_k_m": _q4_k_m_kind}[quant]
     kind = mix(role, layer, shape.layers)
     # As real quantisers do, a row that is not whole blocks takes a type with smaller ones.

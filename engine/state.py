@@ -1,6 +1,6 @@
-"""Per-sequence state: a pool of slots, each one's KV rows, conv window and recurrent state.
+"""Per-sequence state: a pool of slots, each with KV rows, conv window and recurrent state.
 
-Flat per slot, keyed by the layer's index in the model: conv[layer] is [slots, conv_dim, 3] (oldest
+Tensors are keyed by the layer's index in the model: conv[layer] is [slots, conv_dim, 3] (oldest
 tap first), delta[layer] is [slots, value_heads, key, value], k and v[layer] are
 [slots, capacity, kv_heads, 256]. All are f32; k and v may be narrower (arithmetic.md, item 27).
 """
@@ -23,36 +23,35 @@ from engine.errors import InputError
 RECURRENT = ("conv", "delta")
 CACHED = ("k", "v")
 KV_TYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-"""What keys and values may be kept in, by the name that a user gives."""
+"""Types of stored keys and values, by the name that a user passes."""
 
 
 def kv_type(name: str) -> torch.dtype:
-    """Return the type of that name, or refuse it."""
+    """Return the torch type of a KV type's name; raise `InputError` for an unknown name."""
     if name not in KV_TYPES:
-        raise InputError(f"keys and values in {name!r} are refused: {', '.join(KV_TYPES)} are "
-                         f"known")
+        raise InputError(f"unknown KV type {name!r}: use one of {', '.join(KV_TYPES)}")
     return KV_TYPES[name]
 
 
 class Ints(tuple[int, ...]):
-    """Integers of a step's rows: a tuple on the host, and once asked for the same on a device."""
+    """One integer for each row of a step: a tuple on the host, copied to a device on first use."""
 
-    held: Tensor | None = None
+    _device_copy: Tensor | None = None
 
     def on(self, device: torch.device | str) -> Tensor:
-        """Return them as i32 on a device, copied once and without making the host wait."""
-        if self.held is None:
-            self.held = to_device(torch.tensor(self, dtype=torch.int32), device)
-        return self.held
+        """Return the integers as i32[m] on a device; the copy is cached and asynchronous."""
+        if self._device_copy is None:
+            self._device_copy = to_device(torch.tensor(self, dtype=torch.int32), device)
+        return self._device_copy
 
     @cached_property
     def starts(self) -> Ints:
-        """Where each row's tokens begin among all, and behind the last where they end."""
+        """Offsets of each row's first token among all tokens, then the total: m + 1 integers."""
         return Ints(accumulate(self, initial=0))
 
 
 def to_device(values: Tensor, device: torch.device | str) -> Tensor:
-    """Return values on a device; a copy from the host to CUDA does not make the host wait."""
+    """Return values on a device; a copy from the host to CUDA is asynchronous."""
     if values.is_cuda or torch.device(device).type != "cuda":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
@@ -60,24 +59,24 @@ def to_device(values: Tensor, device: torch.device | str) -> Tensor:
 
 @dataclass(frozen=True)
 class Refs:
-    """One layer's state of the slots a step names, in row order."""
+    """One layer's state of the slots that a step names, in row order."""
 
     whole: Tensor
     """The state of every slot of the pool, [slots, ...]."""
     slots: tuple[int, ...]
-    held: Tensor | None = None
-    """Addresses that already are on the device."""
+    device_pointers: Tensor | None = None
+    """The slots' addresses, u64[m], if they are on the device already."""
 
     @property
     def views(self) -> list[Tensor]:
-        """Views for the reference; writing into one writes the slot."""
+        """One view for each row; writing into a view writes the slot."""
         return [self.whole[slot] for slot in self.slots]
 
     @property
     def pointers(self) -> Tensor:
-        """Addresses, u64[m], on the state's device, for kernels."""
-        if self.held is not None:
-            return self.held
+        """Addresses of the slots, u64[m], on the state's device, for kernels."""
+        if self.device_pointers is not None:
+            return self.device_pointers
         stride = self.whole.stride(0) * self.whole.element_size()
         first = self.whole.data_ptr()
         return to_device(torch.tensor([first + slot * stride for slot in self.slots],
@@ -86,7 +85,7 @@ class Refs:
 
 @dataclass(frozen=True)
 class Table:
-    """The addresses of every layer's state of the slots a step names, brought over once a step."""
+    """Addresses of every layer's state of the slots that a step names, copied once a step."""
 
     pool: Pool
     slots: tuple[int, ...]
@@ -95,30 +94,30 @@ class Table:
 
     def refs(self, kind: str, layer: int) -> Refs:
         """Return one kind ("conv", "delta", "k" or "v") of one layer, in row order."""
-        held = self.pointers[self.pool.places[kind, layer]]
-        return Refs(getattr(self.pool, kind)[layer], self.slots, held)
+        pointers = self.pointers[self.pool.places[kind, layer]]
+        return Refs(getattr(self.pool, kind)[layer], self.slots, pointers)
 
 
 class Pool:
-    """State for `slots` sequences of up to `capacity` tokens; every slot starts fresh."""
+    """State for `slots` sequences of up to `capacity` tokens; every slot starts as zeros."""
 
     def __init__(self, config: Config, slots: int, capacity: int, device: str = "cpu",
                  kv: str = "f32") -> None:
         if slots < 1:
-            raise InputError(f"a pool of {slots} slots is refused: at least 1")
+            raise InputError(f"a pool of {slots} slots is refused: use at least 1")
         if not 0 < capacity <= config.context:
-            raise InputError(f"a capacity of {capacity} tokens is refused: 1 to the model's "
-                             f"context of {config.context}")
+            raise InputError(f"a capacity of {capacity} tokens is refused: use 1 to "
+                             f"{config.context}, the model's context")
         self.config, self.slots, self.capacity, self.device = config, slots, capacity, device
-        self.kv, kept_in = kv, kv_type(kv)
+        self.kv, dtype = kv, kv_type(kv)
         gdn, attn = config.gdn_layers, config.attention_layers
         window = (slots, config.conv_dim, config.conv_kernel - 1)
         square = (slots, config.value_heads, config.state_size, config.state_size)
         rows = (slots, capacity, config.kv_heads, config.head_dim)
         self.conv = {i: torch.zeros(window, device=device) for i in gdn}
         self.delta = {i: torch.zeros(square, device=device) for i in gdn}
-        self.k = {i: torch.zeros(rows, dtype=kept_in, device=device) for i in attn}
-        self.v = {i: torch.zeros(rows, dtype=kept_in, device=device) for i in attn}
+        self.k = {i: torch.zeros(rows, dtype=dtype, device=device) for i in attn}
+        self.v = {i: torch.zeros(rows, dtype=dtype, device=device) for i in attn}
 
     def slot(self, index: int) -> State:
         """Return the view of one slot."""
@@ -132,37 +131,37 @@ class Pool:
 
     @cached_property
     def places(self) -> dict[tuple[str, int], int]:
-        """Where each kind and layer stands in the rows of a table."""
+        """The row of each (kind, layer) in a table of addresses."""
         every = [(kind, layer) for kind in (*RECURRENT, *CACHED) for layer in getattr(self, kind)]
         return {key: row for row, key in enumerate(every)}
 
     def addresses(self, slots: Sequence[int]) -> Tensor:
-        """Return on the host the addresses of slots, u64[layers of every kind, m]."""
+        """Return the addresses of slots on the host, u64[layers of every kind, m]."""
         first, stride = self._base_and_stride
         return torch.from_numpy(first + stride * np.array(slots, np.uint64))
 
     @cached_property
     def _base_and_stride(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where slot 0 of each place lies and how many bytes slots lie apart, u64[places, 1]."""
+        """Address of slot 0 and bytes between slots for each place, both u64[places, 1]."""
         tensors = [getattr(self, kind)[layer] for kind, layer in self.places]
         first = [[tensor.data_ptr()] for tensor in tensors]
         stride = [[tensor.stride(0) * tensor.element_size()] for tensor in tensors]
         return np.array(first, np.uint64), np.array(stride, np.uint64)
 
     def table(self, slots: Sequence[int]) -> Table:
-        """Return every layer's state of slots in row order, its addresses on the device."""
+        """Return the table of slots in row order, with its addresses on the device."""
         return Table(self, tuple(slots), to_device(self.addresses(slots), self.device))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of state held, of all slots."""
+        """Bytes of all slots together."""
         return sum(tensor.nbytes for kind in (*RECURRENT, *CACHED)
                    for tensor in getattr(self, kind).values())
 
 
 @dataclass(frozen=True)
 class State:
-    """One slot of a pool: a view, so that what is written here is written there."""
+    """A view of one slot of a pool; writing here writes the pool."""
 
     pool: Pool
     index: int
@@ -171,13 +170,13 @@ class State:
         """Return every tensor of the slot by name (`3.conv`), KV cut to `length` rows if given."""
         tensors = {}
         for kind in (*RECURRENT, *CACHED):
-            for layer, whole in getattr(self.pool, kind).items():
-                view = whole[self.index]
+            for layer, tensor in getattr(self.pool, kind).items():
+                view = tensor[self.index]
                 tensors[f"{layer}.{kind}"] = view[:length] if kind in CACHED else view
         return tensors
 
     def digest(self, length: int | None = None) -> str:
-        """Return the sha256 of the bits, every NaN made the same, KV cut to `length` rows."""
+        """Return the sha256 of the bits, every NaN as one pattern, KV cut to `length` rows."""
         digest = hashlib.sha256()
         for name, view in self.named(length).items():
             plain = torch.where(torch.isnan(view), torch.nan, view).cpu().contiguous()
@@ -185,13 +184,13 @@ class State:
         return digest.hexdigest()
 
     def clear(self) -> None:
-        """Make the slot fresh: conv window and recurrent state zero.
+        """Zero the conv window and the recurrent state.
 
-        KV rows stay as they are, since a sequence reads only rows that it wrote.
+        KV rows stay unchanged: a sequence reads only rows that it wrote.
         """
         for kind in RECURRENT:
-            for whole in getattr(self.pool, kind).values():
-                whole[self.index].zero_()
+            for tensor in getattr(self.pool, kind).values():
+                tensor[self.index].zero_()
 
     def copy_to(self, other: State) -> None:
         """Copy every tensor of this slot into another slot of the same shape."""
@@ -201,22 +200,25 @@ class State:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A sequence's whole state after `position` tokens, detached from any slot."""
+    """A copy of a sequence's state after `position` tokens; it shares no memory with a slot."""
 
     position: int
     tensors: dict[str, Tensor]
 
 
 def checkpoint(state: State, position: int) -> Checkpoint:
-    """Copy a slot's state after `position` tokens; the slot may be reused at once."""
+    """Copy a slot's state after `position` tokens; the slot can be reused at once."""
     if not 0 <= position <= state.pool.capacity:
-        raise InputError(f"a checkpoint at position {position} is refused: 0 to the capacity of "
-                         f"{state.pool.capacity}")
+        raise InputError(f"a checkpoint at position {position} is refused: use 0 to "
+                         f"{state.pool.capacity}, the capacity")
     return Checkpoint(position, {k: v.clone() for k, v in state.named(position).items()})
 
 
 def restore(saved: Checkpoint, state: State) -> None:
-    """Write a checkpoint into a slot; KV rows past its position stay as they are."""
+    """Write a checkpoint into a slot; KV rows past its position stay unchanged.
+
+    A checkpoint that does not fit raises `InputError` and changes nothing.
+    """
     if saved.position > state.pool.capacity:
         raise InputError(f"a checkpoint at position {saved.position} does not fit the capacity of "
                          f"{state.pool.capacity}")
@@ -224,7 +226,7 @@ def restore(saved: Checkpoint, state: State) -> None:
     for name, view in views.items():
         kind = saved.tensors[name].dtype
         if view.dtype != kind:
-            raise InputError(f"a checkpoint with {name} in {kind} does not fit a pool that keeps "
+            raise InputError(f"a checkpoint with {name} in {kind} does not fit a pool that stores "
                              f"it in {view.dtype}")
     for name, view in views.items():
         view.copy_(saved.tensors[name])

@@ -1,4 +1,4 @@
-"""Holds the block decoders to the `gguf` package, difference 0, on random and extreme bytes."""
+"""The block decoders equal the `gguf` package bit for bit on random and extreme bytes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_parts_lie_in_their_ranges_and_shapes(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", QUANTISED)
 @pytest.mark.parametrize("half", [0x7C00, 0xFC00, 0x7E00])
-def test_a_scale_that_is_not_finite_is_found_wherever_it_lies(kind: str, half: int) -> None:
+def test_a_scale_that_is_not_finite_is_found_at_any_place(kind: str, half: int) -> None:
     clean = random_rows(kind, 3, 4)
     assert has_finite_scales(kind, clean)
     for at in scale_offsets(kind):
@@ -121,10 +121,10 @@ def test_a_plain_weight_that_is_not_finite_is_found(kind: str) -> None:
     assert not has_finite_scales(kind, raw)
 
 
-def test_rows_that_are_not_whole_blocks_are_refused() -> None:
+def test_rows_that_end_within_a_block_are_refused() -> None:
     with pytest.raises(InputError, match="multiple of 144"):
         dequantize("Q4_K", np.zeros((1, 143), np.uint8))
-    with pytest.raises(InputError, match="300 weights is not a whole number of Q6_K blocks"):
+    with pytest.raises(InputError, match="300 weights is not a multiple of 256, the weights of a Q6_K block"):
         TYPES["Q6_K"].row_bytes(300)
 
 

@@ -55,9 +55,8 @@ def test_a_required_key_that_is_absent_is_refused_by_its_name(key: str) -> None:
 
 
 def test_the_per_layer_list_wins_over_the_interval() -> None:
-    got = read_config(
-        attention__recurrent_layers=[True, False, True, True], full_attention_interval=2
-    )
+    got = read_config(attention__recurrent_layers=[True, False, True, True],
+                      full_attention_interval=2)
     assert got.recurrent == (True, False, True, True)
 
 

@@ -1,4 +1,4 @@
-"""Holds the encoders to small round-trip errors, whole blocks and the same bytes for ever."""
+"""The encoders have small round-trip errors, complete blocks and fixed bytes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_tie_between_two_narrow_floats_goes_to_the_even_one() -> None:
     assert got.tolist() == [[0x3F80, 0x3F82, 0x3F81, 0xBF82]]
 
 
-def test_f32_is_kept_as_it_is() -> None:
+def test_f32_rows_are_unchanged() -> None:
     x = gaussian(3, 40)
     assert np.array_equal(dequantize("F32", encode("F32", x)), x)
 
@@ -72,7 +72,7 @@ def test_a_constant_row_comes_back_close_and_finite(kind: str, value: float) -> 
     assert np.all(np.abs(dequantize(kind, raw) - x) <= abs(value) * 0.04 + 1e-6)
 
 
-def test_weights_on_one_grid_are_kept_exactly() -> None:
+def test_weights_on_one_grid_are_encoded_exactly() -> None:
     y = ((np.arange(256) % 255) - 127).astype(np.float32).reshape(1, 256)
     y[0, 31::32] = 127
     assert np.array_equal(dequantize("Q8_0", encode("Q8_0", y)), y)
@@ -114,7 +114,7 @@ def test_a_weight_too_large_for_its_type_is_refused(kind: str, value: float) -> 
 def test_rows_of_the_wrong_kind_are_refused() -> None:
     with pytest.raises(InputError, match="float64"):
         encode("F32", np.zeros((1, 4)))  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="whole number of Q4_K"):
+    with pytest.raises(InputError, match="the weights of a Q4_K block"):
         encode("Q4_K", np.zeros((1, 100), np.float32))
     with pytest.raises(InputError, match="Q2_K"):
         encode("Q2_K", np.zeros((1, 256), np.float32))

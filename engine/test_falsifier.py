@@ -118,9 +118,8 @@ def test_kernels_give_the_reference_bits(case: Case, subject: Subject, judge: Ju
     device = subject.device
     if case["kernel"] == "rms_norm":
         kernel, (rows, n) = subject.engine.kernel("rms_norm"), (3, case["k"])
-        x, w = (
-            torch.from_numpy(_normal_values(seed, size)) for seed, size in ((5, rows * n), (6, n))
-        )
+        x, w = (torch.from_numpy(_normal_values(seed, size)) for seed,
+                size in ((5, rows * n), (6, n)))
         x = x.view(rows, n)
         got = torch.full((rows, n), float("nan"), device=device)
         kernel(x.to(device), w.to(device), 1e-6, got)
@@ -195,9 +194,8 @@ def _normal_values(seed: int, n: int) -> np.ndarray:
     return np.asarray(whole / 37000.0, np.float32)
 
 
-def _product_inputs(
-    kind: str, k: int, n: int = 5
-) -> Iterator[tuple[str, np.ndarray, torch.Tensor]]:
+def _product_inputs(kind: str, k: int,
+                    n: int = 5) -> Iterator[tuple[str, np.ndarray, torch.Tensor]]:
     """Yield a name, block bytes [n, bytes] and activations f32[k], plain and extreme."""
     block = TYPES[kind]
     size = n * k // block.weights * block.bytes

@@ -26,15 +26,14 @@ def pack_string(value: str | bytes) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def pack_tensor_info(
-    name: str | bytes, dims: tuple[int, ...], kind: int = 0, offset: int = 0
-) -> bytes:
+def pack_tensor_info(name: str | bytes, dims: tuple[int, ...], kind: int = 0,
+                     offset: int = 0) -> bytes:
     """Pack one tensor's entry."""
     return pack_string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
 
 
 def pack_file(keys: tuple[bytes, ...] = (), tensors: tuple[bytes, ...] = (), *, version: int = 3,
-           data: int = 256) -> bytes:
+              data: int = 256) -> bytes:
     """Pack a whole file whose data are `data` zero bytes."""
     raw = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(keys))
     raw += b"".join(keys) + b"".join(tensors)
@@ -120,14 +119,10 @@ REFUSED_FILES: dict[str, tuple[bytes, str]] = {
         "not UTF",
     ),
     "duplicate-key": (pack_file((FLAG_KEY, FLAG_KEY), ONE_TENSOR), "key flag occurs twice"),
-    "unknown-value-type": (
-        pack_file((pack_string("k") + struct.pack("<I", 13),), ONE_TENSOR),
-        "value type 13",
-    ),
-    "list-of-lists": (
-        pack_file((pack_string("k") + struct.pack("<IIQ", 9, 9, 1),), ONE_TENSOR),
-        "list of lists",
-    ),
+    "unknown-value-type": (pack_file((pack_string("k") + struct.pack("<I", 13),), ONE_TENSOR),
+                           "value type 13"),
+    "list-of-lists": (pack_file((pack_string("k") + struct.pack("<IIQ", 9, 9, 1),), ONE_TENSOR),
+                      "list of lists"),
     "list-past-the-end": (
         pack_file((pack_string("k") + struct.pack("<IIQ", 9, 4, 1 << 20),), ONE_TENSOR),
         "ends",
@@ -136,19 +131,15 @@ REFUSED_FILES: dict[str, tuple[bytes, str]] = {
         pack_file((pack_string("k") + struct.pack("<IIQ", 9, 8, 1 << 61),), ONE_TENSOR),
         "over",
     ),
-    "bool-that-is-two": (
-        pack_file((pack_string("k") + struct.pack("<IB", 7, 2),), ONE_TENSOR),
-        "neither true",
-    ),
+    "bool-that-is-two": (pack_file((pack_string("k") + struct.pack("<IB", 7, 2),), ONE_TENSOR),
+                         "neither true"),
     "alignment-of-three": (
         pack_file((pack_string("general.alignment") + struct.pack("<II", 4, 3),), ONE_TENSOR),
         "power of two",
     ),
     "alignment-text": (
-        pack_file(
-            (pack_string("general.alignment") + struct.pack("<I", 8) + pack_string("x"),),
-            ONE_TENSOR,
-        ),
+        pack_file((pack_string("general.alignment") + struct.pack("<I", 8) + pack_string("x"),),
+                  ONE_TENSOR),
         "power of two",
     ),
     "duplicate-tensor": (
@@ -157,51 +148,29 @@ REFUSED_FILES: dict[str, tuple[bytes, str]] = {
     ),
     "tensor-not-utf8": (pack_file(tensors=(pack_tensor_info(b"\xc3", (32,)),)), "not UTF-8"),
     "no-dimensions": (pack_file(tensors=(pack_tensor_info("a", ()),)), "0 dimensions"),
-    "five-dimensions": (
-        pack_file(tensors=(pack_tensor_info("a", (1, 1, 1, 1, 1)),)),
-        "5 dimensions",
-    ),
-    "many-dimensions": (
-        pack_file(tensors=(pack_string("a") + struct.pack("<I", 1 << 31),)),
-        "dimensions",
-    ),
+    "five-dimensions": (pack_file(tensors=(pack_tensor_info("a", (1, 1, 1, 1, 1)),)),
+                        "5 dimensions"),
+    "many-dimensions": (pack_file(tensors=(pack_string("a") + struct.pack("<I", 1 << 31),)),
+                        "dimensions"),
     "zero-dimension": (pack_file(tensors=(pack_tensor_info("a", (32, 0)),)), "cannot be in a file"),
-    "negative-dimension": (
-        pack_file(tensors=(pack_tensor_info("a", (2**64 - 1,)),)),
-        "cannot be in a file",
-    ),
-    "element-overflow": (
-        pack_file(tensors=(pack_tensor_info("a", (1 << 32, 1 << 32)),)),
-        "cannot be in a",
-    ),
-    "unsupported-type": (
-        pack_file(tensors=(pack_tensor_info("blk.3.attn_k.weight", (256,), 11),)),
-        r"blk\.3\.attn_k\.weight has type Q3_K",
-    ),
-    "unknown-type": (
-        pack_file(tensors=(pack_tensor_info("a", (32,), 9999),)),
-        "a has type number 9999",
-    ),
-    "not-whole-blocks": (
-        pack_file(tensors=(pack_tensor_info("a", (300,), 12),)),
-        "whole Q4_K blocks",
-    ),
-    "unaligned": (
-        pack_file(tensors=(pack_tensor_info("a", (32,), offset=8),)),
-        "not a multiple of 32",
-    ),
-    "data-past-the-end": (
-        pack_file(tensors=(pack_tensor_info("a", (32, 3)),)),
-        "tensor a ends at byte",
-    ),
-    "offset-past-the-end": (
-        pack_file(tensors=(pack_tensor_info("a", (32,), offset=2**64 - 32),)),
-        "ends at",
-    ),
-    "overlap": (
-        pack_file(tensors=(*ONE_TENSOR, pack_tensor_info("b", (32,), offset=128))),
-        "a and b overlap",
-    ),
+    "negative-dimension": (pack_file(tensors=(pack_tensor_info("a", (2**64 - 1,)),)),
+                           "cannot be in a file"),
+    "element-overflow": (pack_file(tensors=(pack_tensor_info("a", (1 << 32, 1 << 32)),)),
+                         "cannot be in a"),
+    "unsupported-type": (pack_file(tensors=(pack_tensor_info("blk.3.attn_k.weight", (256,), 11),)),
+                         r"blk\.3\.attn_k\.weight has type Q3_K"),
+    "unknown-type": (pack_file(tensors=(pack_tensor_info("a", (32,), 9999),)),
+                     "a has type number 9999"),
+    "not-whole-blocks": (pack_file(tensors=(pack_tensor_info("a", (300,), 12),)),
+                         "whole Q4_K blocks"),
+    "unaligned": (pack_file(tensors=(pack_tensor_info("a", (32,), offset=8),)),
+                  "not a multiple of 32"),
+    "data-past-the-end": (pack_file(tensors=(pack_tensor_info("a", (32, 3)),)),
+                          "tensor a ends at byte"),
+    "offset-past-the-end": (pack_file(tensors=(pack_tensor_info("a", (32,), offset=2**64 - 32),)),
+                            "ends at"),
+    "overlap": (pack_file(tensors=(*ONE_TENSOR, pack_tensor_info("b", (32,), offset=128))),
+                "a and b overlap"),
     "a-tensor-too-many": (b"GGUF" + struct.pack("<IQQ", 3, 65537, 0), "65537 tensors, over 65536"),
     "as-many-tensors-as-may-be": (b"GGUF" + struct.pack("<IQQ", 3, 65536, 0), "tensor 0 needs 8"),
     "an-entry-too-many": (

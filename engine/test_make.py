@@ -39,9 +39,8 @@ def test_a_made_file_has_the_bytes_written_down(shape: str, quant: str, tmp_path
 
 
 @pytest.fixture(scope="module", params=["nano", "tiny"])
-def mixed_model(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> GgufFile:
+def mixed_model(request: pytest.FixtureRequest,
+                tmp_path_factory: pytest.TempPathFactory) -> GgufFile:
     """Make a small model of mixed types."""
     path = tmp_path_factory.mktemp("made") / f"{request.param}.gguf"
     return open_gguf(make_model(path, request.param, "mixed"))

@@ -56,10 +56,10 @@ def test_refs_are_views_whose_pointers_find_the_slot(model: Model) -> None:
     pool = model.new_pool(3, 8)
     refs = pool.refs("delta", model.config.gdn_layers[0], [2, 0])
     refs.views[0].fill_(4.0)
-    whole = pool.delta[model.config.gdn_layers[0]]
-    assert float(whole[2].min()) == 4.0
-    assert float(whole[0].abs().max()) == 0.0
-    assert int(refs.pointers[0]) - int(refs.pointers[1]) == 2 * whole[0].nbytes
+    tensor = pool.delta[model.config.gdn_layers[0]]
+    assert float(tensor[2].min()) == 4.0
+    assert float(tensor[0].abs().max()) == 0.0
+    assert int(refs.pointers[0]) - int(refs.pointers[1]) == 2 * tensor[0].nbytes
     table = pool.table([2, 0])
     for kind, layer in pool.places:
         one, other = table.refs(kind, layer), pool.refs(kind, layer, [2, 0])
@@ -69,7 +69,7 @@ def test_refs_are_views_whose_pointers_find_the_slot(model: Model) -> None:
         pool.slot(3)
 
 
-def test_digest_tells_signed_zeros_apart_and_nans_together(model: Model) -> None:
+def test_digest_separates_signed_zeros_and_unifies_nans(model: Model) -> None:
     state = model.new_state(4)
     plain = state.digest()
     view = state.named()[f"{model.config.gdn_layers[0]}.conv"]
@@ -111,10 +111,10 @@ def test_narrow_caches_hold_the_nearest_values_in_half_the_bytes(model: Model, k
     cache[0].copy_(x)  # as `attend` does
     assert torch.equal(cache[0, :, 0, 0].double(), round_to_nearest_even(x[:, 0, 0], kind))
     wide, narrow = (m.new_pool(2, 8) for m in (model, model.with_kv(kv)))
-    rows = [sum(t.nbytes for kept in (p.k, p.v) for t in kept.values()) for p in (wide, narrow)]
+    rows = [sum(t.nbytes for cache in (p.k, p.v) for t in cache.values()) for p in (wide, narrow)]
     assert rows[0] == 2 * rows[1]
     assert wide.nbytes - narrow.nbytes == rows[1]
-    assert {t.dtype for kept in (narrow.conv, narrow.delta) for t in kept.values()} == {
+    assert {t.dtype for states in (narrow.conv, narrow.delta) for t in states.values()} == {
         torch.float32}
 
 
@@ -124,7 +124,7 @@ def test_a_checkpoint_in_another_type_is_refused_and_changes_nothing(model: Mode
     narrow.prefill([3, 4], state)
     other, same = model.new_state(4), narrow.new_state(4)
     before = other.digest()
-    with pytest.raises(InputError, match="bfloat16 does not fit a pool that keeps it in"):
+    with pytest.raises(InputError, match="bfloat16 does not fit a pool that stores it in"):
         restore(checkpoint(state, 2), other)
     assert other.digest() == before
     restore(checkpoint(state, 2), same)
@@ -132,9 +132,9 @@ def test_a_checkpoint_in_another_type_is_refused_and_changes_nothing(model: Mode
 
 
 def test_unknown_type_of_keys_and_values_is_refused(model: Model) -> None:
-    for refused in (lambda: model.with_kv("f8"), lambda: Pool(model.config, 1, 1, kv="f8")):
-        with pytest.raises(InputError, match="'f8' are refused: f32, f16, bf16 are known"):
-            refused()
+    for build in (lambda: model.with_kv("f8"), lambda: Pool(model.config, 1, 1, kv="f8")):
+        with pytest.raises(InputError, match="unknown KV type 'f8': use one of f32, f16, bf16"):
+            build()
 
 
 def test_the_reference_path_is_the_oracle_and_takes_one_row(model: Model) -> None:
@@ -197,9 +197,9 @@ def test_impossible_generations_are_refused(model: Model, tokens: list[int], lim
 def test_logits_are_written_once_and_never_over_a_file(model: Model, tmp_path: Path) -> None:
     out = tmp_path / "logits.safetensors"
     generate.write_logits(model, [1, 2], out)
-    held = load_file(out)
-    assert held["logits"].shape == (2, 509)
-    assert torch.equal(held["logits"], generate.forced_logits(model, [1, 2]))
+    written = load_file(out)
+    assert written["logits"].shape == (2, 509)
+    assert torch.equal(written["logits"], generate.forced_logits(model, [1, 2]))
     with pytest.raises(InputError, match="exists"):
         generate.write_logits(model, [1, 2], out)
     with pytest.raises(InputError, match="is not a folder"):
@@ -225,7 +225,7 @@ def test_candidates_are_an_engine_or_a_step(model: Model) -> None:
         engine_of(reference(), object(), model)
 
 
-def test_spans_are_each_rows_own_tokens() -> None:
+def test_spans_are_the_tokens_of_each_row() -> None:
     rows = Rows((4, 0, 2), (7, 0, 3), (2, 1, 3))
     assert rows.spans([1, 2, 3, 4, 5, 6]) == [(4, 7, [1, 2]), (0, 0, [3]), (2, 3, [4, 5, 6])]
     assert rows.slices == [slice(0, 2), slice(2, 3), slice(3, 6)]

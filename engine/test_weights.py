@@ -24,10 +24,8 @@ def _random_blocks(kind: str, n: int, k: int) -> np.ndarray:
 @pytest.mark.parametrize("arithmetic", ["exact-23", "ordered"])
 def test_chunked_and_whole_matrices_have_the_same_bits(
         kind: str, arithmetic: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    raw, x = (
-        _random_blocks(kind, 37, 512),
-        torch.randn(3, 512, generator=torch.Generator().manual_seed(1)),
-    )
+    raw, x = (_random_blocks(kind, 37, 512),
+              torch.randn(3, 512, generator=torch.Generator().manual_seed(1)))
     whole = Weight("w", kind, raw, arithmetic).product(x)
     monkeypatch.setattr(weights, "_MAX_WIDENED_WEIGHTS", 0)
     monkeypatch.setattr(weights, "_CHUNK", 5 * 512)

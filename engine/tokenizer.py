@@ -58,13 +58,9 @@ class Tokenizer:
             raise InputError(f"tokenizer.ggml.eos_token_id must be a token id, but is "
                              f"{_abbreviate(eos)}")
         chat = metadata.get("tokenizer.chat_template")
-        return cls(
-            tokens,
-            _metadata_list(metadata, "token_type", int),
-            _metadata_list(metadata, "merges", str),
-            eos,
-            chat if isinstance(chat, str) else None,
-        )
+        return cls(tokens, _metadata_list(metadata, "token_type", int),
+                   _metadata_list(metadata, "merges", str), eos,
+                   chat if isinstance(chat, str) else None)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text; control tokens are known by their text, none is added."""

@@ -40,10 +40,8 @@ class GgufConverter:
 
     def __init__(self, path: Path) -> None:
         self.reader = gguf.GGUFReader(path)
-        self.key_heads, self.value_heads = (
-            int(self.value("ssm.group_count")),
-            int(self.value("ssm.time_step_rank")),
-        )
+        self.key_heads, self.value_heads = (int(self.value("ssm.group_count")),
+                                            int(self.value("ssm.time_step_rank")))
 
     def value(self, key: str, default: Any = None) -> Any:
         """Return one metadata value of the architecture as plain Python."""

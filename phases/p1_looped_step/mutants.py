@@ -71,7 +71,7 @@ class _ZeroOnChange:
 
 
 def _write_slot_zero(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
-                      sink: Sink | None) -> Tensor:
+                     sink: Sink | None) -> Tensor:
     logits = step_rows(path, model, pool, tokens, rows, sink)
     pool.slot(rows.slots[-1]).copy_to(pool.slot(0))
     return logits
@@ -110,7 +110,7 @@ class _AdvanceSoloRows:
 
 
 def _one_position_per_chunk(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
-                          sink: Sink | None) -> Tensor:
+                            sink: Sink | None) -> Tensor:
     logits = []
     for slot, position, own in rows.spans(tokens):
         for token in own:
@@ -161,7 +161,7 @@ def _clear_only(kind: str) -> Callable[[State], None]:
 
 
 def _clear_at_first_chunk(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
-                            sink: Sink | None) -> Tensor:
+                          sink: Sink | None) -> Tensor:
     for slot, position, own in rows.spans(tokens):
         if position == 0 and len(own) > 1:
             State(pool, slot).clear()
@@ -183,7 +183,7 @@ def _with_ops(**wrong: Any) -> Builder:
 
 
 def _attend_one_key_more(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
-                  lengths: tuple[int, ...], counts: tuple[int, ...], out: Tensor) -> None:
+                         lengths: tuple[int, ...], counts: tuple[int, ...], out: Tensor) -> None:
     ops.attend(q, k, v, gate, keys, values, lengths, counts, out)
     n = lengths[0] + 2
     out.copy_(ops.attend_one(q[0], keys.views[0][:n], values.views[0][:n])
@@ -191,20 +191,20 @@ def _attend_one_key_more(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Re
 
 
 def _delta_step_bfloat16(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs,
-                    counts: tuple[int, ...], out: Tensor) -> None:
+                         counts: tuple[int, ...], out: Tensor) -> None:
     ops.delta_step(q, k, v, g, beta, states, counts, out)
     states.views[0].copy_(states.views[0].bfloat16().float())
 
 
 def _ordered_above_one_row(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
-                       sink: Sink | None) -> Tensor:
+                           sink: Sink | None) -> Tensor:
     if len(rows.slots) > 1:
         model = model.with_arithmetic("ordered")
     return step_rows(path, model, pool, tokens, rows, sink)
 
 
 def _copy_odd_tail(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
-              sink: Sink | None) -> Tensor:
+                   sink: Sink | None) -> Tensor:
     logits = step_rows(path, model, pool, tokens, rows, sink)
     if len(logits) > 1 and len(logits) % 2:
         logits[-1] = logits[-2]
@@ -212,12 +212,12 @@ def _copy_odd_tail(path: Path, model: Model, pool: Pool, tokens: Sequence[int], 
 
 
 def _roll_logits(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
-            sink: Sink | None) -> Tensor:
+                 sink: Sink | None) -> Tensor:
     return step_rows(path, model, pool, tokens, rows, sink).roll(1, 0)
 
 
 def _wrap_indices(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
-                 sink: Sink | None) -> Tensor:
+                  sink: Sink | None) -> Tensor:
     tokens = [t % model.config.vocab for t in tokens]
     slots = tuple(s % pool.slots for s in rows.slots)
     positions = tuple(p % pool.capacity for p in rows.positions)
@@ -225,7 +225,7 @@ def _wrap_indices(path: Path, model: Model, pool: Pool, tokens: Sequence[int], r
 
 
 def _run_rows_twice(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
-                  sink: Sink | None) -> Tensor:
+                    sink: Sink | None) -> Tensor:
     slots = [pool.slot(slot) for slot in rows.slots]
     before = [{name: view.clone() for name, view in slot.named().items()} for slot in slots]
     step_rows(path, model, pool, tokens, rows, sink)

@@ -166,6 +166,6 @@ def _build_engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
 
 
 def _solo_stream(engine: Engine, model: Any, seed: int, length: int, decode: int,
-            capacity: int = CAPACITY) -> SoloStream:
+                 capacity: int = CAPACITY) -> SoloStream:
     return run_solo(engine, Rows, make_prompt(seed, length, model.config.vocab), decode, capacity,
                  right=increment.path())

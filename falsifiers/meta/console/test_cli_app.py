@@ -162,7 +162,7 @@ def test_interrupt_exits_without_a_traceback(main: Main, gated: list[Any]) -> No
     (["gate", "--case", "p1/streams_equal_solo[cpu-nano-m99]"], "did you mean p1/"),
     (["gate", "--phase", "1", "--device", "tpu"], "unknown device 'tpu'"),
     (["gate", "--phase", "1", "--jobs", "0"], "--jobs must be 1 or more, but is 0"),
-    (["golden", "check", "nope"], "golden: there are no goldens of nope; those of a test model"),
+    (["golden", "check", "nope"], "golden: there are no goldens of nope; create those of a test"),
     (["model", "inspect", "/no\udcff.gguf"], r"cannot read /no\xff.gguf: No such file"),
     (["gate", "--phase", "4", "--weights", "x.gguf"], "is judged by phase 3: add --phase 3"),
     (["gate", "--weights", "x.gguf"], "is judged by phase 3: add --phase 3"),
