@@ -34,7 +34,7 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True)
-class Held:
+class RowOperands:
     """What a step's ops take of its rows, as they take it."""
 
     positions: Tensor
@@ -56,7 +56,7 @@ class Rows:
     """Tokens that each slot's state already holds."""
     counts: tuple[int, ...]
     """Tokens of each row in this step: 1 is decode, more is a prefill chunk."""
-    held: Held | None = None
+    operands: RowOperands | None = None
     """The same, where whoever makes the step has put it for the ops; else a step does."""
 
     @staticmethod
@@ -80,13 +80,13 @@ class Rows:
         return [position + i for _, position, own in self.spans(range(sum(self.counts)))
                 for i in range(len(own))]
 
-    def holding(self, pool: Pool) -> Held:
-        """Return what ops take of the rows, made now unless it is held already."""
-        if self.held is not None:
-            return self.held
+    def operands_on(self, pool: Pool) -> RowOperands:
+        """Return what ops take of the rows, or the ones that were passed in."""
+        if self.operands is not None:
+            return self.operands
         positions = to_device(torch.tensor(self.of_tokens()), pool.device)
         reach = max(p + c for p, c in zip(self.positions, self.counts, strict=True))
-        return Held(positions, Ints(self.positions), Ints(self.counts), pool.table(self.slots),
+        return RowOperands(positions, Ints(self.positions), Ints(self.counts), pool.table(self.slots),
                     reach)
 
 

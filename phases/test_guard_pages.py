@@ -115,7 +115,7 @@ def test_attention(kv: torch.dtype) -> None:
     ops.attend(q, k, v, gate, keys, values, (65,), (2,), want)
     path().attend(q, k, v, gate, *guarded, Ints((65,)), Ints((2,)), got)
     assert torch.equal(got, want)
-    assert all(torch.equal(x.whole, y.whole) for x, y in zip(guarded, plain, strict=True))
+    assert all(torch.equal(x.all_slots, y.all_slots) for x, y in zip(guarded, plain, strict=True))
 
 
 def test_norm_and_rotation() -> None:

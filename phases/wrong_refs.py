@@ -30,17 +30,17 @@ def _per_row(slot_of: Callable[[Refs, int], int]) -> RefsChange:
     def change(refs: Refs, counts: Counts) -> Refs:
         slots = (slot_of(refs, row) if count else refs.slots[row]
                  for row, count in enumerate(counts))
-        return replace(refs, slots=tuple(slots), held=None)
+        return replace(refs, slots=tuple(slots), device_pointers=None)
 
     return change
 
 
 row_numbers = _per_row(lambda refs, row: row)
 first_slot_for_all = _per_row(lambda refs, row: refs.slots[0])
-slots_side_by_side = _per_row(lambda refs, row: (refs.slots[0] + row) % len(refs.whole))
-next_slots = _per_row(lambda refs, row: (refs.slots[row] + 1) % len(refs.whole))
-doubled_slots = _per_row(lambda refs, row: 2 * refs.slots[row] % len(refs.whole))
+slots_side_by_side = _per_row(lambda refs, row: (refs.slots[0] + row) % len(refs.all_slots))
+next_slots = _per_row(lambda refs, row: (refs.slots[row] + 1) % len(refs.all_slots))
+doubled_slots = _per_row(lambda refs, row: 2 * refs.slots[row] % len(refs.all_slots))
 
 
 def sorted_slots(refs: Refs, counts: Counts) -> Refs:
-    return replace(refs, slots=tuple(sorted(refs.slots)), held=None)
+    return replace(refs, slots=tuple(sorted(refs.slots)), device_pointers=None)

@@ -23,7 +23,7 @@ def delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states:
             for x in (q, k))
     for row, count in enumerate(counts):
         for _ in range(count):
-            state = states.whole[states.slots[row]]
+            state = states.all_slots[states.slots[row]]
             state.mul_(g[at, :, None, None])
             read = torch.einsum("hkv,hk->hv", state, k[at])
             change = beta[at, :, None] * (v[at] - read)

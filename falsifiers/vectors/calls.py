@@ -145,7 +145,7 @@ class ExternalOps:
         for refs, caches in ((keys, answer["keys"]), (values, answer["values"])):
             for slot, cache, n in zip(refs.slots, caches, ends, strict=True):
                 if n:
-                    refs.whole[slot][:n].copy_(cache[:n])
+                    refs.all_slots[slot][:n].copy_(cache[:n])
 
     def _call_recurrent(self, op: str, tensors: Mapping[str, Tensor], refs: Any,
                         counts: Sequence[int], out: Tensor) -> None:
@@ -178,10 +178,10 @@ def as_int32(numbers: Sequence[int]) -> Tensor:
 
 def _stack_caches(refs: Any, lengths: Sequence[int]) -> Tensor:
     """Return rows' caches [m, longest, ...] up to each length, with NaN after it."""
-    caches = torch.full((len(lengths), max(1, *lengths), *refs.whole.shape[2:]), torch.nan)
+    caches = torch.full((len(lengths), max(1, *lengths), *refs.all_slots.shape[2:]), torch.nan)
     for slot, cache, n in zip(refs.slots, caches, lengths, strict=True):
         if n:  # a row without tokens may have no valid slot
-            cache[:n] = refs.whole[slot][:n].cpu()
+            cache[:n] = refs.all_slots[slot][:n].cpu()
     return caches
 
 

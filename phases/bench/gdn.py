@@ -42,7 +42,7 @@ def _make_states(m: int, layers: int, *shape: int) -> list[Refs]:
     """Return small random states of m rows for every layer, with their device addresses."""
     states = [torch.randn(m, *shape, device="cuda") * 0.1 for _ in range(layers)]
     plain = [Refs(state, tuple(range(m))) for state in states]
-    return [Refs(refs.whole, refs.slots, refs.pointers) for refs in plain]
+    return [Refs(refs.all_slots, refs.slots, refs.pointers) for refs in plain]
 
 
 def _make_ops(m: int, tokens: int) -> Iterator[OpRuns]:
@@ -64,12 +64,12 @@ def _make_ops(m: int, tokens: int) -> Iterator[OpRuns]:
         return sum(tensor.nbytes for tensor in tensors)
 
     yield OpRuns("conv_step", [partial(kernels.conv_step, x, taps, refs, counts, y)
-                               for refs in windows], 2 * size(windows[0].whole, x) + size(taps))
+                               for refs in windows], 2 * size(windows[0].all_slots, x) + size(taps))
     yield OpRuns("gates", [partial(kernels.gates, a, b, neg_exp_a, dt_bias, alpha, beta)] * layers,
                  2 * size(a, b))
     yield OpRuns("delta_step", [
         partial(kernels.delta_step, q, k, v, alpha, beta, refs, counts, out) for refs in states],
-        2 * size(states[0].whole) + size(mixed, out))
+        2 * size(states[0].all_slots) + size(mixed, out))
 
 
 def measure(ms: Sequence[int], tokens: int = 1,

@@ -56,7 +56,7 @@ class PoisonedPool:
     def refs(self, rows: Sequence[Row]) -> Refs:
         """Return the states of the rows' slots, with their addresses on the device."""
         refs = Refs(self.states, tuple(row.slot for row in rows))
-        return Refs(refs.whole, refs.slots, refs.pointers)
+        return Refs(refs.all_slots, refs.slots, refs.pointers)
 
     def read(self, slot: int) -> Tensor:
         """Return a copy of a slot's state, on the CPU."""

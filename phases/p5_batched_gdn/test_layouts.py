@@ -48,4 +48,4 @@ def test_rows_without_tokens_leave_their_states_unchanged() -> None:
     x, heads, gate = torch.empty(0, 384), torch.empty(0, 1, 128), torch.empty(0, 1)
     ops.conv_step(x, torch.ones(384, 4), windows, counts, torch.empty(0, 384))
     ops.delta_step(heads, heads, heads, gate, gate, states, counts, torch.empty(0, 1, 128))
-    assert all(bool((refs.whole == 7.0).all()) for refs in (windows, states))
+    assert all(bool((refs.all_slots == 7.0).all()) for refs in (windows, states))

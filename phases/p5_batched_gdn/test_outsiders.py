@@ -111,7 +111,7 @@ def test_pad_that_is_read_and_written_back_fails(tmp_path: Path) -> None:
     candidate = load_example(tmp_path, "    for row, count in enumerate(counts):\n", (
         "    for row, count in enumerate(counts):\n"
         "        if not count:\n"
-        "            states.whole[states.slots[row]].mul_(1.0)\n"))
+        "            states.all_slots[states.slots[row]].mul_(1.0)\n"))
     with pytest.raises(ParityBroken, match="changed by a call that does not name it"):
         judge_case(next(quick_cases("pad_rows_do_nothing")), candidate)
 

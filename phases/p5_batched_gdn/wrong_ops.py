@@ -25,7 +25,7 @@ def varied_conv_step(x: Tensor, taps: Tensor, windows: Refs, counts: Counts, out
     at = 0
     for slot, count in zip(windows.slots, counts, strict=True):
         for _ in range(count):
-            window = windows.whole[slot]
+            window = windows.all_slots[slot]
             values = [*window.unbind(1), x[at]]
             y = taps[:, 0] * values[order[0]]
             for tap in (1, 2, 3):
@@ -47,11 +47,11 @@ library_silu = partial(varied_conv_step, activation=torch.nn.functional.silu)
 
 def short_chunks_not_shifted(x: Tensor, taps: Tensor, windows: Refs, counts: Counts,
                              out: Tensor) -> None:
-    old = windows.whole.clone()
+    old = windows.all_slots.clone()
     reference.conv_step(x, taps, windows, counts, out)
     for slot, count in zip(windows.slots, counts, strict=True):
         if 0 < count < 3:
-            windows.whole[slot][:, :3 - count] = old[slot][:, :3 - count]
+            windows.all_slots[slot][:, :3 - count] = old[slot][:, :3 - count]
 
 
 def chunk_window_in_another_layout(x: Tensor, taps: Tensor, windows: Refs, counts: Counts,
@@ -59,7 +59,7 @@ def chunk_window_in_another_layout(x: Tensor, taps: Tensor, windows: Refs, count
     reference.conv_step(x, taps, windows, counts, out)
     for slot, count in zip(windows.slots, counts, strict=True):
         if count > 1:
-            window = windows.whole[slot]
+            window = windows.all_slots[slot]
             window.copy_(window.T.reshape(window.shape).clone())
 
 
@@ -68,7 +68,7 @@ def window_from_the_packed_tokens(x: Tensor, taps: Tensor, windows: Refs, counts
     at = 0
     for slot, count in zip(windows.slots, counts, strict=True):
         if count > 1 and at >= 3:
-            windows.whole[slot].copy_(x[at - 3:at].T)
+            windows.all_slots[slot].copy_(x[at - 3:at].T)
         at += count
     reference.conv_step(x, taps, windows, counts, out)
 
@@ -124,7 +124,7 @@ def varied_delta_step(
     at = 0
     for slot, count in zip(states.slots, counts, strict=True):
         for _ in range(count):
-            state = states.whole[slot]
+            state = states.all_slots[slot]
             decayed = state * g[at, :, None, None]
             read = sum_keys((state if decay_late else decayed) * k[at, :, :, None])
             change = beta[at, :, None] * (v[at] - read)
@@ -169,7 +169,7 @@ def denormals_flushed(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, 
     reference.delta_step(q, k, v, g, beta, states, counts, out)
     for slot, count in zip(states.slots, counts, strict=True):
         if count:
-            state = states.whole[slot]
+            state = states.all_slots[slot]
             state.copy_(torch.where(state.abs() < tiny, 0.0, state))
 
 

@@ -46,7 +46,7 @@ class StatefulCall:
 
     def state(self, row: int) -> Tensor:
         """Return a view of a row's state."""
-        return self.refs.whole[self.refs.slots[row]]
+        return self.refs.all_slots[self.refs.slots[row]]
 
     def cut(self, start: int, count: int) -> list[Any]:
         """Return the inputs of some tokens; taps have no token axis and stay as they are."""
@@ -56,7 +56,7 @@ class StatefulCall:
         """Run `count` tokens of one row from its token `first`, by default the rest of them."""
         start = self.starts[row] + first
         count = self.counts[row] - first if count is None else count
-        self.right(*self.cut(start, count), Refs(self.refs.whole, self.refs.slots[row:row + 1]),
+        self.right(*self.cut(start, count), Refs(self.refs.all_slots, self.refs.slots[row:row + 1]),
                    (count,), self.out[start:start + count])
 
 
@@ -126,7 +126,7 @@ all_from_zero_beside_a_chunk = _from_zero(lambda count, counts: max(counts) > 1)
 
 
 def saved_in_the_next_slot(call: StatefulCall) -> None:
-    states, slots = call.refs.whole, call.refs.slots
+    states, slots = call.refs.all_slots, call.refs.slots
     old = [states[slot].clone() for slot in slots]
     call.run()
     for slot, state in zip(slots, old, strict=True):
@@ -143,7 +143,7 @@ class ShadowState:
         self.copies: dict[tuple[int, int], Tensor] = {}
 
     def __call__(self, call: StatefulCall) -> None:
-        keys = {row: (call.refs.whole.data_ptr(), call.refs.slots[row]) for row in call.busy}
+        keys = {row: (call.refs.all_slots.data_ptr(), call.refs.slots[row]) for row in call.busy}
         for row, key in keys.items():
             if key in self.copies and call.counts[row] <= self.max_tokens:
                 call.state(row).copy_(self.copies[key])
@@ -191,7 +191,7 @@ def _pads_advance(slot_of: Callable[[StatefulCall, int], int]) -> Change:
         call.run()
         for row, count in enumerate(call.counts):
             if not count:
-                call.right(*call.cut(0, 1), Refs(call.refs.whole, (slot_of(call, row),)), (1,),
+                call.right(*call.cut(0, 1), Refs(call.refs.all_slots, (slot_of(call, row),)), (1,),
                            torch.empty(call.out[:1].shape))
 
     return change
@@ -203,10 +203,10 @@ pads_work_on_slot_zero = _pads_advance(lambda call, row: 0)
 
 
 def idle_slots_age(call: StatefulCall) -> None:
-    old = call.refs.whole.clone()
-    call.refs.whole.mul_(0.999)
+    old = call.refs.all_slots.clone()
+    call.refs.all_slots.mul_(0.999)
     for slot in call.refs.slots:
-        call.refs.whole[slot].copy_(old[slot])
+        call.refs.all_slots[slot].copy_(old[slot])
     call.run()
 
 
@@ -234,7 +234,7 @@ class RoundEveryHundred:
 
 
 def offset_of_32_bits(call: StatefulCall) -> None:
-    states = call.refs.whole
+    states = call.refs.all_slots
     size, flat = states[0].numel(), states.view(-1)
     offsets = [max((slot * size + 2**31) % 2**32 - 2**31, 0) for slot in call.refs.slots]
     found = torch.stack([flat[at:at + size] for at in offsets])

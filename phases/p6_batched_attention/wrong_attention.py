@@ -50,7 +50,7 @@ class AttendCall:
     def caches(self, row: int) -> tuple[Tensor, Tensor]:
         """Return a row's keys and values."""
         slot = self.keys.slots[row]
-        return self.keys.whole[slot], self.values.whole[slot]
+        return self.keys.all_slots[slot], self.values.all_slots[slot]
 
     def first_keys(self, row: int, n: int) -> tuple[Tensor, Tensor]:
         """Return the first n rows of a row's caches, or all of them if there are fewer."""

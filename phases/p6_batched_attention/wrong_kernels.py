@@ -234,13 +234,13 @@ def offset_of_31_bits(q, k, v, gate, keys, values, lengths, counts, out) -> None
     """Use cache rows at the address that an offset without its upper bits would give."""
     near = []
     for cache_ in (keys, values):
-        rows, apart = cache_.whole.shape[1], cache_.whole.stride(1)
+        rows, apart = cache_.all_slots.shape[1], cache_.all_slots.stride(1)
         found = torch.tensor([i * apart % 2**31 // apart for i in range(rows)])
-        near.append(Refs(cache_.whole[:, found.to(out.device)].contiguous(), cache_.slots))
+        near.append(Refs(cache_.all_slots[:, found.to(out.device)].contiguous(), cache_.slots))
     kernel_attend_cuda.attend(q, k, v, gate, *near, lengths, counts, out)
     for cache_, copy in zip((keys, values), near, strict=True):
         for slot, length, count in zip(keys.slots, lengths, counts, strict=True):
-            cache_.whole[slot, length:length + count] = copy.whole[slot, length:length + count]
+            cache_.all_slots[slot, length:length + count] = copy.all_slots[slot, length:length + count]
 
 
 def with_short_offsets() -> Builder:

@@ -50,7 +50,7 @@ def append_rounded(
     It does so in steps for which `when(counts)` is true.
     """
     def run(call: AttendCall) -> None:
-        kind = call.keys.whole.dtype
+        kind = call.keys.all_slots.dtype
         if kind in NARROW_TYPES and when(call.counts):
             call.run_reference(k=rounded(call.k, kind), v=rounded(call.v, kind))
         else:
@@ -82,24 +82,24 @@ def chunk_unrounded(call: AttendCall, at: int, row: int, n: int) -> Tensor:
 
 
 def queries_rounded_too(call: AttendCall) -> None:
-    kind = call.keys.whole.dtype
+    kind = call.keys.all_slots.dtype
     call.run_reference(q=call.q.to(kind).float())
 
 
 def four_bytes_a_value(call: AttendCall) -> None:
     """Address a narrow cache as if its values were f32: offsets are twice as large."""
-    if call.keys.whole.dtype not in NARROW_TYPES:
+    if call.keys.all_slots.dtype not in NARROW_TYPES:
         call.run_reference()
         return
     far = [_view_twice_as_far(refs) for refs in (call.keys, call.values)]
     call.run_reference(keys=far[0][0], values=far[1][0])
     for refs, (copy, places) in zip((call.keys, call.values), far, strict=True):
-        refs.whole.view(-1)[places.flatten()] = copy.whole.flatten()
+        refs.all_slots.view(-1)[places.flatten()] = copy.all_slots.flatten()
 
 
 def _view_twice_as_far(refs: Refs) -> tuple[Refs, Tensor]:
     """Return a cache as doubled offsets modulo its size see it, and the place of each value."""
-    size, width = refs.whole.numel(), refs.whole.shape[-1]
+    size, width = refs.all_slots.numel(), refs.all_slots.shape[-1]
     heads = torch.arange(0, size, width) * 2 % size
     places = heads[:, None] + torch.arange(width)
-    return replace(refs, whole=refs.whole.view(-1)[places].view_as(refs.whole)), places
+    return replace(refs, all_slots=refs.all_slots.view(-1)[places].view_as(refs.all_slots)), places

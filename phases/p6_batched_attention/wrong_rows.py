@@ -11,17 +11,17 @@ def pads_clamped_to_slot_zero(call: AttendCall) -> None:
     call.run_reference()
     for i, count in enumerate(call.counts):
         if not count:
-            keys, values = call.keys.whole[0], call.values.whole[0]
+            keys, values = call.keys.all_slots[0], call.values.all_slots[0]
             keys[call.lengths[i]], values[call.lengths[i]] = 0.0, 0.0
 
 
 def pads_take_any_slot(call: AttendCall) -> None:
     call.run_reference()
     busy = {s for s, count in zip(call.keys.slots, call.counts, strict=True) if count}
-    free = [s for s in range(len(call.keys.whole)) if s not in busy]
+    free = [s for s in range(len(call.keys.all_slots)) if s not in busy]
     for i, count in enumerate(call.counts):
         if not count and free:
-            call.keys.whole[free[0], call.lengths[i]] = 0.0
+            call.keys.all_slots[free[0], call.lengths[i]] = 0.0
 
 
 def pads_take_the_last_token(call: AttendCall) -> None:
@@ -58,7 +58,7 @@ def appended_at_the_first_rows_length(call: AttendCall) -> None:
 
 
 def chunk_appends_its_last_only(call: AttendCall) -> None:
-    old = call.keys.whole.clone(), call.values.whole.clone()
+    old = call.keys.all_slots.clone(), call.values.all_slots.clone()
     call.run_reference()
     for row, length, count in call.busy_rows():
         lost = slice(length, length + count - 1)

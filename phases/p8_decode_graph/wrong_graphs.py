@@ -111,9 +111,9 @@ class AdvancesTwice(Inputs):
 class PerStepPointers(Inputs):
     def rows(self, spare: Pool, reach: int) -> Rows:
         rows = super().rows(spare, reach)
-        assert rows.held is not None
-        table = replace(rows.held.table, pointers=self.pointers.clone())
-        return replace(rows, held=replace(rows.held, table=table))
+        assert rows.operands is not None
+        table = replace(rows.operands.table, pointers=self.pointers.clone())
+        return replace(rows, operands=replace(rows.operands, table=table))
 
 
 class CapturesLiveRows(Graphs):

@@ -233,7 +233,7 @@ def test_invalid_trace_is_refused_in_one_sentence(
     ("ops: [a]", "ops: Input should be a valid dictionary"), ("more: {}", "more: Extra inputs"),
     ("ops: {a: {b: c}}", "ops.a: Input should be a valid string"), ("ops: {", "is not YAML"),
     ("ops: {'{layer}.{layer}': a}", "may occur once"), ("ops: {a: '{layer}'}", "may occur once"),
-    ("ops: {a: b, a: c}", "key 'a' stands twice"), ("ops: {a: ''}", "ops.a: "),
+    ("ops: {a: b, a: c}", "duplicate key 'a'"), ("ops: {a: ''}", "ops.a: "),
     ('ops: {a: "\\e[2J"}', "ops.a: "), ("- a", "top level: "),
     ("!!python/object:os.system {}", "is not YAML")])
 def test_invalid_names_are_refused_in_one_sentence(tmp_path: Path, text: str,
