@@ -29,9 +29,8 @@ def request_waves(seed: int, count: int) -> list[list[Request]]:
     draw = random.Random(seed)
     result: list[list[Request]] = []
     for number in range(count):
-        one = make_request(
-            f"w{number}", draw.randint(1, 30), draw.randint(1, 12), draw.randrange(3)
-        )
+        one = make_request(f"w{number}", draw.randint(1, 30), draw.randint(1, 12),
+                           draw.randrange(3))
         if draw.random() < 0.4:
             one = with_stop_at(one, draw.randrange(one.limit))
         if draw.random() < 0.5 or not result:

@@ -142,13 +142,11 @@ class Harness:
         wrong = self.engine.violations
         self.law(not wrong, f"the engine was misused: {', '.join(wrong[:1])}")
         self.check_equal("requests without an end", self.waiting(), [])
-        self.check_equal(
-            "free slots", sorted(self.engine.free_slots), list(range(self.settings.slots))
-        )
+        self.check_equal("free slots", sorted(self.engine.free_slots),
+                         list(range(self.settings.slots)))
         for tenant in self.engine.tenants:
-            self.check_equal(
-                "releases", tenant.released, 1, request=tenant.request.id, slot=tenant.slot
-            )
+            self.check_equal("releases", tenant.released, 1, request=tenant.request.id,
+                             slot=tenant.slot)
         counts = self.scheduler.counts
         self.check_equal("counted as live or waiting", (counts.live, counts.waiting), (0, 0))
         self.check_equal("counted admissions", counts.admitted, len(self.engine.tenants))
@@ -183,9 +181,8 @@ class Harness:
 
     def seated_at(self, id: str) -> int:
         """Return the step in which a request was first given a slot."""
-        return next(
-            call.clock for call in self.engine.calls_naming(id) if call.name in SEATING_CALLS
-        )
+        return next(call.clock for call in self.engine.calls_naming(id)
+                    if call.name in SEATING_CALLS)
 
 
 def without_slots(emitted: Sequence[Emitted]) -> list[tuple[object, ...]]:

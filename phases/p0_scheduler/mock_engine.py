@@ -160,9 +160,8 @@ class MockEngine:
         self._check_protocol(slot not in self.owners, f"slot {slot} was released, but has no owner")
         early = slot in [row.slot for row in self._current_plan] and (
             self._in_flight is not None or self.current_call == "decode_step")
-        self._check_protocol(
-            early, f"slot {slot} was released before the step that names it was read"
-        )
+        self._check_protocol(early,
+                             f"slot {slot} was released before the step that names it was read")
         self._begin_call(EngineCall("recycle_slot", self._owner_ids((row,)), (row,)), quiet=early)
         if slot in self.owners:
             self._vacate(slot)
@@ -177,9 +176,8 @@ class MockEngine:
     def reset(self) -> None:
         """Free every slot; a step in flight is void."""
         self._failed, self._in_flight, self._current_plan = False, None, ()
-        self._begin_call(
-            EngineCall("reset", tuple(tenant.request.id for tenant in self.owners.values()))
-        )
+        self._begin_call(EngineCall("reset",
+                                    tuple(tenant.request.id for tenant in self.owners.values())))
         for slot in list(self.owners):
             self._vacate(slot)
 
@@ -206,17 +204,13 @@ class MockEngine:
         self._thread = self._thread or here
         self._check_protocol(here != self._thread, f"{call.name} was called from a second thread")
         self._check_protocol(self._cleaned_up, f"{call.name} was called after cleanup")
-        self._check_protocol(
-            self._failed, f"{call.name} was called after a failed step, before reset"
-        )
+        self._check_protocol(self._failed,
+                             f"{call.name} was called after a failed step, before reset")
         if not quiet:
-            self._check_protocol(
-                bool(self.current_call), f"{call.name} was called inside {self.current_call}"
-            )
-            self._check_protocol(
-                self._in_flight is not None,
-                f"{call.name} was called before the step in flight was read",
-            )
+            self._check_protocol(bool(self.current_call),
+                                 f"{call.name} was called inside {self.current_call}")
+            self._check_protocol(self._in_flight is not None,
+                                 f"{call.name} was called before the step in flight was read")
         outer, self.current_call = self.current_call, call.name
         call = replace(call, clock=self.clock)
         at = len(self.log)
@@ -243,9 +237,8 @@ class MockEngine:
         self._check_protocol(len(set(slots)) < len(slots), f"slots {slots} are not distinct")
         for row in rows:
             tenant = self.owners.get(row.slot)
-            self._check_protocol(
-                tenant is None, f"a step names slot {row.slot}, which has no owner"
-            )
+            self._check_protocol(tenant is None,
+                                 f"a step names slot {row.slot}, which has no owner")
             if tenant is not None:
                 most = tenant.prompt_left or 1
                 self._check_protocol(not 1 <= row.count <= most, f"slot {row.slot} was asked for "

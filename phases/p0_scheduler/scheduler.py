@@ -59,12 +59,9 @@ class Scheduler(AdmissionQueue):
     def counts(self) -> Counts:
         """What was counted so far."""
         names = ("batch", "formed", "steps", "admitted", "released", "prefilled", "reused")
-        return Counts(
-            waiting=len(self._waiting_requests()),
-            live=len(self._live),
-            ended=dict(self._ended_counts),
-            **{name: self._counters[name] for name in names},
-        )
+        return Counts(waiting=len(self._waiting_requests()), live=len(self._live),
+                      ended=dict(self._ended_counts),
+                      **{name: self._counters[name] for name in names})
 
     def step(self) -> list[Event]:
         """Do one step and return what happened since the last one, in order."""
@@ -189,12 +186,9 @@ class Scheduler(AdmissionQueue):
     def _check_replay(self, job: RequestState, token: int, before: int) -> None:
         """Hold a replayed token to the one that was handed out before the engine failed."""
         if token != before:
-            self._mark_ended(
-                job,
-                "error",
-                f"token {job.sampled - 1} is {token} in the replay after an "
-                f"engine error, but {before} was handed out",
-            )
+            self._mark_ended(job, "error",
+                             f"token {job.sampled - 1} is {token} in the replay after an "
+                             f"engine error, but {before} was handed out")
 
     def _end_reason(self, job: RequestState, token: int) -> Ending | None:
         """Return how the newest token ends its request, if it does; stopping beats length."""
@@ -251,9 +245,8 @@ class Scheduler(AdmissionQueue):
     def _recover(self, error: Exception, culprits: Sequence[RequestState] = (),
                  suspects: Sequence[RequestState] = ()) -> None:
         """End the culprits, take every slot back and let the others start over."""
-        log.warning(
-            "engine error with %d requests seated: %s", len(self._live), _format_error(error)
-        )
+        log.warning("engine error with %d requests seated: %s", len(self._live),
+                    _format_error(error))
         for job in culprits:
             self._mark_ended(job, "error", _format_error(error))
         for job in self._live.values():

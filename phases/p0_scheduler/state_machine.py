@@ -66,9 +66,8 @@ class Histories(RuleBasedStateMachine):
         """Cancel any request ever seen, ended ones too."""
         id = f"r{pick % len(self.harness.requests)}"
         gone = id in self.harness.ended or id in self.harness.cancelled_at
-        self.harness.check_equal(
-            "cancel taken", self.harness.cancel(id, reason), not gone, request=id
-        )
+        self.harness.check_equal("cancel taken", self.harness.cancel(id, reason), not gone,
+                                 request=id)
 
     @precondition(lambda self: self.harness.requests)
     @rule(pick=st.integers(0, 99), reason=CANCEL_REASONS, call=st.sampled_from(ENGINE_CALLS))

@@ -75,18 +75,13 @@ def test_reuse_waits_for_the_step_to_be_read(case: Case, subject: Subject, judge
     seen = attacks.cancel_inside(run, case["inside"], case["nth"], who)
     run.submit(make_request("a", 12, 30), make_request("b", 3, 2))
     run.step()
-    run.submit(
-        make_request("c", 9, 9),
-        make_request("d", 20, 9),
-        make_request("e", 4, 9),
-        make_request("f", 4, 9),
-    )
+    run.submit(make_request("c", 9, 9), make_request("d", 20, 9), make_request("e", 4, 9),
+               make_request("f", 4, 9))
     run.run_until_idle()
     run.law(bool(seen), f"no {case['inside']} came in which to cancel")
     after = [call.name for call in run.engine.log[seen[0]:] if who in call.ids]
-    run.check_equal(
-        "calls naming the cancelled request", [n for n in after if n != "recycle_slot"], []
-    )
+    run.check_equal("calls naming the cancelled request", [n for n in after if n != "recycle_slot"],
+                    [])
     run.check_equal("reason", run.ended[who].reason, "cancel")
     run.check_all(but=[who])
 
@@ -98,16 +93,10 @@ def test_token_budgets_are_exact(case: Case, subject: Subject, judge: Judge) -> 
         run.step(case["join"])
         run.submit(make_request("b", length, limit))
         run.run_until_idle()
-        run.check_equal(
-            "tokens emitted", len(run.streams["b"]), limit, request="b", join=case["join"]
-        )
-        run.check_equal(
-            "tokens computed",
-            run.engine.computed_tokens("b"),
-            length + limit - 1,
-            request="b",
-            join=case["join"],
-        )
+        run.check_equal("tokens emitted", len(run.streams["b"]), limit, request="b",
+                        join=case["join"])
+        run.check_equal("tokens computed", run.engine.computed_tokens("b"), length + limit - 1,
+                        request="b", join=case["join"])
         run.check_equal("tokens emitted", len(run.streams["a"]), 40, request="a", join=case["join"])
         run.check_accounting()
 
@@ -147,9 +136,8 @@ def test_prefill_never_waits_for_others(case: Case, subject: Subject, judge: Jud
     run.step(6)
     run.check_equal("step of the seat", run.seated_at("short"), start, request="short")
     run.check_equal("step of the end", run.ended_at.get("short"), start + 4, request="short")
-    run.check_equal(
-        "tokens after its sixth chunk", len(run.streams["middling"]), 1, request="middling"
-    )
+    run.check_equal("tokens after its sixth chunk", len(run.streams["middling"]), 1,
+                    request="middling")
     run.run_until_idle()
     run.check_equal("step of the end", run.ended_at["prefills"], 128, request="prefills")
     run.check_all()
@@ -294,12 +282,8 @@ def test_reused_tokens_are_skipped(case: Case, subject: Subject, judge: Judge) -
     run.run_until_idle()
     for id, one in run.requests.items():
         reused = min(case["reused"], len(one.tokens) - 1)
-        run.check_equal(
-            "tokens computed",
-            run.engine.computed_tokens(id),
-            len(one.tokens) - reused + 3 - 1,
-            request=id,
-        )
+        run.check_equal("tokens computed", run.engine.computed_tokens(id),
+                        len(one.tokens) - reused + 3 - 1, request=id)
         run.check_equal("tokens told to be reused", run.ended[id].reused, reused, request=id)
     counts, prompts = run.scheduler.counts, sum(len(r.tokens) for r in run.requests.values())
     run.check_equal("counted prompt tokens", counts.prefilled + counts.reused, prompts)
@@ -311,6 +295,5 @@ def test_threads_get_their_own_streams(case: Case, subject: Subject, judge: Judg
                         seed=case["seed"])
     load.serve()
     load.harness.check_all(but=load.cancelled_ids)
-    judge.engaged(
-        m_formed=load.harness.scheduler.counts.formed, requests=len(load.harness.requests)
-    )
+    judge.engaged(m_formed=load.harness.scheduler.counts.formed,
+                  requests=len(load.harness.requests))

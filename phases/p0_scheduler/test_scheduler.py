@@ -61,9 +61,8 @@ class LyingEngine(MockEngine):
 
     def _assign_slot(self, request: Request) -> Seat:
         lies = self.change_prompt is not None and any(call.name == "reset" for call in self.log)
-        return super()._assign_slot(
-            self.change_prompt(request) if lies and self.change_prompt else request
-        )
+        return super()._assign_slot(self.change_prompt(request) if lies and self.change_prompt
+                                    else request)
 
 
 @pytest.mark.parametrize("change", [
@@ -114,9 +113,8 @@ def test_bad_seat_of_one_who_joins_ends_that_one_alone() -> None:
 
 def test_replay_that_parts_from_what_was_handed_out_ends_with_an_error() -> None:
     engine = LyingEngine(3)
-    engine.change_prompt = lambda one: (
-        replace(one, tokens=one.tokens[::-1]) if one.id == "r1" else one
-    )
+    engine.change_prompt = lambda one: (replace(one, tokens=one.tokens[::-1]) if one.id == "r1"
+                                        else one)
     engine.change_answer = lambda answer: answer[1:]
     scheduler = make_scheduler(engine)
     events = scheduler.drain()

@@ -55,9 +55,8 @@ class ThreadLoad:
         self.harness.check_equal("thread's error", driver.error, None)
         for events in self.received.values():
             self.harness.check_events(events)
-        self.harness.check_equal(
-            "m_formed", self.harness.scheduler.counts.formed, self.harness.settings.slots
-        )
+        self.harness.check_equal("m_formed", self.harness.scheduler.counts.formed,
+                                 self.harness.settings.slots)
 
     def _on_call(self, call: EngineCall) -> None:
         """Hold the engine's first call until enough clients are in for a full batch."""

@@ -188,9 +188,8 @@ class PrefillsBeforeAdmitting(Scheduler):
     """Nobody is seated while a prompt is in progress."""
 
     def _next_requests(self) -> list[RequestState]:
-        return (
-            [] if any(job.prompt_left for job in self._live.values()) else super()._next_requests()
-        )
+        return [] if any(job.prompt_left
+                         for job in self._live.values()) else super()._next_requests()
 
 
 class QueueWithoutBound(Scheduler):

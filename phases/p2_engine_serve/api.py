@@ -176,10 +176,7 @@ class Api:
             raise ApiError(
                 429,
                 f"{MAX_LARGE_BODIES} bodies of more than {LARGE_BODY_BYTES:,} bytes are being read "
-                f"already, which is the limit",
-                code="queue_full",
-                retry_after=1,
-            )
+                f"already, which is the limit", code="queue_full", retry_after=1)
         self._large_bodies.add(request)
 
     def _check_key(self, request: Request) -> None:

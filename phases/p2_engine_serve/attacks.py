@@ -88,9 +88,8 @@ def check_long_texts(subject: Subject, judge: Judge, endpoint: str) -> None:
 
 # Clients that leave.
 
-def run_client_wave(
-    site: Harness, draw: random.Random, clients: int, alone: dict[str, str]
-) -> None:
+def run_client_wave(site: Harness, draw: random.Random, clients: int,
+                    alone: dict[str, str]) -> None:
     """Let clients come at once, some of whom leave after some steps; hold the others."""
     stay: list[tuple[ClientRequest, Future[Any]]] = []
     leave: list[socket.socket] = []
@@ -100,9 +99,8 @@ def run_client_wave(
             ask = random_request(draw)
             stay.append((ask, site.accepted(partial(site.ask, ask))))
         else:
-            leave.append(
-                site.ask_over_socket(ClientRequest("completions", draw.random() < 0.5, LONG_BODY))
-            )
+            leave.append(site.ask_over_socket(ClientRequest("completions", draw.random() < 0.5,
+                                                            LONG_BODY)))
     site.law(site.barrier.allow_steps(draw.randrange(6)), "steps are never done")
     for line in leave:
         line.close()
@@ -150,17 +148,14 @@ def check_during_step(site: Harness) -> None:
     site.steps.resume.set()
     for future, want in zip(futures, alone, strict=True):
         site.check_equal("reply", site.result(future).raw, want)
-    site.check_equal(
-        "rows of the widest step since", max(site.steps.widths[before + 1 :]), len(asks)
-    )
-    site.check_equal(
-        "disconnects", site.read_metric('rowtwin_ended_total{reason="disconnect"}'), 2.0
-    )
+    site.check_equal("rows of the widest step since", max(site.steps.widths[before + 1 :]),
+                     len(asks))
+    site.check_equal("disconnects", site.read_metric('rowtwin_ended_total{reason="disconnect"}'),
+                     2.0)
 
 
-def _check_status(
-    site: Harness, name: str, call: Callable[[], httpx2.Response], status: int
-) -> None:
+def _check_status(site: Harness, name: str, call: Callable[[], httpx2.Response],
+                  status: int) -> None:
     try:
         got = call().status_code
     except httpx2.TimeoutException:
@@ -190,14 +185,8 @@ def check_drain(site: Harness, asks: Sequence[ClientRequest], alone: Sequence[st
 def check_engine_errors(site: Harness, kind: str) -> None:
     """Let steps fail in one way while five requests run, and hold each of them to its own end."""
     asks = [random_request(random.Random(f"trouble {i}")) for i in range(4)]
-    asks.insert(
-        2,
-        ClientRequest(
-            "completions",
-            kind == "row",
-            {"prompt": [50, CULPRIT_TOKEN], "max_tokens": 3, "seed": 5},
-        ),
-    )
+    asks.insert(2, ClientRequest("completions", kind == "row",
+                                 {"prompt": [50, CULPRIT_TOKEN], "max_tokens": 3, "seed": 5}))
     alone = [reply_or_error(site, ask) for ask in asks]
     left = [1 if kind == "once" else 10 ** 6]
 
@@ -221,9 +210,8 @@ def check_engine_errors(site: Harness, kind: str) -> None:
     got = [future.result(60.0) for future in futures]
     for number, (one, want) in enumerate(zip(got, alone, strict=True)):
         fails = kind in ("always", "dead") or (kind in ("row", "nan") and number == 2)
-        site.check_equal(
-            "outcome", one[:6] if fails else one, "error:" if fails else want, request=number
-        )
+        site.check_equal("outcome", one[:6] if fails else one, "error:" if fails else want,
+                         request=number)
     site.steps.fail_step = lambda tokens: False
     after = reply_or_error(site, asks[0])
     site.check_equal("outcome afterwards", after[:6] if kind == "dead" else after,
@@ -294,6 +282,5 @@ def check_bad_template_server(subject: Subject, judge: Judge) -> None:
         for _ in range(2):
             answer = site.post({"model": "nano", **request_data.CHAT}, "chat/completions")
             check_refusal(site, "chat", answer, 400, "messages")
-        site.check_equal(
-            "status", site.post({"model": "nano", **request_data.GOOD}).status_code, 200
-        )
+        site.check_equal("status", site.post({"model": "nano", **request_data.GOOD}).status_code,
+                         200)

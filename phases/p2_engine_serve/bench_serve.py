@@ -77,9 +77,8 @@ def test_server_overhead_at_sixteen_rows(name: str, benchmark: Any, path: Any, s
     def setup() -> None:
         alone.append(path_seconds(path, model))
 
-    benchmark.pedantic(
-        lambda: whole.append(serving_seconds(path, stack, model)), setup=setup, rounds=5
-    )
+    benchmark.pedantic(lambda: whole.append(serving_seconds(path, stack, model)), setup=setup,
+                       rounds=5)
     step, busy = min(alone), min(whole)  # on a shared host others can only add
     benchmark.extra_info["path"] = path.name
     benchmark.extra_info["cpu_ms_a_step_alone"] = round(1000 * step / TOKENS, 2)

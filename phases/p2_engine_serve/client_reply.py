@@ -59,12 +59,5 @@ def parse_reply(parts: list[dict[str, Any]]) -> ClientReply:
             tops += [len(one["top_logprobs"]) for one in told.get("content") or []]
     usage: dict[str, Any] = next((part["usage"] for part in parts if part.get("usage")), {})
     plain = [{k: v for k, v in part.items() if k not in ("id", "created")} for part in parts]
-    return ClientReply(
-        json.dumps(plain),
-        texts,
-        reasons[0] if len(reasons) == 1 else None,
-        usage,
-        ids,
-        logprobs,
-        tops,
-    )
+    return ClientReply(json.dumps(plain), texts, reasons[0] if len(reasons) == 1 else None, usage,
+                       ids, logprobs, tops)

@@ -58,10 +58,8 @@ class MixedRequests:
         self.subject, self.judge = subject, judge
         self.requests = [Request(f"r{i}", prompt, TOKENS, frozenset(), sampling) for i, (
             prompt, sampling) in enumerate(zip(self.prompts, self.samplings, strict=True))]
-        self.solo_streams = [
-            without_slots(itertools.islice(self._engine().run_single(request), TOKENS))
-            for request in self.requests
-        ]
+        self.solo_streams = [without_slots(itertools.islice(self._engine().run_single(request),
+                                                            TOKENS)) for request in self.requests]
 
     def serve(self, order: Sequence[int], late: int) -> None:
         """Serve all in an order, the last ones `late` steps later, and hold each to its solo."""
@@ -129,9 +127,8 @@ def check_frequencies(subject: Subject, judge: Judge, seed: int) -> None:
                                f"than its share")
 
 
-def check_against_oracle(
-    site: Harness, asks: Sequence[ClientRequest], heard: Sequence[ClientReply]
-) -> None:
+def check_against_oracle(site: Harness, asks: Sequence[ClientRequest],
+                         heard: Sequence[ClientReply]) -> None:
     """Hold replies of a real model to `forward_single`, one request after another."""
     ends = site.tokenizer.end_ids
     requests = []
@@ -177,12 +174,7 @@ def requests_by_ending(endpoint: str, stream: bool, tokenizer: Tokenizer,
         ("one of the", long - 1, 2, {}, "length", long - 1),
         ("time", short + 4, 0, {"ignore_eos": True}, "length", short + 4),
         ("one of the", long + 1, 5, {}, "stop", long + 1)]
-    asks = [
-        ClientRequest(
-            endpoint,
-            stream,
-            request_data.echo_body(endpoint, text, top=top, max_tokens=limit, **more),
-        )
-        for text, limit, top, more, _, _ in plans
-    ]
+    asks = [ClientRequest(endpoint, stream,
+                          request_data.echo_body(endpoint, text, top=top, max_tokens=limit, **more))
+            for text, limit, top, more, _, _ in plans]
     return asks, [(reason, count, top) for _, _, top, _, reason, count in plans]

@@ -36,14 +36,11 @@ def four_requests(endpoint: str, stream: str, tokens: int) -> list[ClientRequest
     kinds = itertools.cycle(itertools.product(
         ("completions", "chat") if endpoint == "mixed" else (endpoint,),
         {"mixed": (False, True), "whole": (False,), "stream": (True,)}[stream]))
-    return [
-        ClientRequest(
-            where, streamed, make_body(where, prompt, top, max_tokens=tokens + number, **options)
-        )
-        for number, ((where, streamed), prompt, top, options) in enumerate(
-            zip(kinds, PROMPTS, TOP_COUNTS, SAMPLING_OPTIONS, strict=False)
-        )
-    ]
+    return [ClientRequest(where, streamed,
+                          make_body(where, prompt, top, max_tokens=tokens + number, **options))
+            for number, ((where, streamed), prompt, top,
+                         options) in enumerate(zip(kinds, PROMPTS, TOP_COUNTS, SAMPLING_OPTIONS,
+                                                   strict=False))]
 
 
 def expected_prompt(ask: ClientRequest) -> str:

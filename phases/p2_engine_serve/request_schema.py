@@ -200,11 +200,8 @@ def _root_cause(errors: list[Any]) -> tuple[Any, str]:
 
     That a list is no text says nothing of what is wrong in the list.
     """
-    inside = [
-        one
-        for one in errors
-        if one["type"] not in ("string_type", "list_type") or not _is_union_branch(one["loc"][-1])
-    ]
+    inside = [one for one in errors if one["type"] not in ("string_type", "list_type")
+              or not _is_union_branch(one["loc"][-1])]
     if inside:
         return inside[0], inside[0]["msg"].removeprefix("Value error, ")
     kinds = [one["msg"].removeprefix("Input should be ") for one in errors]

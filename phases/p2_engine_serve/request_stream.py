@@ -108,15 +108,8 @@ class Reply:
         rest = self.text.finish()
         if rest:
             self._post_to_loop(Piece(rest, None, self.text.decoded_chars))
-        self._post_to_loop(
-            ReplyEnd(
-                self._finish_reason(event),
-                len(self.request.tokens),
-                self._completion_tokens,
-                event.reused,
-                self._end_error(event),
-            )
-        )
+        self._post_to_loop(ReplyEnd(self._finish_reason(event), len(self.request.tokens),
+                                    self._completion_tokens, event.reused, self._end_error(event)))
 
     def _finish_reason(self, event: Ended) -> str:
         if self.text.stopped:

@@ -38,13 +38,8 @@ class ReplyFormat:
         """Return the reply as one object."""
         choice = {**self._text_field("".join(piece.text for piece in pieces)),
                   **self._token_fields(pieces), "finish_reason": done.reason}
-        return {
-            **self.common_fields,
-            "object": self.whole_object,
-            "choices": [self._choice(choice)],
-            "usage": done.usage,
-            **self._prompt_ids(),
-        }
+        return {**self.common_fields, "object": self.whole_object,
+                "choices": [self._choice(choice)], "usage": done.usage, **self._prompt_ids()}
 
     def first_chunks(self) -> list[Json]:
         """Return the chunks that come before the first token."""
@@ -60,23 +55,15 @@ class ReplyFormat:
 
     def last_chunks(self, done: ReplyEnd, *, usage: bool) -> list[Json]:
         """Return the chunks that come after the last token."""
-        last = self._chunk(
-            {**self._delta_field(None), "logprobs": None, "finish_reason": done.reason}
-        )
-        told = {
-            **self.common_fields,
-            "object": self.chunk_object,
-            "choices": [],
-            "usage": done.usage,
-        }
+        last = self._chunk({**self._delta_field(None), "logprobs": None,
+                            "finish_reason": done.reason})
+        told = {**self.common_fields, "object": self.chunk_object, "choices": [],
+                "usage": done.usage}
         return [last, told] if usage else [last]
 
     def _chunk(self, choice: Json) -> Json:
-        return {
-            **self.common_fields,
-            "object": self.chunk_object,
-            "choices": [self._choice(choice)],
-        }
+        return {**self.common_fields, "object": self.chunk_object,
+                "choices": [self._choice(choice)]}
 
     @staticmethod
     def _choice(choice: Json) -> Json:
@@ -100,15 +87,11 @@ class ReplyFormat:
 
     def _logprobs(self, pieces: Sequence[Piece]) -> Json:
         emitted = [piece.emitted for piece in pieces if piece.emitted is not None]
-        return {
-            "tokens": [token_text(self.tokenizer, one.token) for one in emitted],
-            "token_logprobs": [one.logprob for one in emitted],
-            "top_logprobs": [
-                {token_text(self.tokenizer, token): value for token, value in one.top}
-                for one in emitted
-            ],
-            "text_offset": [piece.offset for piece in pieces],
-        }
+        return {"tokens": [token_text(self.tokenizer, one.token) for one in emitted],
+                "token_logprobs": [one.logprob for one in emitted],
+                "top_logprobs": [{token_text(self.tokenizer, token): value for token,
+                                  value in one.top} for one in emitted],
+                "text_offset": [piece.offset for piece in pieces]}
 
 
 class CompletionFormat(ReplyFormat):

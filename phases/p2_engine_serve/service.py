@@ -101,9 +101,8 @@ class Service:
         self.driver.close(self.terms.grace)
         self.template.close()
 
-    async def complete(
-        self, asked: CompletionRequest, left: IsDisconnected
-    ) -> tuple[Reply, ReplyFormat]:
+    async def complete(self, asked: CompletionRequest, left: IsDisconnected) -> tuple[
+            Reply, ReplyFormat]:
         """Accept a completion, or raise `Refused`."""
         self._check_model(asked)
         prompt = await self._encode_worker.run(partial(self.encode_prompt, asked), left)

@@ -19,9 +19,8 @@ OTHER_REQUEST = ClientRequest(
 
 def turn_request(prompt: list[int], tokens: int = 4) -> ClientRequest:
     """Return a request for some greedy tokens behind a prompt of ids."""
-    return ClientRequest(
-        "completions", False, {"prompt": prompt, "max_tokens": tokens, **TURN_OPTIONS}
-    )
+    return ClientRequest("completions", False,
+                         {"prompt": prompt, "max_tokens": tokens, **TURN_OPTIONS})
 
 
 class SessionTurns:
@@ -37,13 +36,10 @@ class SessionTurns:
     def second_turn(self, kind: str) -> tuple[list[int], int]:
         """Return the prompt of the second turn and how much of it must be reused."""
         said, site = self.history, self.site
-        prompts = {
-            "shorter": said[:-2],
-            "the-same-again": FIRST_PROMPT,
-            "held-and-no-more": said[:-1],
-            "diverges-at-the-end": [*said[:-2], said[-2] ^ 1, said[-1], 7],
-            "diverges-at-the-start": [said[0] ^ 1, *said[1:], 7],
-        }
+        prompts = {"shorter": said[:-2], "the-same-again": FIRST_PROMPT,
+                   "held-and-no-more": said[:-1],
+                   "diverges-at-the-end": [*said[:-2], said[-2] ^ 1, said[-1], 7],
+                   "diverges-at-the-start": [said[0] ^ 1, *said[1:], 7]}
         if kind in prompts:
             return prompts[kind], 0
         if kind == "after-another":
@@ -59,15 +55,11 @@ class SessionTurns:
         before = self.site.service.scheduler.counts.prefilled
         got, others = self._ask_second(kind, turn_request(prompt))
         where = {"kind": kind}
-        self.site.check_equal(
-            "cached tokens", got.usage["prompt_tokens_details"]["cached_tokens"], reused, **where
-        )
-        self.site.check_equal(
-            "tokens prefilled",
-            self.site.service.scheduler.counts.prefilled - before,
-            len(prompt) - reused + others,
-            **where,
-        )
+        self.site.check_equal("cached tokens", got.usage["prompt_tokens_details"]["cached_tokens"],
+                              reused, **where)
+        self.site.check_equal("tokens prefilled",
+                              self.site.service.scheduler.counts.prefilled - before,
+                              len(prompt) - reused + others, **where)
         with Harness(self.subject, self.judge) as cold:
             want = cold.ask(turn_request(prompt))
         self.site.check_equal("tokens", got.ids, want.ids, **where)

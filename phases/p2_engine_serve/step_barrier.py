@@ -45,9 +45,8 @@ class StepBarrier:
         with self._condition:
             self._steps_left = steps
             self._condition.notify_all()
-            return self._condition.wait_for(
-                lambda: not self._steps_left and not self._busy, WAIT_SECONDS
-            )
+            return self._condition.wait_for(lambda: not self._steps_left and not self._busy,
+                                            WAIT_SECONDS)
 
     def release(self) -> None:
         """Let steps begin freely."""

@@ -54,12 +54,10 @@ def test_batches_form_over_http(case: Case, subject: Subject, judge: Judge) -> N
         site.check_equal("log", lines, [f"Batch m={c}"])
         site.check_equal("rows of each step", site.steps.widths, [c] * tokens)
         site.check_equal("rowtwin_formed", site.read_metric("rowtwin_formed"), float(c))
-        site.check_equal(
-            "rowtwin_batch_size_sum", site.read_metric("rowtwin_batch_size_sum"), float(c * steps)
-        )
-        site.check_equal(
-            "rowtwin_batch_size_count", site.read_metric("rowtwin_batch_size_count"), float(steps)
-        )
+        site.check_equal("rowtwin_batch_size_sum", site.read_metric("rowtwin_batch_size_sum"),
+                         float(c * steps))
+        site.check_equal("rowtwin_batch_size_count", site.read_metric("rowtwin_batch_size_count"),
+                         float(steps))
 
 
 def test_rows_are_drawn_alone(case: Case, subject: Subject, judge: Judge) -> None:
@@ -77,13 +75,11 @@ def test_draws_follow_their_options(case: Case, subject: Subject, judge: Judge) 
     first = [reference.ranked(line)[0] for line in logits]
     drawn = subject.stack.engine.draw(logits, first, options, numbers)
     for row, (one, option) in enumerate(zip(drawn, options, strict=True)):
-        engine_checks.check_equal(
-            judge, "token", one.token, reference.pick(logits[row], option, row), row=row
-        )
+        engine_checks.check_equal(judge, "token", one.token,
+                                  reference.pick(logits[row], option, row), row=row)
         told = [one.token, *reference.ranked(logits[row])[:5]]
-        engine_checks.check_equal(
-            judge, "likeliest tokens", [t for t, _ in one.top], told[1:], row=row
-        )
+        engine_checks.check_equal(judge, "likeliest tokens", [t for t, _ in one.top], told[1:],
+                                  row=row)
         judge.equal("log-probs", torch.tensor([one.logprob, *(v for _, v in one.top)]),
                     torch.tensor([log_softmax_at(logits[row], t) for t in told]), row=row)
     engine_checks.check_frequencies(subject, judge, case["seed"])
@@ -99,21 +95,14 @@ def test_stop_strings_cut_whole_texts(case: Case, subject: Subject, judge: Judge
     text, stops = request_data.STOP_CASES[case["text"]]
     with Harness(subject, judge, template=request_data.PLAIN_TEMPLATE) as site:
         said = site.tokenizer.encode(text)
-        want, tokens = (
-            request_data.cut_at_stop(text, stops),
-            request_data.tokens_to_stop(site.tokenizer, said, stops),
-        )
+        want, tokens = request_data.cut_at_stop(text, stops), request_data.tokens_to_stop(
+            site.tokenizer, said, stops)
         total = len(said) + 1 if tokens is None else tokens
         for limit in (total, total + 3):
-            asks = [
-                ClientRequest(
-                    endpoint,
-                    stream,
-                    request_data.echo_body(endpoint, text, max_tokens=limit, stop=stops, top=0),
-                )
-                for endpoint in ("completions", "chat")
-                for stream in (False, True)
-            ]
+            asks = [ClientRequest(endpoint, stream,
+                                  request_data.echo_body(endpoint, text, max_tokens=limit,
+                                                         stop=stops, top=0))
+                    for endpoint in ("completions", "chat") for stream in (False, True)]
             before, replies = len(site.steps.widths), site.ask_all(asks)
             site.check_equal("steps", len(site.steps.widths) - before,
                       -(-(len(said) + 1) // site.chunk) + total - 1, limit=limit)
@@ -122,9 +111,8 @@ def test_stop_strings_cut_whole_texts(case: Case, subject: Subject, judge: Judge
                                                "limit": limit}
                 site.check_equal("text", got.text, text if want is None else want, **where)
                 site.check_equal("finish_reason", got.reason, "stop", **where)
-                site.check_equal(
-                    "completion_tokens", got.usage["completion_tokens"], total, **where
-                )
+                site.check_equal("completion_tokens", got.usage["completion_tokens"], total,
+                                 **where)
                 site.check_equal("tokens told", len(got.ids), total, **where)
                 site.check_equal("log-probs told", len(got.logprobs), total, **where)
         site.idle()
@@ -134,9 +122,8 @@ def test_streams_show_whole_characters(case: Case, subject: Subject, judge: Judg
     with Harness(subject, judge, template=request_data.PLAIN_TEMPLATE) as site:
         tokens = engine_checks.scripted_tokens(site.tokenizer, case["text"])
         for limit in range(1, len(tokens) + 1):
-            ask = ClientRequest(
-                "completions", True, engine_checks.body_to_say(site.tokenizer, tokens, limit)
-            )
+            ask = ClientRequest("completions", True,
+                                engine_checks.body_to_say(site.tokenizer, tokens, limit))
             got = site.ask(ask)
             site.check_equal("text", got.text, site.tokenizer.decode(tokens[:limit]), limit=limit)
             if case["text"] == "whole":
@@ -146,9 +133,8 @@ def test_streams_show_whole_characters(case: Case, subject: Subject, judge: Judg
 
 def test_replies_end_for_their_own_reason(case: Case, subject: Subject, judge: Judge) -> None:
     with Harness(subject, judge, template=request_data.PLAIN_TEMPLATE) as site:
-        asks, wants = engine_checks.requests_by_ending(
-            case["endpoint"], case["stream"], site.tokenizer
-        )
+        asks, wants = engine_checks.requests_by_ending(case["endpoint"], case["stream"],
+                                                       site.tokenizer)
         for number, (got, want) in enumerate(zip(site.ask_all(asks), wants, strict=True)):
             ask, (reason, count, top) = asks[number], want
             prompt = len(site.tokenizer.encode(ask.body["prompt"]))
@@ -157,12 +143,8 @@ def test_replies_end_for_their_own_reason(case: Case, subject: Subject, judge: J
             site.check_equal("finish_reason", got.reason, reason, request=number)
             site.check_equal("usage", got.usage, usage, request=number)
             site.check_equal("tokens told", len(got.ids), count, request=number)
-            site.check_equal(
-                "likely tokens told",
-                got.top_counts,
-                [] if top is None else [top] * count,
-                request=number,
-            )
+            site.check_equal("likely tokens told", got.top_counts, [] if top is None
+                             else [top] * count, request=number)
             site.check_equal("text", got.text, site.tokenizer.decode(got.ids), request=number)
         site.idle()
 
@@ -253,9 +235,8 @@ def test_hostile_templates_are_refused(case: Case, subject: Subject, judge: Judg
         return
     with tempfile.TemporaryDirectory() as folder:
         trap = Path(folder, "trap")
-        template = subject.stack.template(
-            request_data.HOSTILE_TEMPLATES[case["template"]], seconds=1.5
-        )
+        template = subject.stack.template(request_data.HOSTILE_TEMPLATES[case["template"]],
+                                          seconds=1.5)
         try:
             attacks.check_hostile_template(judge, template, str(trap),
                                  broken=case["template"] in request_data.BROKEN_TEMPLATES)
@@ -304,6 +285,5 @@ def test_memory_has_a_budget(case: Case, subject: Subject, judge: Judge) -> None
         engine_checks.expect_refusal(judge, name, "", partial(engine.start_batch, pair))
         engine_checks.check_equal(judge, f"slots taken after {name}", len(engine.tenants), 0)
     for wrong in ({"temperature": -1.0}, {"top_p": 0.0}, {"seed": -1}, {"top": 21}):
-        engine_checks.expect_refusal(
-            judge, str(wrong), next(iter(wrong)), partial(Sampling, **wrong)
-        )
+        engine_checks.expect_refusal(judge, str(wrong), next(iter(wrong)),
+                                     partial(Sampling, **wrong))

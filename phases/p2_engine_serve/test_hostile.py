@@ -45,10 +45,8 @@ BODY: dict[str, Any] = {"model": "nano", "prompt": "the", **BODY_OPTIONS}
     ],
 )
 def test_a_thousand_faults_of_a_body_are_not_all_collected(kind: Any, body: Any) -> None:
-    whole = {
-        "model": "a",
-        **({"prompt": "b"} if kind is CompletionRequest else {"messages": [MESSAGE]}),
-    }
+    whole = {"model": "a", **({"prompt": "b"} if kind is CompletionRequest
+                              else {"messages": [MESSAGE]})}
     with pytest.raises(ValidationError) as faults:
         kind.model_validate_json(json.dumps({**whole, **body}))
     assert faults.value.error_count() < 10
@@ -116,9 +114,8 @@ def test_large_bodies_are_read_beside_the_event_loop(site: Harness,
 def test_few_large_bodies_are_held_at_once(site: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "MAX_LARGE_BODIES", 1)
     large = {**BODY, "user": "u" * api.LARGE_BODY_BYTES}
-    with open_and_send(
-        site, request_head(2 * api.LARGE_BODY_BYTES), b" " * (api.LARGE_BODY_BYTES + 1)
-    ):
+    with open_and_send(site, request_head(2 * api.LARGE_BODY_BYTES),
+                       b" " * (api.LARGE_BODY_BYTES + 1)):
         refused = post_until(site, large, 429)
         assert refused.json()["error"]["code"] == "queue_full"
         assert refused.headers["retry-after"] == "1"
@@ -139,9 +136,8 @@ def test_connection_without_a_request_is_closed(path: Any, monkeypatch: pytest.M
     with make_harness(path, model="") as site:
         idle, slow = open_and_send(site), open_and_send(site, b"POST /v1/comp")
         served = open_and_send(site, request_head(2, Connection="close"), b"{}")
-        future = site.hold([ClientRequest("completions", True, {**BODY_OPTIONS, "prompt": "the"})])[
-            0
-        ]
+        future = site.hold([ClientRequest("completions", True,
+                                          {**BODY_OPTIONS, "prompt": "the"})])[0]
         for line in (idle, slow):
             with line:
                 assert line.recv(1) == b""

@@ -187,11 +187,9 @@ def test_null_is_as_if_absent() -> None:
 
 
 def test_chat_contents_in_parts_are_joined() -> None:
-    asked = parse(
-        ChatRequest,
-        b'{"model": "a", "messages": [{"role": "user", "name": "n", "content":'
-        b'[{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}]}',
-    )
+    asked = parse(ChatRequest,
+                  b'{"model": "a", "messages": [{"role": "user", "name": "n", "content":'
+                  b'[{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}]}')
     assert asked.messages[0].as_template_input() == {"role": "user", "content": "bc", "name": "n"}
     assert (asked.limit, asked.top, asked.stops) == (None, None, ())
 

@@ -170,10 +170,9 @@ def test_looped_server_reads_its_weights_once_a_row(
     site = make_harness(reads.count_reads(request.getfixturevalue(name)), **parts)
     site.subject = replace(site.subject, models=lambda _: replace(
         model, ops=reads.count_reads(model.ops)))
-    asks = [
-        ClientRequest("completions", True, {"prompt": [5 + i], "max_tokens": 3, "ignore_eos": True})
-        for i in range(WIDEST)
-    ]
+    asks = [ClientRequest("completions", True,
+                          {"prompt": [5 + i], "max_tokens": 3, "ignore_eos": True})
+            for i in range(WIDEST)]
     with site:
         site.ask_all(asks)  # a path of graphs captures now, which reads once more
         reads.bytes, before = 0, site.service.scheduler.counts.steps

@@ -120,9 +120,8 @@ class LongestPromptCounts(Reply):
         type(self).longest = max(self.longest, len(request.tokens))
 
     def _post_to_loop(self, piece: Piece | ReplyEnd) -> None:
-        super()._post_to_loop(
-            replace(piece, prompt=self.longest) if isinstance(piece, ReplyEnd) else piece
-        )
+        super()._post_to_loop(replace(piece, prompt=self.longest) if isinstance(piece, ReplyEnd)
+                              else piece)
 
 
 class CachedIsNotTold(Reply):

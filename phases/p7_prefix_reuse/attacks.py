@@ -148,10 +148,8 @@ def _fail_step(house: Harness) -> None:
             raise RuntimeError("an accident")
 
     house.before_step = fail
-    asked = (
-        house.ask((*house.turn_tokens(first), 5, 6), limit=4),
-        house.ask(house.prompt(2, 15), limit=4),
-    )
+    asked = house.ask((*house.turn_tokens(first), 5, 6), limit=4), house.ask(
+        house.prompt(2, 15), limit=4)
     house.serve(*asked)
     house.check_checkpoints()
 

@@ -164,12 +164,8 @@ class Harness:
         self.judge.law(ended.reason == "length", f"request {name!r} ended with {ended.reason} "
                        f"{ended.detail}", request=name)
         for what in ("token", "logprob", "top"):
-            self.judge.equal(
-                what,
-                _field_tensor(self.tokens[name], what),
-                _field_tensor(cold.emitted, what),
-                request=name,
-            )
+            self.judge.equal(what, _field_tensor(self.tokens[name], what),
+                             _field_tensor(cold.emitted, what), request=name)
         self.judge.law(self.recorder.digests[name] == cold.digest, f"the state that request "
                        f"{name!r} ends in is not that of a cold start ({ended.reused} tokens "
                        f"were reused)", rung="bits", request=name)
@@ -184,11 +180,8 @@ class Harness:
             self.judge.law(one.computed == due, f"{one.computed} tokens were computed, but "
                            f"{one.reused} reported as reused leave {due}", request=name)
             self.judge.law(
-                one.reused == one.expected_reuse,
-                f"{one.reused} tokens were reused, but the "
-                f"deepest state that was kept is that of {one.expected_reuse}",
-                request=name,
-            )
+                one.reused == one.expected_reuse, f"{one.reused} tokens were reused, but the "
+                f"deepest state that was kept is that of {one.expected_reuse}", request=name)
         total = sum(one.reused for one in past)
         hits = sum(one.reused > 0 for one in past)
         for what, got, want in (
@@ -241,12 +234,10 @@ class Harness:
     def check_checkpoints(self) -> None:
         """Hold every checkpoint to the state after its tokens, from a cold start."""
         for tokens in self.checkpoint_tokens():
-            self.judge.law(
-                self.restore_checkpoint(tokens).digest(len(tokens)) == self.baseline.digest(tokens),
-                f"the checkpoint after {len(tokens)} tokens is not the state after them",
-                rung="bits",
-                position=len(tokens),
-            )
+            self.judge.law(self.restore_checkpoint(tokens).digest(len(tokens))
+                           == self.baseline.digest(tokens),
+                           f"the checkpoint after {len(tokens)} tokens is not the state after them",
+                           rung="bits", position=len(tokens))
 
     def poison_slots(self) -> None:
         """Write over every slot of the pool, as tenants to come might."""

@@ -21,9 +21,8 @@ from phases.p7_prefix_reuse.reference import DullStore
 LONGEST = 12
 TOKEN_LINES = tuple(tuple(map(int, line)) for line in (
     "000000000000", "000100000000", "000011111111", "000000000111", "100000000000"))
-Runs = st.builds(
-    lambda line, end: line[:end], st.sampled_from(TOKEN_LINES), st.integers(1, LONGEST)
-)
+Runs = st.builds(lambda line, end: line[:end], st.sampled_from(TOKEN_LINES),
+                 st.integers(1, LONGEST))
 Ends = st.sampled_from([(), (0,), (1,), (1, 0, 1)])
 Keys = st.sampled_from(["a", "b"])
 
@@ -89,9 +88,8 @@ class Histories(RuleBasedStateMachine):
                    list(self.reference.entries))
         meter = self.store.meter
         self._check_equal("bytes", meter.bytes, self.reference.bytes)
-        self._check_equal(
-            "blocks", meter.blocks, len(self.reference.blocks_of(list(self.reference.entries)))
-        )
+        self._check_equal("blocks", meter.blocks,
+                          len(self.reference.blocks_of(list(self.reference.entries))))
         self._check_equal("checkpoints", meter.checkpoints, len(self.reference.entries))
 
     def _check_equal(self, what: str, got: Any, want: Any) -> None:

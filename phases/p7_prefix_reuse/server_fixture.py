@@ -90,7 +90,5 @@ def check_chat(subject: Subject, judge: Judge, turns: int) -> None:
                             ("prefix_budget", STORE_BUDGET)):
             told = warm.read_metric(f"rowtwin_{name}")
             judge.law(told == value, f"rowtwin_{name} is {told:g}, but should be {value}")
-        judge.law(
-            0 < warm.read_metric("rowtwin_prefix_bytes") <= STORE_BUDGET,
-            "rowtwin_prefix_bytes is outside 1 to the budget",
-        )
+        judge.law(0 < warm.read_metric("rowtwin_prefix_bytes") <= STORE_BUDGET,
+                  "rowtwin_prefix_bytes is outside 1 to the budget")

@@ -101,13 +101,9 @@ class Store:
     def meter(self) -> Meter:
         """What is held and was done so far; any thread may read it."""
         names = ("hits", "misses", "reused", "kept", "evictions", "refused", "failed")
-        return Meter(
-            budget=self.budget,
-            bytes=self._bytes,
-            blocks=self._blocks,
-            checkpoints=len(self._by_last_use),
-            **{name: self._counters[name] for name in names},
-        )
+        return Meter(budget=self.budget, bytes=self._bytes, blocks=self._blocks,
+                     checkpoints=len(self._by_last_use),
+                     **{name: self._counters[name] for name in names})
 
     def contents(self) -> Iterator[tuple[Hashable, Tokens]]:
         """Yield key and tokens of every checkpoint, the least recently used first."""
@@ -165,9 +161,8 @@ class Store:
         """Return the blocks of a checkpoint that hold no row past the tokens it shares."""
         return known.blocks[:depth // self.block]
 
-    def _store_checkpoint(
-        self, key: Hashable, tokens: Tokens, shared: list[Block], state: State
-    ) -> bool:
+    def _store_checkpoint(self, key: Hashable, tokens: Tokens, shared: list[Block],
+                          state: State) -> bool:
         size = _checkpoint_bytes(state, len(tokens))
         if size > self.budget:
             self._counters["refused"] += 1
@@ -232,9 +227,8 @@ class Store:
             self._blocks -= 1
             self._bytes -= _total_bytes(block.rows)
 
-    def _copy_out(
-        self, key: Hashable, position: int, shared: list[Block], state: State
-    ) -> StoredCheckpoint:
+    def _copy_out(self, key: Hashable, position: int, shared: list[Block],
+                  state: State) -> StoredCheckpoint:
         """Copy what a checkpoint needs and does not find in the shared blocks, its first ones."""
         rows, size = kv_row_views(state, position), self.block
         whole = position - position % size

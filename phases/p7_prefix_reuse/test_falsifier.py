@@ -64,8 +64,7 @@ def test_kv_without_state_is_not_reused(case: Case, subject: Subject, judge: Jud
     judge.law(
         [len(tokens) for tokens in house.checkpoint_tokens()] == [16, 22],
         f"a budget for checkpoints "
-        f"after 16 and 22 tokens keeps {[len(tokens) for tokens in house.checkpoint_tokens()]}",
-    )
+        f"after 16 and 22 tokens keeps {[len(tokens) for tokens in house.checkpoint_tokens()]}")
     house.serve(house.ask(house.diverging_prompt(house.turn_tokens(first), case["at"], seed=2)),
                 reused=case["reused"])
 
@@ -96,11 +95,9 @@ def test_full_hit_computes_one_token(case: Case, subject: Subject, judge: Judge)
             house.serve(house.ask(tokens[:shorter], limit=1))
     for _ in range(2):
         house.serve(house.ask(tokens), reused=length - 1)
-        judge.law(
-            house.recorder.finished[-1].computed == 2,
-            f"{house.recorder.finished[-1].computed} tokens "
-            f"were computed for two that were emitted behind a full hit",
-        )
+        judge.law(house.recorder.finished[-1].computed == 2,
+                  f"{house.recorder.finished[-1].computed} tokens "
+                  f"were computed for two that were emitted behind a full hit")
 
 
 def test_reuse_told_is_reuse_measured(case: Case, subject: Subject, judge: Judge) -> None:
@@ -157,9 +154,8 @@ def test_cancels_keep_only_what_was_computed(case: Case, subject: Subject, judge
 
 def test_budget_is_kept(case: Case, subject: Subject, judge: Judge) -> None:
     house = Harness(case, subject, judge, slots=2, chunk=8)
-    house.store.budget = (
-        house.checkpoint_bytes(*range(8, 8 * case["fit"] + 1, 8)) if case["fit"] else 0
-    )
+    house.store.budget = house.checkpoint_bytes(*range(8, 8 * case["fit"] + 1,
+                                                       8)) if case["fit"] else 0
     for seed in (1, 2, 3, 1):
         asked = house.ask(house.prompt(seed, 13)), house.ask(house.prompt(seed, 17))
         attacks.serve_and_check_bytes(house)
@@ -168,10 +164,8 @@ def test_budget_is_kept(case: Case, subject: Subject, judge: Judge) -> None:
     judge.law(held > 0 or not case["fit"], "nothing is kept though a checkpoint would fit")
     house.store.clear()
     attacks.check_bytes(house)
-    judge.law(
-        house.store.meter.bytes == 0 and not house.checkpoint_tokens(),
-        "something is left of a store that was cleared",
-    )
+    judge.law(house.store.meter.bytes == 0 and not house.checkpoint_tokens(),
+              "something is left of a store that was cleared")
     judge.engaged(checkpoints=held, evictions=house.store.meter.evictions)
 
 

@@ -56,14 +56,12 @@ def test_tree_answers_as_a_table_does(history: list[tuple[bool, Tokens]], asked:
         elif tokens in held:
             tree.remove(held.pop(tokens))
         assert [node.tokens for node in held.values()] == list(held)
-        assert all(
-            node.value is not None or len(node.children) > 1 for node in descendants(tree.root)
-        )
+        assert all(node.value is not None or len(node.children) > 1
+                   for node in descendants(tree.root))
         assert tree.empty == (not held)
     starts = [asked[:end] for end in range(len(asked) + 1)]
-    assert list(tree.values_along(asked)) == [
-        f"held for {start}" for start in starts if start in held
-    ]
+    assert list(tree.values_along(asked)) == [f"held for {start}" for start in starts
+                                              if start in held]
     depth, found = tree.longest_match(asked)
     assert depth == max((common_length(asked, tokens) for tokens in held), default=0)
     sharing = {f"held for {tokens}" for tokens in held if common_length(asked, tokens) == depth}

@@ -19,9 +19,8 @@ from phases.p7_prefix_reuse.store import (
 )
 
 
-def _blocks_as_views(
-    saved: StoredCheckpoint, shared: int, rows: Tensors, size: int
-) -> StoredCheckpoint:
+def _blocks_as_views(saved: StoredCheckpoint, shared: int, rows: Tensors,
+                     size: int) -> StoredCheckpoint:
     for number, block in enumerate(saved.blocks[shared:], shared):
         block.rows = {name: view[number * size:(number + 1) * size]
                       for name, view in rows.items()}
@@ -56,9 +55,8 @@ class TrimsTheRecurrentState(Store):
 class KeepsNoRecurrentState(Store):
     """Keeping succeeds, but the recurrent part was never written."""
 
-    def _copy_out(
-        self, key: Hashable, position: int, shared: list[Block], state: State
-    ) -> StoredCheckpoint:
+    def _copy_out(self, key: Hashable, position: int, shared: list[Block],
+                  state: State) -> StoredCheckpoint:
         saved = super()._copy_out(key, position, shared, state)
         for tensor in saved.recurrent.values():
             tensor.zero_()
@@ -119,9 +117,8 @@ class LosesTheTail(Store):
 class KeepsViews(Store):
     """What is kept are views of the slot."""
 
-    def _copy_out(
-        self, key: Hashable, position: int, shared: list[Block], state: State
-    ) -> StoredCheckpoint:
+    def _copy_out(self, key: Hashable, position: int, shared: list[Block],
+                  state: State) -> StoredCheckpoint:
         saved = super()._copy_out(key, position, shared, state)
         saved.recurrent = recurrent_views(state)
         return saved
@@ -130,9 +127,8 @@ class KeepsViews(Store):
 class KeepsBlocksAsViews(Store):
     """The KV rows of a block are views of the slot."""
 
-    def _copy_out(
-        self, key: Hashable, position: int, shared: list[Block], state: State
-    ) -> StoredCheckpoint:
+    def _copy_out(self, key: Hashable, position: int, shared: list[Block],
+                  state: State) -> StoredCheckpoint:
         saved = super()._copy_out(key, position, shared, state)
         return _blocks_as_views(saved, len(shared), kv_row_views(state, position), self.block)
 
@@ -191,9 +187,8 @@ class SharesTheBlockThatParts(Store):
     def _shared_blocks(self, known: StoredCheckpoint, depth: int) -> list[Block]:
         return known.blocks[:-(-depth // self.block)]
 
-    def _copy_out(
-        self, key: Hashable, position: int, shared: list[Block], state: State
-    ) -> StoredCheckpoint:
+    def _copy_out(self, key: Hashable, position: int, shared: list[Block],
+                  state: State) -> StoredCheckpoint:
         return super()._copy_out(key, position, shared[:position // self.block], state)
 
 
@@ -234,9 +229,8 @@ class KeepsWhatIsEvicted(Store):
 class KeepsOneLargeCopy(Store):
     """Blocks are views of a copy of the whole slot."""
 
-    def _copy_out(
-        self, key: Hashable, position: int, shared: list[Block], state: State
-    ) -> StoredCheckpoint:
+    def _copy_out(self, key: Hashable, position: int, shared: list[Block],
+                  state: State) -> StoredCheckpoint:
         saved = super()._copy_out(key, position, shared, state)
         whole = copy_rows(kv_row_views(state, state.pool.capacity))
         return _blocks_as_views(saved, len(shared), whole, self.block)
@@ -281,9 +275,8 @@ class CountsPrompts(Store):
 class RoundsTheRecurrentState(Store):
     """The recurrent state is kept in bfloat16 to save memory."""
 
-    def _copy_out(
-        self, key: Hashable, position: int, shared: list[Block], state: State
-    ) -> StoredCheckpoint:
+    def _copy_out(self, key: Hashable, position: int, shared: list[Block],
+                  state: State) -> StoredCheckpoint:
         saved = super()._copy_out(key, position, shared, state)
         saved.recurrent = {name: x.to(torch.bfloat16).float()
                            for name, x in saved.recurrent.items()}
