@@ -41,21 +41,21 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send every chunk as it comes."""
-        reply, shape = self._reply
+        reply, reply_format = self._reply
         async with cancel_on_disconnect(receive, reply):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await self._send(send, *shape.first_chunks())
+            await self._send(send, *reply_format.first_chunks())
             async for piece in reply.pieces():
-                await self._send(send, *self._chunks(shape, piece))
+                await self._send(send, *self._chunks(reply_format, piece))
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
-    def _chunks(self, shape: ReplyFormat, piece: Piece | ReplyEnd) -> list[dict[str, Any]]:
+    def _chunks(self, reply_format: ReplyFormat, piece: Piece | ReplyEnd) -> list[dict[str, Any]]:
         if isinstance(piece, Piece):
-            chunk = shape.chunk(piece)
+            chunk = reply_format.chunk(piece)
             return [] if chunk is None else [chunk]
         if piece.failed is not None:
             return [piece.failed.body]
-        return shape.last_chunks(piece, usage=self._include_usage)
+        return reply_format.last_chunks(piece, usage=self._include_usage)
 
     @staticmethod
     async def _send(send: Send, *chunks: dict[str, Any]) -> None:
@@ -108,25 +108,25 @@ class Api:
 
     async def completions(self, request: Request) -> Response:
         """Continue a text."""
-        async with self._read_request(request, CompletionRequest) as asked:
-            opened = await self.service.complete(asked, request.is_disconnected)
-        return await self._respond(request, asked, opened)
+        async with self._read_request(request, CompletionRequest) as params:
+            opened = await self.service.complete(params, request.is_disconnected)
+        return await self._respond(request, params, opened)
 
     async def chat(self, request: Request) -> Response:
         """Write the next turn of a chat."""
-        async with self._read_request(request, ChatRequest) as asked:
-            opened = await self.service.chat(asked, request.is_disconnected)
-        return await self._respond(request, asked, opened)
+        async with self._read_request(request, ChatRequest) as params:
+            opened = await self.service.chat(params, request.is_disconnected)
+        return await self._respond(request, params, opened)
 
-    async def _respond(self, request: Request, asked: CompletionRequest | ChatRequest,
-                      opened: OpenReply) -> Response:
-        if asked.stream:
-            options = asked.stream_options
+    async def _respond(self, request: Request, params: CompletionRequest | ChatRequest,
+                       opened: OpenReply) -> Response:
+        if params.stream:
+            options = params.stream_options
             return self.stream(opened, usage=options is not None and options.include_usage)
-        return await self._respond_whole(request, opened)
+        return await self._respond_full(request, opened)
 
-    async def _respond_whole(self, request: Request, opened: OpenReply) -> Response:
-        reply, shape = opened
+    async def _respond_full(self, request: Request, opened: OpenReply) -> Response:
+        reply, reply_format = opened
         pieces: list[Piece] = []
         async with cancel_on_disconnect(request.receive, reply):
             async for piece in reply.pieces():
@@ -135,7 +135,7 @@ class Api:
                 elif piece.failed is not None:
                     raise piece.failed
                 else:
-                    return JSONResponse(shape.full_reply(pieces, piece))
+                    return JSONResponse(reply_format.full_reply(pieces, piece))
         raise AssertionError("a reply ended without saying so")
 
     @asynccontextmanager
@@ -153,8 +153,8 @@ class Api:
     async def _read_body(self, request: Request) -> bytes:
         """Read a body up to the limit, or raise `Refused`."""
         most, body = self.service.terms.body, bytearray()
-        said = request.headers.get("content-length", "")
-        if said.isdigit() and int(said[:20]) > most:
+        announced = request.headers.get("content-length", "")
+        if announced.isdigit() and int(announced[:20]) > most:
             raise _body_too_large(most)
         try:
             async with asyncio.timeout(BODY_TIMEOUT):
@@ -166,7 +166,7 @@ class Api:
                         self._count_large_body(id(request))
         except TimeoutError:
             raise ApiError(408, f"the body did not come within {BODY_TIMEOUT:.0f} seconds",
-                          code="timeout") from None
+                           code="timeout") from None
         except ClientDisconnect:
             raise client_left_error() from None
         return bytes(body)
@@ -201,10 +201,10 @@ def _check_content_type(request: Request) -> None:
 
 def _key_encodings(key: str) -> list[bytes]:
     """Return a key as headers have it: beyond ASCII some clients send UTF-8, others Latin-1."""
-    own = [key.encode()]
+    encodings = [key.encode()]
     with suppress(UnicodeEncodeError):
-        own.append(key.encode("latin-1"))
-    return own
+        encodings.append(key.encode("latin-1"))
+    return encodings
 
 
 @asynccontextmanager
@@ -226,7 +226,7 @@ async def _wait_for_disconnect(receive: Receive, reply: Reply) -> None:
 
 def _body_too_large(most: int) -> ApiError:
     return ApiError(413, f"the body has more than {most:,} bytes, which is the limit",
-                   code="body_too_large")
+                    code="body_too_large")
 
 
 async def _handle_api_error(request: Request, error: Exception) -> Response:
@@ -237,11 +237,11 @@ async def _handle_api_error(request: Request, error: Exception) -> Response:
 async def _handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method[:20]} {request.url.path[:200]}"
-    told = ApiError(error.status_code, f"{where}: {error.detail}", code="no_such_route")
-    return JSONResponse(told.body, error.status_code, headers=error.headers)
+    response = ApiError(error.status_code, f"{where}: {error.detail}", code="no_such_route")
+    return JSONResponse(response.body, error.status_code, headers=error.headers)
 
 
 async def _handle_server_error(request: Request, error: Exception) -> Response:
     """Answer for a fault of the server's own; the log has its traceback."""
-    told = ApiError(500, "the server failed on this request", code="internal_error")
-    return JSONResponse(told.body, told.status)
+    response = ApiError(500, "the server failed on this request", code="internal_error")
+    return JSONResponse(response.body, response.status)

@@ -19,7 +19,7 @@ class ApiError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         """The answer's JSON."""
-        kind = ERROR_TYPES.get(self.status,
-                         "server_error" if self.status >= 500 else "invalid_request_error")
+        kind = ERROR_TYPES.get(self.status, "server_error" if self.status >= 500
+                               else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.field,
                           "code": self.code}}

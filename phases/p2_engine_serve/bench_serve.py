@@ -49,16 +49,17 @@ def serving_seconds(path: Any, stack: Any, model: Any) -> float:
     """Return the CPU seconds of all threads while sixteen streams are served."""
     engine = stack.engine(model, path, Limits(ROWS, CONTEXT))
     service = stack.service(stack, engine, load_tokenizer(model.path), Terms("tiny"))
-    gate, listening, server = StepBarrier(service.scheduler), bound("127.0.0.1", 0), Server(service)
+    barrier, listening = StepBarrier(service.scheduler), bound("127.0.0.1", 0)
+    server = Server(service)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
-    gate.hold()
+    barrier.hold()
     url = f"{address(listening)}/v1/completions"
     clients = subprocess.Popen([sys.executable, "-c", CLIENT_SCRIPT, url,
                                 str(ROWS), str(TOKENS)])
-    assert gate.wait_for(lambda: gate.accepted == ROWS)
+    assert barrier.wait_for(lambda: barrier.accepted == ROWS)
     started = time.process_time()
-    gate.release()
+    barrier.release()
     assert clients.wait() == 0
     seconds = time.process_time() - started
     assert service.scheduler.counts.formed == ROWS
@@ -72,14 +73,14 @@ def serving_seconds(path: Any, stack: Any, model: Any) -> float:
 def test_server_overhead_at_sixteen_rows(name: str, benchmark: Any, path: Any, stack: Any) -> None:
     torch.set_num_threads(1)
     model = testmodels.load(name)
-    alone, whole = [path_seconds(path, model)], list[float]()
+    path_times, server_times = [path_seconds(path, model)], list[float]()
 
     def setup() -> None:
-        alone.append(path_seconds(path, model))
+        path_times.append(path_seconds(path, model))
 
-    benchmark.pedantic(lambda: whole.append(serving_seconds(path, stack, model)), setup=setup,
-                       rounds=5)
-    step, busy = min(alone), min(whole)  # on a shared host others can only add
+    benchmark.pedantic(lambda: server_times.append(serving_seconds(path, stack, model)),
+                       setup=setup, rounds=5)
+    step, busy = min(path_times), min(server_times)  # on a shared host others can only add
     benchmark.extra_info["path"] = path.name
     benchmark.extra_info["cpu_ms_a_step_alone"] = round(1000 * step / TOKENS, 2)
     benchmark.extra_info["cpu_ms_a_step_served"] = round(1000 * busy / TOKENS, 2)

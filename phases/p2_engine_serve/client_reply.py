@@ -48,15 +48,15 @@ def parse_reply(parts: list[dict[str, Any]]) -> ClientReply:
     tops: list[int] = []
     for part in parts:
         for choice in part["choices"]:
-            said = choice.get("message") or choice.get("delta") or choice
-            texts += [text] if (text := said.get("text") or said.get("content")) else []
+            message = choice.get("message") or choice.get("delta") or choice
+            texts += [text] if (text := message.get("text") or message.get("content")) else []
             reasons += [choice["finish_reason"]] if choice["finish_reason"] else []
             ids += choice.get("token_ids") or []
-            told = choice.get("logprobs") or {}
-            logprobs += told.get("token_logprobs") or []
-            logprobs += [one["logprob"] for one in told.get("content") or []]
-            tops += [len(one) for one in told.get("top_logprobs") or []]
-            tops += [len(one["top_logprobs"]) for one in told.get("content") or []]
+            field = choice.get("logprobs") or {}
+            logprobs += field.get("token_logprobs") or []
+            logprobs += [one["logprob"] for one in field.get("content") or []]
+            tops += [len(one) for one in field.get("top_logprobs") or []]
+            tops += [len(one["top_logprobs"]) for one in field.get("content") or []]
     usage: dict[str, Any] = next((part["usage"] for part in parts if part.get("usage")), {})
     plain = [{k: v for k, v in part.items() if k not in ("id", "created")} for part in parts]
     return ClientReply(json.dumps(plain), texts, reasons[0] if len(reasons) == 1 else None, usage,

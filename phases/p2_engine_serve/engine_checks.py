@@ -35,13 +35,13 @@ def check_equal(judge: Judge, name: str, got: object, want: object, **where: int
     judge.law(got == want, f"{at}={got!r}, but should be {want!r}", rung="law", **where)
 
 
-def expect_refusal(judge: Judge, name: str, told: str, call: Callable[[], object]) -> None:
+def expect_refusal(judge: Judge, name: str, words: str, call: Callable[[], object]) -> None:
     """Hold a call to be refused in words that hold the value at fault."""
     try:
         call()
     except InputError as refusal:
-        judge.law(told in str(refusal), f"the refusal of {name} says {str(refusal)!r}, "
-                                        f"without {told!r}")
+        judge.law(words in str(refusal), f"the refusal of {name} says {str(refusal)!r}, "
+                  f"without {words!r}")
     else:
         judge.law(False, f"{name} is not refused")
 
@@ -75,10 +75,10 @@ class MixedRequests:
         while not scheduler.idle:
             events += scheduler.step()
         for which, solo in enumerate(self.solo_streams):
-            got = without_slots(e.emitted for e in events
-                       if isinstance(e, Token) and e.id == f"r{which}")
+            got = without_slots(e.emitted for e in events if isinstance(e, Token)
+                                and e.id == f"r{which}")
             check_equal(self.judge, "tokens and log-probs", got, solo, request=which,
-                 order=str(order), late=late)
+                        order=str(order), late=late)
 
     def check_options(self) -> None:
         """Hold the solo streams to what their options say."""
@@ -124,30 +124,30 @@ def check_frequencies(subject: Subject, judge: Judge, seed: int) -> None:
         count = Counter(one.token for one in drawn)
         away = max(abs(count[token] / DRAWS - share[token]) for token in range(len(share)))
         judge.law(away < 0.05, f"over {DRAWS} {over} a token comes {away:.3f} more or less often "
-                               f"than its share")
+                  f"than its share")
 
 
-def check_against_oracle(site: Harness, asks: Sequence[ClientRequest],
-                         heard: Sequence[ClientReply]) -> None:
+def check_against_oracle(harness: Harness, requests: Sequence[ClientRequest],
+                         replies: Sequence[ClientReply]) -> None:
     """Hold replies of a real model to `forward_single`, one request after another."""
-    ends = site.tokenizer.end_ids
-    requests = []
-    for number, ask in enumerate(asks):
-        prompt = site.tokenizer.encode(request_data.expected_prompt(ask))
-        option = {k: ask.body[k] for k in ("temperature", "top_k", "top_p", "seed")
-                  if k in ask.body}
-        requests.append(Request(str(number), tuple(prompt), ask.body["max_tokens"], ends,
-                                Sampling(**option)))
-    served = site.subject.stack.serial(site.engine, requests, ends)
-    for number, (ask, got, want) in enumerate(zip(asks, heard, served, strict=True)):
-        tokens, stops = [one.token for one in want.emitted], ask.body.get("stop", [])
-        count = request_data.tokens_to_stop(site.tokenizer, tokens, stops) or len(tokens)
-        text = site.tokenizer.decode(tokens[:count])
+    ends = harness.tokenizer.end_ids
+    engine_requests = []
+    for number, request in enumerate(requests):
+        prompt = harness.tokenizer.encode(request_data.expected_prompt(request))
+        option = {k: request.body[k] for k in ("temperature", "top_k", "top_p", "seed")
+                  if k in request.body}
+        engine_requests.append(Request(str(number), tuple(prompt), request.body["max_tokens"], ends,
+                                       Sampling(**option)))
+    served = harness.subject.stack.serial(harness.engine, engine_requests, ends)
+    for number, (request, got, want) in enumerate(zip(requests, replies, served, strict=True)):
+        tokens, stops = [one.token for one in want.emitted], request.body.get("stop", [])
+        count = request_data.tokens_to_stop(harness.tokenizer, tokens, stops) or len(tokens)
+        text = harness.tokenizer.decode(tokens[:count])
         cut = request_data.cut_at_stop(text, stops)
-        site.check_equal("text", got.text, text if cut is None else cut, request=number)
-        site.check_equal("tokens", got.ids, tokens[:count], request=number)
+        harness.check_equal("text", got.text, text if cut is None else cut, request=number)
+        harness.check_equal("tokens", got.ids, tokens[:count], request=number)
         if got.logprobs:
-            site.judge.equal("log-probs", torch.tensor(got.logprobs), torch.tensor(
+            harness.judge.equal("log-probs", torch.tensor(got.logprobs), torch.tensor(
                 [one.logprob for one in want.emitted[:count]]), rule="truth", request=number)
 
 
@@ -174,7 +174,8 @@ def requests_by_ending(endpoint: str, stream: bool, tokenizer: Tokenizer,
         ("one of the", long - 1, 2, {}, "length", long - 1),
         ("time", short + 4, 0, {"ignore_eos": True}, "length", short + 4),
         ("one of the", long + 1, 5, {}, "stop", long + 1)]
-    asks = [ClientRequest(endpoint, stream,
-                          request_data.echo_body(endpoint, text, top=top, max_tokens=limit, **more))
-            for text, limit, top, more, _, _ in plans]
-    return asks, [(reason, count, top) for _, _, top, _, reason, count in plans]
+    requests = [ClientRequest(endpoint, stream,
+                              request_data.echo_body(endpoint, text, top=top, max_tokens=limit,
+                                                     **more)) for text, limit, top, more, _,
+                _ in plans]
+    return requests, [(reason, count, top) for _, _, top, _, reason, count in plans]

@@ -36,19 +36,19 @@ def make_fake_path(path: Path, mark: int, end: int) -> Path:
 
 
 def _row_logits(pool: Pool, slot: int, position: int, tokens: Sequence[int], mark: int,
-         end: int) -> Tensor:
+                end: int) -> Tensor:
     number = next(iter(pool.delta.values()))[slot].flatten()[:1]
-    held = next(iter(pool.k.values()))[slot, :, 0, 0]
-    held[position:position + len(tokens)] = torch.tensor(tokens, dtype=torch.float32)
+    kv_tokens = next(iter(pool.k.values()))[slot, :, 0, 0]
+    kv_tokens[position:position + len(tokens)] = torch.tensor(tokens, dtype=torch.float32)
     value = int(number)
     for token in tokens:
         value = (31 * value + token + 7) % PRIME
     number.fill_(value)
     draw = torch.Generator().manual_seed(value)
     logits = 2 * torch.randn(pool.config.vocab, generator=draw)
-    said = [int(token) for token in held[:position + len(tokens)].tolist()]
-    if mark in said:
-        prompt = said.index(mark)
-        spoken = len(said) - prompt - 1
-        logits[said[spoken] if spoken < prompt else end] += ECHO_LOGIT
+    seen = [int(token) for token in kv_tokens[:position + len(tokens)].tolist()]
+    if mark in seen:
+        prompt = seen.index(mark)
+        spoken = len(seen) - prompt - 1
+        logits[seen[spoken] if spoken < prompt else end] += ECHO_LOGIT
     return logits

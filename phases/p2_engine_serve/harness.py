@@ -103,36 +103,36 @@ class Harness:
 
     # Asking.
 
-    def ask(self, ask: ClientRequest) -> ClientReply:
+    def ask(self, request: ClientRequest) -> ClientReply:
         """Send a request with the official client and return what came."""
-        body: dict[str, Any] = {"model": self.service.terms.name, **ask.body}
+        body: dict[str, Any] = {"model": self.service.terms.name, **request.body}
         api: Any = self.client.completions
-        if ask.endpoint == "chat":
+        if request.endpoint == "chat":
             api = self.client.chat.completions
             body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
         body["extra_body"] = {name: body.pop(name) for name in EXTRA_FIELDS if name in body}
-        if not ask.stream:
+        if not request.stream:
             return parse_reply([api.create(**body).model_dump(exclude_unset=True)])
         with api.create(**body, stream=True, stream_options={"include_usage": True}) as stream:
             return parse_reply([chunk.model_dump(exclude_unset=True) for chunk in stream])
 
-    def ask_all(self, asks: Sequence[ClientRequest]) -> list[ClientReply]:
+    def ask_all(self, requests: Sequence[ClientRequest]) -> list[ClientReply]:
         """Send requests at once: no step begins before all of them were accepted."""
-        futures = self.hold(asks)
+        futures = self.hold(requests)
         self.barrier.release()
         return [self.result(future) for future in futures]
 
-    def hold(self, asks: Sequence[ClientRequest]) -> list[Future[ClientReply]]:
+    def hold(self, requests: Sequence[ClientRequest]) -> list[Future[ClientReply]]:
         """Send requests in order, each accepted before the next, and let no step begin."""
         self.barrier.hold()
-        return [self.accepted(partial(self.ask, ask)) for ask in asks]
+        return [self.accepted(partial(self.ask, request)) for request in requests]
 
     def accepted(self, call: Callable[[], Any]) -> Future[Any]:
         """Make a call on a thread of its own and wait until its request is accepted."""
-        due = self.barrier.accepted + 1
+        expected = self.barrier.accepted + 1
         future = self.executor.submit(call)
-        came = self.barrier.wait_for(lambda: self.barrier.accepted >= due)
-        self.law(came, "a request is not accepted while no step is done")
+        arrived = self.barrier.wait_for(lambda: self.barrier.accepted >= expected)
+        self.law(arrived, "a request is not accepted while no step is done")
         return future
 
     @staticmethod
@@ -140,16 +140,17 @@ class Harness:
         """Return what a client got."""
         return future.result(60.0)
 
-    def ask_over_socket(self, ask: ClientRequest) -> socket.socket:
+    def ask_over_socket(self, request: ClientRequest) -> socket.socket:
         """Send a request over a bare socket, which can be closed at any time."""
-        body = json.dumps({"model": self.service.terms.name, "stream": ask.stream, **ask.body})
-        text = (f"POST /v1/{ask.endpoint} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
+        body = json.dumps({"model": self.service.terms.name, "stream": request.stream,
+                           **request.body})
+        text = (f"POST /v1/{request.endpoint} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
                 f"\r\nContent-Length: {len(body)}\r\n\r\n{body}")
-        due = self.barrier.accepted + 1
+        expected = self.barrier.accepted + 1
         line = socket.create_connection(self.socket.getsockname(), WAIT_SECONDS)
         line.sendall(text.encode())
-        came = self.barrier.wait_for(lambda: self.barrier.accepted >= due)
-        self.law(came, "a request is not accepted while no step is done")
+        arrived = self.barrier.wait_for(lambda: self.barrier.accepted >= expected)
+        self.law(arrived, "a request is not accepted while no step is done")
         return line
 
     def post(self, body: Any, path: str = "completions", **headers: str) -> httpx2.Response:
@@ -197,7 +198,7 @@ def load_tokenizer(file: Path) -> Tokenizer:
 
 def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
     """Return the tokenizer with another chat template."""
-    made = object.__new__(Tokenizer)
-    made.__dict__.update(tokenizer.__dict__)
-    made.chat_template = template
-    return made
+    copy = object.__new__(Tokenizer)
+    copy.__dict__.update(tokenizer.__dict__)
+    copy.chat_template = template
+    return copy

@@ -204,17 +204,17 @@ class HybridEngine:
 
     def _sample(self, plan: Sequence[Row], logits: Tensor) -> list[Emitted]:
         """Draw a token for each row that has computed all its tokens."""
-        due = [i for i, row in enumerate(plan)
-               if self.tenants[row.slot].fed == len(self.tenants[row.slot].tokens)]
-        if not due:
+        complete = [i for i, row in enumerate(plan)
+                    if self.tenants[row.slot].fed == len(self.tenants[row.slot].tokens)]
+        if not complete:
             return []
-        slots, logits = [plan[i].slot for i in due], logits[due]
+        slots, logits = [plan[i].slot for i in complete], logits[complete]
         self._check_finite(slots, logits)
         tenants = [self.tenants[slot] for slot in slots]
-        choices = torch.empty(len(due), dtype=torch.int64, device=logits.device)
+        choices = torch.empty(len(complete), dtype=torch.int64, device=logits.device)
         self.path.argmax(logits, choices)
         drawn = self.draw(logits, choices.tolist(), [t.sampling for t in tenants],
-                     [t.drawn_count for t in tenants])
+                          [t.drawn_count for t in tenants])
         for tenant, one in zip(tenants, drawn, strict=True):
             tenant.tokens.append(one.token)
             tenant.drawn_count += 1

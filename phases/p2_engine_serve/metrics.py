@@ -32,7 +32,7 @@ class Metrics(Collector):
         self._counts: Counts | None = None
         self._registry = CollectorRegistry()
         self._batch_sizes = Histogram("rowtwin_batch_size", "Rows of a step.", buckets=BUCKETS,
-                                registry=self._registry)
+                                      registry=self._registry)
         self._registry.register(self)
 
     def observe(self, counts: Counts) -> None:

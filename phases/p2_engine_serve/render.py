@@ -35,12 +35,12 @@ def limit_resources() -> None:
 
 def make_environment() -> ImmutableSandboxedEnvironment:
     """Return the sandbox, set up as chat templates expect it."""
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
                                          loader=DictLoader({}),  # there is nothing to include
                                          extensions=["jinja2.ext.loopcontrols"])
-    made.filters["tojson"] = _tojson
-    made.globals["raise_exception"] = _raise_exception
-    return made
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    return environment
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None,
@@ -85,8 +85,8 @@ def main() -> None:
     """Answer lines until there are none."""
     limit_resources()
     for line in sys.stdin:
-        asked = json.loads(line)
-        answer = render(asked["source"], asked["values"], asked["most"])
+        query = json.loads(line)
+        answer = render(query["source"], query["values"], query["most"])
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

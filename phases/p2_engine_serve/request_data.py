@@ -24,11 +24,11 @@ PROMPTS = ("the", "one of", " and", "time")
 
 def make_body(endpoint: str, prompt: str, top: int | None = None, **more: Any) -> dict[str, Any]:
     """Return a body whose log-probs are asked for in the endpoint's own way."""
-    told: dict[str, Any] = {}
+    logprobs: dict[str, Any] = {}
     if top is not None:
-        told = {"logprobs": top} if endpoint == "completions" else \
+        logprobs = {"logprobs": top} if endpoint == "completions" else \
             {"logprobs": True, "top_logprobs": top}
-    return {"prompt": prompt, "return_token_ids": True, **told, **more}
+    return {"prompt": prompt, "return_token_ids": True, **logprobs, **more}
 
 
 def four_requests(endpoint: str, stream: str, tokens: int) -> list[ClientRequest]:
@@ -43,10 +43,10 @@ def four_requests(endpoint: str, stream: str, tokens: int) -> list[ClientRequest
                                                    strict=False))]
 
 
-def expected_prompt(ask: ClientRequest) -> str:
+def expected_prompt(request: ClientRequest) -> str:
     """Return what the template of the test models makes of a request, written by hand."""
-    prompt: str = ask.body["prompt"]
-    if ask.endpoint == "completions":
+    prompt: str = request.body["prompt"]
+    if request.endpoint == "completions":
         return prompt
     return f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
 

@@ -172,10 +172,10 @@ def _to_api_error(errors: list[Any]) -> ApiError:
     field = ".".join(place) if place else None
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {message.removeprefix('Invalid JSON: ')}",
-                       code="invalid_json")
+                        code="invalid_json")
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"{_format_path(place)} is not a field that this server knows", field,
-                       code="unknown_field")
+                        code="unknown_field")
     if first["type"] == "value_error":  # a rule about several fields begins with one's name
         return ApiError(400, message, message.split()[0], code="invalid_value")
     where = ".".join(_error_path(first)) if field else "the body is no object of fields"
@@ -184,9 +184,9 @@ def _to_api_error(errors: list[Any]) -> ApiError:
 
 def _error_path(error: Any) -> list[str]:
     """Return the names that lead to an error; an unknown field may have any name."""
-    way = error["loc"][:-1] if error["type"] == "extra_forbidden" else error["loc"]
-    own = [part for part in way if not _is_union_branch(part)]
-    return [str(part)[:MAX_NAME_CHARS] for part in (*own, *error["loc"][len(way):])]
+    path = error["loc"][:-1] if error["type"] == "extra_forbidden" else error["loc"]
+    names = [part for part in path if not _is_union_branch(part)]
+    return [str(part)[:MAX_NAME_CHARS] for part in (*names, *error["loc"][len(path):])]
 
 
 def _format_path(place: list[str]) -> str:

@@ -121,9 +121,9 @@ class Reply:
             return None
         if event.reason == "error":
             return ApiError(500, f"the engine failed on this request: {event.detail}",
-                           code="engine_error")
+                            code="engine_error")
         return ApiError(503, "the request was cancelled, for the server is shutting down",
-                       code="cancelled")
+                        code="cancelled")
 
     def _post_to_loop(self, piece: Piece | ReplyEnd) -> None:
         put: Callable[[Piece | ReplyEnd], None] = self._queue.put_nowait

@@ -26,7 +26,7 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
 class ReplyFormat:
     """One endpoint's way to tell a reply."""
 
-    prefix, whole_object, chunk_object = "", "", ""
+    prefix, full_object, chunk_object = "", "", ""
 
     def __init__(self, tokenizer: Tokenizer, id: str, created: int, model: str, *,
                  top: int | None, prompt: Sequence[int] | None) -> None:
@@ -38,7 +38,7 @@ class ReplyFormat:
         """Return the reply as one object."""
         choice = {**self._text_field("".join(piece.text for piece in pieces)),
                   **self._token_fields(pieces), "finish_reason": done.reason}
-        return {**self.common_fields, "object": self.whole_object,
+        return {**self.common_fields, "object": self.full_object,
                 "choices": [self._choice(choice)], "usage": done.usage, **self._prompt_ids()}
 
     def first_chunks(self) -> list[Json]:
@@ -57,9 +57,9 @@ class ReplyFormat:
         """Return the chunks that come after the last token."""
         last = self._chunk({**self._delta_field(None), "logprobs": None,
                             "finish_reason": done.reason})
-        told = {**self.common_fields, "object": self.chunk_object, "choices": [],
-                "usage": done.usage}
-        return [last, told] if usage else [last]
+        usage_chunk = {**self.common_fields, "object": self.chunk_object, "choices": [],
+                       "usage": done.usage}
+        return [last, usage_chunk] if usage else [last]
 
     def _chunk(self, choice: Json) -> Json:
         return {**self.common_fields, "object": self.chunk_object,
@@ -97,13 +97,13 @@ class ReplyFormat:
 class CompletionFormat(ReplyFormat):
     """/v1/completions."""
 
-    prefix, whole_object, chunk_object = "cmpl-", "text_completion", "text_completion"
+    prefix, full_object, chunk_object = "cmpl-", "text_completion", "text_completion"
 
 
 class ChatFormat(ReplyFormat):
     """/v1/chat/completions."""
 
-    prefix, whole_object = "chatcmpl-", "chat.completion"
+    prefix, full_object = "chatcmpl-", "chat.completion"
     chunk_object = "chat.completion.chunk"
 
     def first_chunks(self) -> list[Json]:

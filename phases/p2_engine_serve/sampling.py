@@ -78,28 +78,29 @@ def draw(logits: Tensor, choices: Sequence[int], options: Sequence[Sampling],
                         [numbers[row] for row in sampled])
         for row, token in zip(sampled, picks, strict=True):
             tokens[row] = token
-    told = [[token, *line] for token, line in zip(
+    reported = [[token, *line] for token, line in zip(
         tokens, _top_tokens(logits, [option.top for option in options]), strict=True)]
     return [DrawnToken(line[0], logprobs[0], tuple(zip(line[1:], logprobs[1:], strict=True)))
-            for line, logprobs in zip(told, _logprobs(logits, top, sums, told), strict=True)]
+            for line, logprobs in zip(reported, _logprobs(logits, top, sums, reported),
+                                      strict=True)]
 
 
 def _logprobs(logits: Tensor, top: Tensor, sums: Sequence[float],
-              told: Sequence[Sequence[int]]) -> list[list[float]]:
+              reported: Sequence[Sequence[int]]) -> list[list[float]]:
     """Return the log-probability [26] of each row's tokens, which JSON can tell: none is -inf."""
-    rows = [row for row, line in enumerate(told) for _ in line]
-    values = iter((logits[rows, [t for line in told for t in line]] - top[rows]).tolist())
-    return [[max(float(np.float32(next(values) - whole)), _MIN_F32) for _ in line]
-            for line, whole in zip(told, map(math.log, sums), strict=True)]
+    rows = [row for row, line in enumerate(reported) for _ in line]
+    values = iter((logits[rows, [t for line in reported for t in line]] - top[rows]).tolist())
+    return [[max(float(np.float32(next(values) - log_sum)), _MIN_F32) for _ in line]
+            for line, log_sum in zip(reported, map(math.log, sums), strict=True)]
 
 
 def row_sums(weights: Tensor) -> list[float]:
     """Return SUM [11] of each row of f32[m, n]: 128 lanes in order, then adjacent pairs."""
     m, n = weights.shape
-    held = torch.empty(m, n + -n % NORM_LANES, pin_memory=weights.is_cuda)
-    held[:, :n], held[:, n:] = weights, 0.0
+    padded = torch.empty(m, n + -n % NORM_LANES, pin_memory=weights.is_cuda)
+    padded[:, :n], padded[:, n:] = weights, 0.0
     # numpy adds in order along every axis but the last
-    lanes = np.add.reduce(held.view(m, -1, NORM_LANES).numpy(), axis=1)
+    lanes = np.add.reduce(padded.view(m, -1, NORM_LANES).numpy(), axis=1)
     sums: list[float] = pairwise_sum(torch.from_numpy(lanes)).tolist()
     return sums
 
@@ -127,7 +128,7 @@ def _sample(logits: Tensor, top: Tensor, options: Sequence[Sampling],
 
 
 def _filter_weights(weights: NDArray[np.float64], values: NDArray[np.float32],
-          option: Sampling) -> NDArray[np.float64]:
+                    option: Sampling) -> NDArray[np.float64]:
     """Return the weights with those that the options leave out at zero."""
     if option.top_k:
         weights = np.where(_top_k_mask(values, option.top_k), weights, 0.0)
@@ -159,7 +160,7 @@ def _top_k_mask(values: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
 
 
 def _top_p_mask(values: NDArray[np.float32], weights: NDArray[np.float64],
-             share: float) -> NDArray[np.bool_]:
+                share: float) -> NDArray[np.bool_]:
     """Mark the fewest likeliest tokens whose weights sum to the share, the earlier on ties."""
     order = np.argsort(-values, kind="stable")
     sums = np.cumsum(weights[order])

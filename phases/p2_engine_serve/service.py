@@ -55,10 +55,10 @@ class SerialWorker:
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
-    async def run(self, work: Callable[[], T], left: IsDisconnected) -> T:
+    async def run(self, work: Callable[[], T], is_disconnected: IsDisconnected) -> T:
         """Return what the work does, or raise `Refused`."""
         async with self._lock:
-            if await left():
+            if await is_disconnected():
                 raise client_left_error()
             return await asyncio.to_thread(work)
 
@@ -101,34 +101,37 @@ class Service:
         self.driver.close(self.terms.grace)
         self.template.close()
 
-    async def complete(self, asked: CompletionRequest, left: IsDisconnected) -> tuple[
+    async def complete(self, params: CompletionRequest, is_disconnected: IsDisconnected) -> tuple[
             Reply, ReplyFormat]:
         """Accept a completion, or raise `Refused`."""
-        self._check_model(asked)
-        prompt = await self._encode_worker.run(partial(self.encode_prompt, asked), left)
-        return self._submit_request(asked, prompt, "prompt", CompletionFormat)
+        self._check_model(params)
+        prompt = await self._encode_worker.run(partial(self.encode_prompt, params), is_disconnected)
+        return self._submit_request(params, prompt, "prompt", CompletionFormat)
 
-    async def chat(self, asked: ChatRequest, left: IsDisconnected) -> tuple[Reply, ReplyFormat]:
+    async def chat(self, params: ChatRequest,
+                   is_disconnected: IsDisconnected) -> tuple[Reply, ReplyFormat]:
         """Accept a chat's next turn, or raise `Refused`."""
-        self._check_model(asked)
-        text = await self._template_worker.run(partial(self.render_chat, asked), left)
-        prompt = await self._encode_worker.run(partial(self._encode, text, "messages"), left)
-        return self._submit_request(asked, prompt, "messages", ChatFormat)
+        self._check_model(params)
+        text = await self._template_worker.run(partial(self.render_chat, params), is_disconnected)
+        prompt = await self._encode_worker.run(partial(self._encode, text, "messages"),
+                                               is_disconnected)
+        return self._submit_request(params, prompt, "messages", ChatFormat)
 
-    def encode_prompt(self, asked: CompletionRequest) -> list[int]:
+    def encode_prompt(self, params: CompletionRequest) -> list[int]:
         """Return a completion's prompt as tokens."""
-        if isinstance(asked.prompt, str):
-            return self._encode(asked.prompt, "prompt")
-        for token in asked.prompt:
+        if isinstance(params.prompt, str):
+            return self._encode(params.prompt, "prompt")
+        for token in params.prompt:
             if not 0 <= token < self.vocab:
                 raise ApiError(400, f"prompt: token {token} is outside the vocabulary of "
-                                   f"{self.vocab}", "prompt", "invalid_value")
-        return list(asked.prompt)
+                               f"{self.vocab}", "prompt", "invalid_value")
+        return list(params.prompt)
 
-    def render_chat(self, asked: ChatRequest) -> str:
+    def render_chat(self, params: ChatRequest) -> str:
         """Return a chat as one text, by the template of the model's file."""
         try:
-            return self.template.render([message.as_template_input() for message in asked.messages])
+            return self.template.render([message.as_template_input()
+                                         for message in params.messages])
         except InputError as error:
             raise ApiError(400, str(error), "messages", "chat_template") from None
 
@@ -137,7 +140,7 @@ class Service:
         size = len(text.encode("utf-8", "surrogatepass"))
         if size > self.max_text_bytes:
             raise ApiError(400, f"{field}: {size:,} bytes do not fit the context of "
-                               f"{self.capacity} tokens", field, "context_length_exceeded")
+                           f"{self.capacity} tokens", field, "context_length_exceeded")
 
     def _encode(self, text: str, field: str) -> list[int]:
         self._check_size(text, field)
@@ -149,18 +152,18 @@ class Service:
             raise ApiError(400, f"{field}: an empty prompt is refused", field, "invalid_value")
         return tokens
 
-    def _check_model(self, asked: CommonRequest) -> None:
-        if asked.model != self.terms.name:
-            raise ApiError(404, f"the model {asked.model[:100]!r} is not served here: "
-                               f"{self.terms.name} is", "model", "model_not_found")
+    def _check_model(self, params: CommonRequest) -> None:
+        if params.model != self.terms.name:
+            raise ApiError(404, f"the model {params.model[:100]!r} is not served here: "
+                           f"{self.terms.name} is", "model", "model_not_found")
 
-    def _submit_request(self, asked: CommonRequest, prompt: Sequence[int], field: str,
-              shape: type[ReplyFormat]) -> tuple[Reply, ReplyFormat]:
+    def _submit_request(self, params: CommonRequest, prompt: Sequence[int], field: str,
+                        reply_format: type[ReplyFormat]) -> tuple[Reply, ReplyFormat]:
         id = secrets.token_hex(12)
-        request = Request(id, tuple(prompt), self._max_tokens(asked, len(prompt), field),
-                          frozenset() if asked.ignore_eos else self.tokenizer.end_ids,
-                          self.sampling_options(asked))
-        reply: Reply = self.stack.reply(request, self.stack.text(self.tokenizer, asked.stops),
+        request = Request(id, tuple(prompt), self._max_tokens(params, len(prompt), field),
+                          frozenset() if params.ignore_eos else self.tokenizer.end_ids,
+                          self.sampling_options(params))
+        reply: Reply = self.stack.reply(request, self.stack.text(self.tokenizer, params.stops),
                                         self.driver)
         try:
             reply.send()
@@ -170,22 +173,24 @@ class Service:
             raise ApiError(503, str(error), code="closed", retry_after=1) from None
         except InputError as error:
             raise ApiError(400, str(error), field, "invalid_value") from None
-        return reply, shape(self.tokenizer, id, int(time.time()), self.terms.name, top=asked.top,
-                            prompt=prompt if asked.return_token_ids else None)
+        return reply, reply_format(self.tokenizer, id, int(time.time()), self.terms.name,
+                                   top=params.top, prompt=prompt if params.return_token_ids
+                                   else None)
 
-    def _max_tokens(self, asked: CommonRequest, prompt: int, field: str) -> int:
+    def _max_tokens(self, params: CommonRequest, prompt: int, field: str) -> int:
         room = self.capacity - prompt + 1  # the last token is never fed back
         if room < 1:
             raise ApiError(400, f"{field}: {prompt} tokens do not fit the context of "
-                               f"{self.capacity}", field, "context_length_exceeded")
-        if asked.limit is not None and asked.limit > room:
-            raise ApiError(400, f"max_tokens: {asked.limit} new tokens behind {prompt} of prompt "
-                               f"do not fit the context of {self.capacity}, {room} do",
-                          "max_tokens", "context_length_exceeded")
-        return asked.limit or room
+                           f"{self.capacity}", field, "context_length_exceeded")
+        if params.limit is not None and params.limit > room:
+            raise ApiError(400, f"max_tokens: {params.limit} new tokens behind {prompt} of prompt "
+                           f"do not fit the context of {self.capacity}, {room} do", "max_tokens",
+                           "context_length_exceeded")
+        return params.limit or room
 
     @staticmethod
-    def sampling_options(asked: CommonRequest) -> Sampling:
+    def sampling_options(params: CommonRequest) -> Sampling:
         """Return how a request's tokens are drawn; without a seed it gets one of its own."""
-        seed = secrets.randbits(64) if asked.seed is None else asked.seed % SEED_COUNT
-        return Sampling(asked.temperature, max(asked.top_k, 0), asked.top_p, seed, asked.top or 0)
+        seed = secrets.randbits(64) if params.seed is None else params.seed % SEED_COUNT
+        return Sampling(params.temperature, max(params.top_k, 0), params.top_p, seed,
+                        params.top or 0)

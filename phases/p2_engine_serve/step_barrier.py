@@ -78,11 +78,11 @@ class StepBarrier:
             self._condition.notify_all()
 
     def _cancel(self, id: str, reason: FromOutside = "cancel") -> bool:
-        taken = self._inner[2](id, reason)
+        cancelled = self._inner[2](id, reason)
         with self._condition:
-            self.cancelled += taken
+            self.cancelled += cancelled
             self._condition.notify_all()
-        return taken
+        return cancelled
 
     def _close_and_notify(self, why: str = "the server is shutting down") -> None:
         self._close(why)

@@ -31,8 +31,8 @@ class StreamedText:
         if self.stopped:
             return ""
         shown = self._add_text(self._detokenizer.finish())
-        held, self._pending = self._pending, ""
-        return shown if self.stopped else shown + held
+        pending, self._pending = self._pending, ""
+        return shown if self.stopped else shown + pending
 
     def _add_text(self, new: str) -> str:
         if self.stopped:

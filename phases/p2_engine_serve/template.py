@@ -36,7 +36,7 @@ class Template:
             if self._broken_reason:
                 raise InputError(self._broken_reason)
             answer = self._query_process(json.dumps({"source": self.source, "values": values,
-                                           "most": MAX_PROMPT_CHARS}))
+                                                     "most": MAX_PROMPT_CHARS}))
             if "text" in answer:
                 return str(answer["text"])
             raise self._to_input_error(answer)
@@ -77,7 +77,7 @@ class Template:
             return found
         self._stop_process()
         return {"error": "hostile", "detail": f"it took more than {self.seconds:g} seconds or more "
-                                              f"memory than a template needs"}
+                f"memory than a template needs"}
 
     def _stop_process(self) -> None:
         process, self._process = self._process, None

@@ -45,45 +45,45 @@ BODY: dict[str, Any] = {"model": "nano", "prompt": "the", **BODY_OPTIONS}
     ],
 )
 def test_a_thousand_faults_of_a_body_are_not_all_collected(kind: Any, body: Any) -> None:
-    whole = {"model": "a", **({"prompt": "b"} if kind is CompletionRequest
+    valid = {"model": "a", **({"prompt": "b"} if kind is CompletionRequest
                               else {"messages": [MESSAGE]})}
     with pytest.raises(ValidationError) as faults:
-        kind.model_validate_json(json.dumps({**whole, **body}))
+        kind.model_validate_json(json.dumps({**valid, **body}))
     assert faults.value.error_count() < 10
 
 
-@pytest.mark.parametrize(("name", "told"), [
+@pytest.mark.parametrize(("name", "shown"), [
     ("top-k", "top-k"), ("str", "str"), ("a b", "a b"), ("", "''"), ("a\nb", r"'a\nb'"),
     ("k" * 5000, "k" * 100)])
-def test_unknown_field_is_told_whatever_its_name(name: str, told: str) -> None:
+def test_unknown_field_is_told_whatever_its_name(name: str, shown: str) -> None:
     for kind, body, place in ((CompletionRequest, {"prompt": "b", name: 1}, ""),
                               (ChatRequest, {"messages": [{**MESSAGE, name: 1}]}, "messages.0.")):
         with pytest.raises(ApiError) as refused:
             parse(kind, json.dumps({"model": "a", **body}).encode())
         assert refused.value.message.endswith(" is not a field that this server knows")
         assert refused.value.message.isprintable()
-        assert told.strip("'") in refused.value.message
+        assert shown.strip("'") in refused.value.message
         assert refused.value.field == place + name[:100]
 
 
 def test_null_is_as_if_absent_inside_of_fields_too() -> None:
-    asked = parse(ChatRequest, json.dumps({
+    params = parse(ChatRequest, json.dumps({
         "model": "a", "messages": [{**MESSAGE, "name": None}], "stream": True,
         "stream_options": {"include_usage": None}}).encode())
-    assert asked.stream_options is not None
-    assert not asked.stream_options.include_usage
+    assert params.stream_options is not None
+    assert not params.stream_options.include_usage
 
 
 @pytest.fixture
-def site(path: Any) -> Iterator[Harness]:
+def harness(path: Any) -> Iterator[Harness]:
     """Return a server over the toy."""
     with make_harness(path, model="") as opened:
         yield opened
         opened.idle()
 
 
-def open_and_send(site: Harness, *parts: bytes) -> socket.socket:
-    line = socket.create_connection(site.socket.getsockname(), WAIT_SECONDS)
+def open_and_send(harness: Harness, *parts: bytes) -> socket.socket:
+    line = socket.create_connection(harness.socket.getsockname(), WAIT_SECONDS)
     for part in parts:
         line.sendall(part)
     return line
@@ -97,75 +97,76 @@ def request_head(length: int | str, kind: str = "application/json", **headers: s
             "\r\n").encode()
 
 
-def test_large_bodies_are_read_beside_the_event_loop(site: Harness,
+def test_large_bodies_are_read_beside_the_event_loop(harness: Harness,
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
 
-    def watched(*given: Any) -> Any:
+    def watched(*args: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return parse(*given)
+        return parse(*args)
 
     monkeypatch.setattr(api, "parse", watched)
     for body in (BODY, {**BODY, "user": "u" * api.LARGE_BODY_BYTES}):
-        assert site.post(body).status_code == 200
-    assert (threads[0], threads[1] == threads[0]) == (site.thread.name, False)
+        assert harness.post(body).status_code == 200
+    assert (threads[0], threads[1] == threads[0]) == (harness.thread.name, False)
 
 
-def test_few_large_bodies_are_held_at_once(site: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_large_bodies_are_held_at_once(harness: Harness,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "MAX_LARGE_BODIES", 1)
     large = {**BODY, "user": "u" * api.LARGE_BODY_BYTES}
-    with open_and_send(site, request_head(2 * api.LARGE_BODY_BYTES),
+    with open_and_send(harness, request_head(2 * api.LARGE_BODY_BYTES),
                        b" " * (api.LARGE_BODY_BYTES + 1)):
-        refused = post_until(site, large, 429)
+        refused = post_until(harness, large, 429)
         assert refused.json()["error"]["code"] == "queue_full"
         assert refused.headers["retry-after"] == "1"
-        assert site.post(BODY).status_code == 200
-    assert post_until(site, large, 200).status_code == 200  # its place is free again
+        assert harness.post(BODY).status_code == 200
+    assert post_until(harness, large, 200).status_code == 200  # its place is free again
 
 
-def post_until(site: Harness, body: Any, status: int) -> Any:
+def post_until(harness: Harness, body: Any, status: int) -> Any:
     """Post until the answer has a status, for what another connection does takes a moment."""
     late = time.monotonic() + WAIT_SECONDS
-    while (answer := site.post(body)).status_code != status and time.monotonic() < late:
+    while (answer := harness.post(body)).status_code != status and time.monotonic() < late:
         time.sleep(0.01)
     return answer
 
 
 def test_connection_without_a_request_is_closed(path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HEAD_SECONDS", 1.0)
-    with make_harness(path, model="") as site:
-        idle, slow = open_and_send(site), open_and_send(site, b"POST /v1/comp")
-        served = open_and_send(site, request_head(2, Connection="close"), b"{}")
-        future = site.hold([ClientRequest("completions", True,
-                                          {**BODY_OPTIONS, "prompt": "the"})])[0]
+    with make_harness(path, model="") as harness:
+        idle, slow = open_and_send(harness), open_and_send(harness, b"POST /v1/comp")
+        served = open_and_send(harness, request_head(2, Connection="close"), b"{}")
+        future = harness.hold([ClientRequest("completions", True,
+                                             {**BODY_OPTIONS, "prompt": "the"})])[0]
         for line in (idle, slow):
             with line:
                 assert line.recv(1) == b""
         with served:
             assert served.recv(1) == b"H"
-        site.barrier.release()  # a request that takes longer than its head may is served
-        assert site.result(future).usage["completion_tokens"] == 2
+        harness.barrier.release()  # a request that takes longer than its head may is served
+        assert harness.result(future).usage["completion_tokens"] == 2
 
 
 def test_garbage_behind_an_early_answer_ends_the_connection_alone(
-        site: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.ERROR, "asyncio"), \
-            open_and_send(site, request_head("Transfer-Encoding: chunked", "text/plain")) as line:
+        harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    head = request_head("Transfer-Encoding: chunked", "text/plain")
+    with caplog.at_level(logging.ERROR, "asyncio"), open_and_send(harness, head) as line:
         answer = b""
         while not answer.endswith(b"}}"):
             answer += line.recv(1 << 16)
         assert b" 415 " in answer
         line.sendall(b"no chunk\r\n")
         assert line.recv(1 << 16) == b""
-        assert site.post(BODY).status_code == 200
+        assert harness.post(BODY).status_code == 200
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
-def test_compressed_bodies_and_long_methods_are_refused_in_a_sentence(site: Harness) -> None:
-    packed = site.post(BODY, **{"content-encoding": "gzip"})
+def test_compressed_bodies_and_long_methods_are_refused_in_a_sentence(harness: Harness) -> None:
+    packed = harness.post(BODY, **{"content-encoding": "gzip"})
     assert (packed.status_code, packed.json()["error"]["message"]) == (
         415, "the body must not be compressed")
-    odd = site.http.request("M" * 5000, "/v1/completions")
+    odd = harness.http.request("M" * 5000, "/v1/completions")
     assert (odd.status_code, len(odd.json()["error"]["message"]) < 100) == (405, True)
 
 

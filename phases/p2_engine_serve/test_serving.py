@@ -55,7 +55,7 @@ def test_help_has_an_example_and_imports_no_server() -> None:
 
 
 @contextmanager
-def taken_port() -> Iterator[str]:
+def busy_port() -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         yield str(busy.getsockname()[1])
 
@@ -71,15 +71,15 @@ def serve(path: Any, stack: Any, monkeypatch: pytest.MonkeyPatch,
 
 def test_mistakes_end_in_one_sentence(serve: Main) -> None:
     model = str(model_path("nano"))
-    with taken_port() as port:
-        for arguments, told in ((["nothing.gguf", "--port", "0"], "nothing.gguf"),
-                                ([model, "--api-key", ""], "--api-key"),
-                                ([model, "--port", port], "cannot listen"),
-                                ([model, "--port", "0", "--memory", "0.001"], "budget"),
-                                ([model, "--port", "0", "--memory", "inf"], "1048576")):
+    with busy_port() as port:
+        for arguments, message in ((["nothing.gguf", "--port", "0"], "nothing.gguf"),
+                                   ([model, "--api-key", ""], "--api-key"),
+                                   ([model, "--port", port], "cannot listen"),
+                                   ([model, "--port", "0", "--memory", "0.001"], "budget"),
+                                   ([model, "--port", "0", "--memory", "inf"], "1048576")):
             code, out, err = serve(*arguments)
             assert (code, out) == (2, ""), err
-            assert told in err
+            assert message in err
 
 
 def disconnect_mid_body(url: str) -> None:
@@ -161,7 +161,7 @@ def test_field_of_a_refusal_is_the_clients_own(body: bytes, field: str) -> None:
     assert (refused.value.status, refused.value.field) == (400, field)
 
 
-@pytest.mark.parametrize(("change", "told"), [
+@pytest.mark.parametrize(("change", "message"), [
     ({"stop": ""}, "stop: String should have at least 1 character"),
     ({"stop": ["a", 3]}, "stop.1: Input should be a valid string"),
     ({"stop": ["a"] * 17}, "stop: List should have at most 16 items"),
@@ -173,10 +173,10 @@ def test_field_of_a_refusal_is_the_clients_own(body: bytes, field: str) -> None:
     ({"n": 1.0}, "n: Input should be a valid integer"),
     ({"prompt": None}, "prompt: Input should be a valid string or a valid array"),
     ({"größe": None}, "größe is not a field")])
-def test_refusal_tells_the_cause(change: dict[str, object], told: str) -> None:
+def test_refusal_tells_the_cause(change: dict[str, object], message: str) -> None:
     with pytest.raises(ApiError) as refused:
         parse(CompletionRequest, json.dumps({"model": "a", "prompt": "b", **change}).encode())
-    assert refused.value.message.startswith(told)
+    assert refused.value.message.startswith(message)
 
 
 def test_null_is_as_if_absent() -> None:

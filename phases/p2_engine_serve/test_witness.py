@@ -55,14 +55,14 @@ def make_harness(path: Any, model: str = "nano", **parts: Any) -> Harness:
 
 
 @contextmanager
-def wait_for_arms(site: Harness, arms: tuple[int, ...]) -> Iterator[None]:
+def wait_for_arms(harness: Harness, arms: tuple[int, ...]) -> Iterator[None]:
     """Let no step begin before every request of its arm was accepted."""
-    scheduler, changed = site.service.scheduler, Condition()
-    step, submit, due, accepted = scheduler.step, scheduler.submit, list(accumulate(arms)), [0]
+    scheduler, changed = harness.service.scheduler, Condition()
+    step, submit, totals, accepted = scheduler.step, scheduler.submit, list(accumulate(arms)), [0]
 
     def met() -> bool:
         ended = sum(scheduler.counts.ended.values())
-        return accepted[0] >= next((n for n in due if n > ended), 0)
+        return accepted[0] >= next((n for n in totals if n > ended), 0)
 
     def stepped() -> Any:
         with changed:
@@ -80,24 +80,25 @@ def wait_for_arms(site: Harness, arms: tuple[int, ...]) -> Iterator[None]:
         yield
     finally:
         with changed:  # whoever waits for requests that will not come is let go
-            due.clear()
+            totals.clear()
             changed.notify_all()
 
 
-def take_witness(site: Harness, out: Path) -> tuple[int, Any]:
+def take_witness(harness: Harness, out: Path) -> tuple[int, Any]:
     """Return the exit code of `rowtwin witness` and the file that it wrote."""
-    taken = run_rowtwin("witness", site.url, "--out", out, "--c", "1,4", "--replicates", 1,
-                    "--n-predict", TOKENS, "--declared-min", TOKENS, "--commit", "c0ffee",
-                    "--model-file", site.weights.path, "--binary", __file__, "--prompt", "the")
-    assert "Traceback" not in taken.stderr
-    return taken.returncode, file.read_witness(out)
+    result = run_rowtwin("witness", harness.url, "--out", out, "--c", "1,4", "--replicates", 1,
+                         "--n-predict", TOKENS, "--declared-min", TOKENS, "--commit", "c0ffee",
+                         "--model-file", harness.weights.path, "--binary", __file__, "--prompt",
+                         "the")
+    assert "Traceback" not in result.stderr
+    return result.returncode, file.read_witness(out)
 
 
 def test_this_server_is_witnessed_and_checked(path: Any, tmp_path: Path) -> None:
     out = tmp_path / "witness.json"
-    with make_harness(path) as site, wait_for_arms(site, ARMS):
-        code, witness = take_witness(site, out)
-        site.idle()
+    with make_harness(path) as harness, wait_for_arms(harness, ARMS):
+        code, witness = take_witness(harness, out)
+        harness.idle()
     assert witness["reference"] == {"tokens": TOKENS, "stable": True, "self_divergence_at": None}
     assert witness["m_formed_from"] == "histogram rowtwin_batch_size"
     assert [band["c"] for band in witness["bands"]] == [1, 4]
@@ -115,7 +116,7 @@ def test_this_server_is_witnessed_and_checked(path: Any, tmp_path: Path) -> None
     assert code == (0 if all(band["result"] == "PASS" for band in witness["bands"]) else 2)
     check_indices(witness["bands"])
     checked = json.loads(run_rowtwin("witness", "check", out, "--json", "--model-prefix",
-                                 site.weights.path.stem).stdout)
+                                     harness.weights.path.stem).stdout)
     rules = [reason["rule"] for reason in checked["reasons"]]
     assert [rule for rule in rules if rule not in ("S6", "S7")] == ["S2", "S2", "floor", "floor"]
 
@@ -136,8 +137,8 @@ def check_indices(bands: list[Any]) -> None:
     ids=["answers-the-neighbour", "returns-early-for-one"])
 def test_witness_of_a_wrong_server_says_so(part: dict[str, type], result: str, told: str,
                                            path: Any, tmp_path: Path) -> None:
-    with make_harness(path, model="", **part) as site, wait_for_arms(site, ARMS):
-        code, witness = take_witness(site, tmp_path / "witness.json")
+    with make_harness(path, model="", **part) as harness, wait_for_arms(harness, ARMS):
+        code, witness = take_witness(harness, tmp_path / "witness.json")
     band = witness["bands"][1]
     assert (band["result"], code) == (result, 1 if result == "FAIL" else 2)
     assert told in band["reason"]
@@ -167,17 +168,17 @@ def test_looped_server_reads_its_weights_once_a_row(
         request: pytest.FixtureRequest) -> None:
     reads, model = ReadCounter(), testmodels.load("nano")
     parts: dict[str, Any] = {"engine": engine} if engine else {}
-    site = make_harness(reads.count_reads(request.getfixturevalue(name)), **parts)
-    site.subject = replace(site.subject, models=lambda _: replace(
+    harness = make_harness(reads.count_reads(request.getfixturevalue(name)), **parts)
+    harness.subject = replace(harness.subject, models=lambda _: replace(
         model, ops=reads.count_reads(model.ops)))
     asks = [ClientRequest("completions", True,
                           {"prompt": [5 + i], "max_tokens": 3, "ignore_eos": True})
             for i in range(WIDEST)]
-    with site:
-        site.ask_all(asks)  # a path of graphs captures now, which reads once more
-        reads.bytes, before = 0, site.service.scheduler.counts.steps
-        site.ask_all(asks)
-        counts = site.service.scheduler.counts
+    with harness:
+        harness.ask_all(asks)  # a path of graphs captures now, which reads once more
+        reads.bytes, before = 0, harness.service.scheduler.counts.steps
+        harness.ask_all(asks)
+        counts = harness.service.scheduler.counts
     weights = model.weights
     every = sum(weight.raw.nbytes for weight in [weights.head, *(
         matrix for layer in weights.layers for matrix in layer.matrices.values())])

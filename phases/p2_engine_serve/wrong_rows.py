@@ -36,8 +36,8 @@ class FirstRowsOptions(HybridEngine):
     @staticmethod
     def draw(*rows: Any) -> list[DrawnToken]:
         logits, choices, options, numbers = rows
-        kept = [replace(options[0], top=option.top) for option in options]
-        return sampling.draw(logits, choices, kept, numbers)
+        changed = [replace(options[0], top=option.top) for option in options]
+        return sampling.draw(logits, choices, changed, numbers)
 
 
 class PlainRowsTakeNoPlace(HybridEngine):
@@ -46,10 +46,10 @@ class PlainRowsTakeNoPlace(HybridEngine):
     @staticmethod
     def draw(*rows: Any) -> list[DrawnToken]:
         logits, choices, options, numbers = rows
-        own = [option for option in options if option.temperature > 0]
-        slid = own + [Sampling()] * (len(options) - len(own))
-        kept = [replace(odd, top=option.top) for odd, option in zip(slid, options, strict=True)]
-        return sampling.draw(logits, choices, kept, numbers)
+        sampled = [option for option in options if option.temperature > 0]
+        slid = sampled + [Sampling()] * (len(options) - len(sampled))
+        changed = [replace(odd, top=option.top) for odd, option in zip(slid, options, strict=True)]
+        return sampling.draw(logits, choices, changed, numbers)
 
 
 class CountsFallShortOfRows(HybridEngine):
@@ -109,8 +109,8 @@ class SeedOfTheRow(HybridEngine):
     @staticmethod
     def draw(*rows: Any) -> list[DrawnToken]:
         logits, choices, options, numbers = rows
-        kept = [replace(option, seed=row) for row, option in enumerate(options)]
-        return sampling.draw(logits, choices, kept, numbers)
+        changed = [replace(option, seed=row) for row, option in enumerate(options)]
+        return sampling.draw(logits, choices, changed, numbers)
 
 
 class NumberOfTheBatch(HybridEngine):
@@ -131,8 +131,8 @@ class OneGeneratorForAll(HybridEngine):
 
         def draw(logits: Tensor, choices: Sequence[int], options: Sequence[Sampling],
                  numbers: Sequence[int]) -> list[DrawnToken]:
-            kept = [replace(option, seed=int(stream.integers(1 << 30))) for option in options]
-            return sampling.draw(logits, choices, kept, numbers)
+            changed = [replace(option, seed=int(stream.integers(1 << 30))) for option in options]
+            return sampling.draw(logits, choices, changed, numbers)
 
         self.draw = draw
 
@@ -187,12 +187,12 @@ class SlotIsNotCleared(HybridEngine):
     """A slot is handed on with its last tenant's recurrent state."""
 
     def _assign_slot(self, request: Request, *, alone: bool) -> Seat:
-        held = self.pool.slot
-        self.pool.slot = lambda index: _UnclearedState(held(index))  # type: ignore[method-assign,assignment,return-value]
+        get_slot = self.pool.slot
+        self.pool.slot = lambda index: _UnclearedState(get_slot(index))  # type: ignore
         try:
             return super()._assign_slot(request, alone=alone)
         finally:
-            self.pool.slot = held  # type: ignore[method-assign]
+            self.pool.slot = get_slot  # type: ignore[method-assign]
 
 
 class _UnclearedState:

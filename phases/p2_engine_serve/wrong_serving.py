@@ -81,21 +81,22 @@ class OneRequestAtATime(Api):
 class WholeRepliesAreNotWatched(Api):
     """Only streams notice that their client is gone."""
 
-    async def _respond_whole(self, request: HttpRequest, opened: OpenReply) -> Response:
-        reply, shape = opened
+    async def _respond_full(self, request: HttpRequest, opened: OpenReply) -> Response:
+        reply, reply_format = opened
         pieces = [piece async for piece in reply.pieces()]
         done = pieces.pop()
         assert isinstance(done, ReplyEnd)
         if done.failed is not None:
             raise done.failed
-        return JSONResponse(shape.full_reply([p for p in pieces if isinstance(p, Piece)], done))
+        return JSONResponse(reply_format.full_reply([p for p in pieces if isinstance(p, Piece)],
+                                                    done))
 
 
 class _EarlyUsageStream(EventStream):
-    def _chunks(self, shape: ReplyFormat, piece: Piece | ReplyEnd) -> list[dict[str, Any]]:
+    def _chunks(self, reply_format: ReplyFormat, piece: Piece | ReplyEnd) -> list[dict[str, Any]]:
         if isinstance(piece, ReplyEnd):
             piece = replace(piece, completion=piece.completion - 1)
-        return super()._chunks(shape, piece)
+        return super()._chunks(reply_format, piece)
 
 
 class UsageOfAStreamMissesTheLast(Api):
@@ -105,10 +106,10 @@ class UsageOfAStreamMissesTheLast(Api):
 
 
 class _SilentErrorStream(EventStream):
-    def _chunks(self, shape: ReplyFormat, piece: Piece | ReplyEnd) -> list[dict[str, Any]]:
+    def _chunks(self, reply_format: ReplyFormat, piece: Piece | ReplyEnd) -> list[dict[str, Any]]:
         if isinstance(piece, ReplyEnd) and piece.failed is not None:
             return []
-        return super()._chunks(shape, piece)
+        return super()._chunks(reply_format, piece)
 
 
 class StreamsHideErrors(Api):
@@ -167,25 +168,25 @@ class ChatHasNoDoor(Api):
 class ChatIgnoresStops(Service):
     """One endpoint does not hand on the stop strings."""
 
-    def _submit_request(self, asked: CommonRequest, prompt: Sequence[int], field: str,
-              shape: type[ReplyFormat]) -> tuple[Reply, ReplyFormat]:
-        if shape is ChatFormat:
-            asked = asked.model_copy(update={"stop": None})
-        return super()._submit_request(asked, prompt, field, shape)
+    def _submit_request(self, params: CommonRequest, prompt: Sequence[int], field: str,
+                        reply_format: type[ReplyFormat]) -> tuple[Reply, ReplyFormat]:
+        if reply_format is ChatFormat:
+            params = params.model_copy(update={"stop": None})
+        return super()._submit_request(params, prompt, field, reply_format)
 
 
 class EndTokensAreIgnored(Service):
     """No request ends at an end token."""
 
-    def _submit_request(self, asked: CommonRequest, *rest: Any) -> tuple[Reply, ReplyFormat]:
-        return super()._submit_request(asked.model_copy(update={"ignore_eos": True}), *rest)
+    def _submit_request(self, params: CommonRequest, *rest: Any) -> tuple[Reply, ReplyFormat]:
+        return super()._submit_request(params.model_copy(update={"ignore_eos": True}), *rest)
 
 
 class EndTokensAlwaysEnd(Service):
     """Also a request that asked to go on ends at an end token."""
 
-    def _submit_request(self, asked: CommonRequest, *rest: Any) -> tuple[Reply, ReplyFormat]:
-        return super()._submit_request(asked.model_copy(update={"ignore_eos": False}), *rest)
+    def _submit_request(self, params: CommonRequest, *rest: Any) -> tuple[Reply, ReplyFormat]:
+        return super()._submit_request(params.model_copy(update={"ignore_eos": False}), *rest)
 
 
 class SeedOfTheFirst(Service):
@@ -193,17 +194,17 @@ class SeedOfTheFirst(Service):
 
     first: Sampling | None = None
 
-    def sampling_options(self, asked: CommonRequest) -> Sampling:  # type: ignore[override]
-        made = Service.sampling_options(asked)
-        self.first = self.first or made
-        return replace(made, seed=self.first.seed)
+    def sampling_options(self, params: CommonRequest) -> Sampling:  # type: ignore[override]
+        sampling = Service.sampling_options(params)
+        self.first = self.first or sampling
+        return replace(sampling, seed=self.first.seed)
 
 
 class SeedIsIgnored(Service):
     """Every request gets a seed of its own, asked for or not."""
 
-    def sampling_options(self, asked: CommonRequest) -> Sampling:  # type: ignore[override]
-        return Service.sampling_options(asked.model_copy(update={"seed": None}))
+    def sampling_options(self, params: CommonRequest) -> Sampling:  # type: ignore[override]
+        return Service.sampling_options(params.model_copy(update={"seed": None}))
 
 
 class RepliesAreKept(Service):
@@ -218,8 +219,8 @@ class RepliesAreKept(Service):
 class LimitIsNotChecked(Service):
     """A limit that does not fit is left for the scheduler to refuse."""
 
-    def _max_tokens(self, asked: CommonRequest, prompt: int, field: str) -> int:
-        return asked.limit or self.capacity - prompt + 1
+    def _max_tokens(self, params: CommonRequest, prompt: int, field: str) -> int:
+        return params.limit or self.capacity - prompt + 1
 
 
 class LongTextsAreEncoded(Service):

@@ -15,9 +15,9 @@ class TemplateWithoutASandbox(Template):
     """The template is run in the server, by an environment that trusts it."""
 
     def _query_process(self, line: str) -> dict[str, Any]:
-        asked = json.loads(line)
+        query = json.loads(line)
         try:
-            text = jinja2.Environment().from_string(asked["source"]).render(**asked["values"])
+            text = jinja2.Environment().from_string(query["source"]).render(**query["values"])
         except Exception as error:
             return {"error": "failed", "detail": str(error)}
         return {"text": text}
@@ -46,12 +46,12 @@ class TemplateIsCachedByLength(Template):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._kept: dict[int, str] = {}
+        self._prompts: dict[int, str] = {}
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
-        if len(messages) not in self._kept:
-            self._kept[len(messages)] = super().render(messages)
-        return self._kept[len(messages)]
+        if len(messages) not in self._prompts:
+            self._prompts[len(messages)] = super().render(messages)
+        return self._prompts[len(messages)]
 
 
 class LastMessageOnly(Template):

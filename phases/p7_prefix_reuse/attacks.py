@@ -19,30 +19,30 @@ from falsifiers.judging.subject import Subject
 from phases.p7_prefix_reuse.harness import Harness, poison_slot
 
 
-def check_overwritten_slots(house: Harness) -> None:
+def check_overwritten_slots(harness: Harness) -> None:
     """Write over slots after they were kept and after they were restored, and hold the rest."""
-    judge = house.judge
-    first = house.ask(house.prompt(1, 18), limit=1)
-    house.serve(first, reused=0)
-    house.poison_slots()
-    house.check_checkpoints()
-    held = house.turn_tokens(first)
+    judge = harness.judge
+    first = harness.ask(harness.prompt(1, 18), limit=1)
+    harness.serve(first, reused=0)
+    harness.poison_slots()
+    harness.check_checkpoints()
+    state_tokens = harness.turn_tokens(first)
     for seed in (2, 3):  # both slots are restored from one checkpoint
-        house.ask(house.diverging_prompt(held, 18, seed, 9), limit=4)
-    house.step()
-    slots = [house.engine.pool.slot(tenancy.slot) for tenancy in house.recorder.live.values()]
+        harness.ask(harness.diverging_prompt(state_tokens, 18, seed, 9), limit=4)
+    harness.step()
+    slots = [harness.engine.pool.slot(tenancy.slot) for tenancy in harness.recorder.live.values()]
     before = slots[1].digest(18)
     poison_slot(slots[0])
     judge.unchanged("the state of the other slot", before, slots[1].digest(18))
-    house.poison_slots()
-    house.check_checkpoints()
-    house.scheduler.abort()
-    house.serve()
-    house.store.clear()
-    house.serve(house.ask(house.diverging_prompt(held, 18, 4)), reused=0)
-    before = house.engine.pool.slot(0).digest()
-    house.store.clear()
-    judge.unchanged("a slot", before, house.engine.pool.slot(0).digest())
+    harness.poison_slots()
+    harness.check_checkpoints()
+    harness.scheduler.abort()
+    harness.serve()
+    harness.store.clear()
+    harness.serve(harness.ask(harness.diverging_prompt(state_tokens, 18, 4)), reused=0)
+    before = harness.engine.pool.slot(0).digest()
+    harness.store.clear()
+    judge.unchanged("a slot", before, harness.engine.pool.slot(0).digest())
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,12 @@ class FailingState(State):
 class InterruptedPrefixes:
     """Stands before the prefixes of an engine, to let a copy be interrupted or fail."""
 
-    def __init__(self, house: Harness) -> None:
-        self.inner = house.reuse
+    def __init__(self, harness: Harness) -> None:
+        self.inner = harness.reuse
         self.slot: Callable[[State], State] = lambda state: state
         """Takes the next slot that is copied from or to."""
         self.interrupt: Callable[[], None] = lambda: None
-        house.engine.prefixes = self
+        harness.engine.prefixes = self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -99,73 +99,74 @@ class InterruptedPrefixes:
         return state
 
 
-def _fail_restore(house: Harness, good: int) -> None:
-    first = house.ask(house.prompt(1, 11), limit=3)
-    house.serve(first, reused=0)
-    held, trip = house.turn_tokens(first), InterruptedPrefixes(house)
+def _fail_restore(harness: Harness, good: int) -> None:
+    first = harness.ask(harness.prompt(1, 11), limit=3)
+    harness.serve(first, reused=0)
+    state_tokens, trip = harness.turn_tokens(first), InterruptedPrefixes(harness)
     trip.slot = lambda state: UnwritableState(state.pool, state.index, good)
-    house.serve(house.ask((*held, 5, 6)), reused=0)
-    house.judge.law(house.store.meter.failed == 1, f"{house.store.meter.failed} failed copies are "
-                    f"told, but there was 1")
-    house.serve(house.ask((*held, 5, 6)), reused=8)
-    house.check_checkpoints()
+    harness.serve(harness.ask((*state_tokens, 5, 6)), reused=0)
+    harness.judge.law(harness.store.meter.failed == 1,
+                      f"{harness.store.meter.failed} failed copies are " f"told, but there was 1")
+    harness.serve(harness.ask((*state_tokens, 5, 6)), reused=8)
+    harness.check_checkpoints()
 
 
-def _fail_restore_half_way(house: Harness) -> None:
-    _fail_restore(house, 3)
+def _fail_restore_half_way(harness: Harness) -> None:
+    _fail_restore(harness, 3)
 
 
-def _fail_restore_at_once(house: Harness) -> None:
-    _fail_restore(house, 0)
+def _fail_restore_at_once(harness: Harness) -> None:
+    _fail_restore(harness, 0)
 
 
-def _fail_keep(house: Harness) -> None:
-    trip = InterruptedPrefixes(house)
+def _fail_keep(harness: Harness) -> None:
+    trip = InterruptedPrefixes(harness)
     for good in range(3):
         def exhausted(state: State, good: int = good) -> State:
             FailingState.calls_left = good
             return FailingState(state.pool, state.index)
 
-        first = house.ask(house.prompt(good, 11), limit=3)
-        house.step(3)  # the next ends the turn
+        first = harness.ask(harness.prompt(good, 11), limit=3)
+        harness.step(3)  # the next ends the turn
         trip.slot = exhausted
-        house.serve(first, reused=0)
-        check_bytes(house)
-        house.serve(house.ask((*house.turn_tokens(first), 5)), reused=8)
-    house.judge.law(house.store.meter.failed == 3, f"{house.store.meter.failed} failed copies are "
-                    f"told, but there were 3")
-    house.check_checkpoints()
+        harness.serve(first, reused=0)
+        check_bytes(harness)
+        harness.serve(harness.ask((*harness.turn_tokens(first), 5)), reused=8)
+    harness.judge.law(harness.store.meter.failed == 3,
+                      f"{harness.store.meter.failed} failed copies are " f"told, but there were 3")
+    harness.check_checkpoints()
 
 
-def _fail_step(house: Harness) -> None:
-    first = house.ask(house.prompt(1, 11), limit=3)
-    house.serve(first, reused=0)
+def _fail_step(harness: Harness) -> None:
+    first = harness.ask(harness.prompt(1, 11), limit=3)
+    harness.serve(first, reused=0)
     trouble = iter((False, False, False, True))
 
     def fail(rows: Rows) -> None:
         if next(trouble, False):
-            house.poison_slots()
+            harness.poison_slots()
             raise RuntimeError("an accident")
 
-    house.before_step = fail
-    asked = house.ask((*house.turn_tokens(first), 5, 6), limit=4), house.ask(
-        house.prompt(2, 15), limit=4)
-    house.serve(*asked)
-    house.check_checkpoints()
+    harness.before_step = fail
+    requests = harness.ask((*harness.turn_tokens(first), 5, 6), limit=4), harness.ask(
+        harness.prompt(2, 15), limit=4)
+    harness.serve(*requests)
+    harness.check_checkpoints()
 
 
-def _cancel_in_restore(house: Harness) -> None:
-    first = house.ask(house.prompt(1, 11), limit=3)
-    house.serve(first, reused=0)
-    held, trip = house.turn_tokens(first), InterruptedPrefixes(house)
-    gone = house.ask((*held, 5, 6), limit=4)
-    trip.interrupt = lambda: (house.scheduler.cancel(gone.id), None)[1]
-    house.step()
+def _cancel_in_restore(harness: Harness) -> None:
+    first = harness.ask(harness.prompt(1, 11), limit=3)
+    harness.serve(first, reused=0)
+    state_tokens, trip = harness.turn_tokens(first), InterruptedPrefixes(harness)
+    gone = harness.ask((*state_tokens, 5, 6), limit=4)
+    trip.interrupt = lambda: (harness.scheduler.cancel(gone.id), None)[1]
+    harness.step()
     trip.interrupt = lambda: None
-    house.serve(house.ask((*held, 5, 7)), reused=len(held))
-    house.judge.law(house.ended[gone.id].reason == "cancel", f"a request that was cancelled ended "
-                    f"with {house.ended[gone.id].reason}")
-    house.check_checkpoints()
+    harness.serve(harness.ask((*state_tokens, 5, 7)), reused=len(state_tokens))
+    harness.judge.law(harness.ended[gone.id].reason == "cancel",
+                      f"a request that was cancelled ended "
+                      f"with {harness.ended[gone.id].reason}")
+    harness.check_checkpoints()
 
 
 FAILURES: dict[str, Callable[[Harness], None]] = {
@@ -173,20 +174,21 @@ FAILURES: dict[str, Callable[[Harness], None]] = {
     "keep": _fail_keep, "step": _fail_step, "cancel_in_restore": _cancel_in_restore}
 
 
-def serve_and_check_bytes(house: Harness) -> None:
+def serve_and_check_bytes(harness: Harness) -> None:
     """Serve what was submitted, and weigh the store after every step."""
-    while not house.scheduler.idle:
-        house.step()
-        check_bytes(house)
+    while not harness.scheduler.idle:
+        harness.step()
+        check_bytes(harness)
 
 
-def check_bytes(house: Harness) -> None:
+def check_bytes(harness: Harness) -> None:
     """Hold the store's bytes, as told and as found in memory, to each other and to the budget."""
-    meter, found = house.store.meter, held_bytes(house.store)
-    house.judge.law(meter.bytes == found, f"the store tells {meter.bytes:,} bytes, but holds "
-                    f"{found:,}")
-    house.judge.law(found <= house.store.budget, f"the store holds {found:,} bytes, but its budget "
-                    f"is {house.store.budget:,}")
+    meter, found = harness.store.meter, held_bytes(harness.store)
+    harness.judge.law(meter.bytes == found, f"the store tells {meter.bytes:,} bytes, but holds "
+                      f"{found:,}")
+    harness.judge.law(found <= harness.store.budget,
+                      f"the store holds {found:,} bytes, but its budget "
+                      f"is {harness.store.budget:,}")
 
 
 def held_bytes(store: Any) -> int:

@@ -55,8 +55,8 @@ _BASELINES: list[ColdBaseline] = []
 
 def get_baseline(model: Any, path: Path, capacity: int) -> ColdBaseline:
     """Return the peer of exactly this model and path; mutants share it, for they change neither."""
-    for peer in _BASELINES:
-        if peer.model is model and peer.path is path and peer.capacity == capacity:
-            return peer
+    for baseline in _BASELINES:
+        if baseline.model is model and baseline.path is path and baseline.capacity == capacity:
+            return baseline
     _BASELINES.append(ColdBaseline(model, path, capacity))
     return _BASELINES[-1]

@@ -50,8 +50,8 @@ class Tenancy:
 class RecordingEngine:
     """The seven methods of an engine, with an account of every tenancy."""
 
-    def __init__(self, house: Harness) -> None:
-        self.harness, self.engine = house, house.engine
+    def __init__(self, harness: Harness) -> None:
+        self.harness, self.engine = harness, harness.engine
         self.live: dict[int, Tenancy] = {}
         self.finished: list[Tenancy] = []
         self.digests: dict[str, str] = {}
@@ -66,9 +66,9 @@ class RecordingEngine:
 
     def add_slot(self, request: Request) -> Seat:
         """Seat a request."""
-        due = self.harness.longest_kept_prefix(request.tokens)
+        expected = self.harness.longest_kept_prefix(request.tokens)
         seat: Seat = self.engine.add_slot(request)
-        self.live[seat.slot] = Tenancy(request, seat.slot, seat.reused, due)
+        self.live[seat.slot] = Tenancy(request, seat.slot, seat.reused, expected)
         return seat
 
     def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
@@ -176,9 +176,9 @@ class Harness:
         for one in [one for one in past if self.ended[one.request.id].reason == "length"]:
             name = one.request.id
             after = max(len(self.tokens[name]) - 1, 0)
-            due = len(one.request.tokens) - one.reused + after
-            self.judge.law(one.computed == due, f"{one.computed} tokens were computed, but "
-                           f"{one.reused} reported as reused leave {due}", request=name)
+            expected = len(one.request.tokens) - one.reused + after
+            self.judge.law(one.computed == expected, f"{one.computed} tokens were computed, but "
+                           f"{one.reused} reported as reused leave {expected}", request=name)
             self.judge.law(
                 one.reused == one.expected_reuse, f"{one.reused} tokens were reused, but the "
                 f"deepest state that was kept is that of {one.expected_reuse}", request=name)
@@ -198,7 +198,7 @@ class Harness:
         return (*request.tokens, *(one.token for one in self.tokens[request.id][:-1]))
 
     def diverging_prompt(self, tokens: Sequence[int], at: int, seed: int,
-                length: int = 2) -> tuple[int, ...]:
+                         length: int = 2) -> tuple[int, ...]:
         """Return a prompt that shares exactly `at` tokens with others and goes on for `length`."""
         fresh = self.prompt(seed, length)
         if at < len(tokens) and fresh[0] == tokens[at]:
@@ -245,7 +245,7 @@ class Harness:
             poison_slot(self.engine.pool.slot(slot))
 
     def _count_step(self, path: Path, model: Any, pool: Pool, tokens: Sequence[int], rows: Rows,
-                 sink: Any) -> Tensor:
+                    sink: Any) -> Tensor:
         self.before_step(rows)
         for slot, count in zip(rows.slots, rows.counts, strict=True):
             if slot in self.recorder.live:

@@ -42,7 +42,7 @@ class Histories(RuleBasedStateMachine):
         """Keep the state after tokens, then write over the slot it came from."""
         fill_slot(self.slot, key, tokens)
         self._check_equal("whether it was kept", self.store.keep(key, tokens, self.slot),
-                   self.reference.keep(key, tokens, self.slot))
+                          self.reference.keep(key, tokens, self.slot))
         fill_slot(self.slot, "nobody", (7,) * LONGEST)
         self._check_agreement()
 
@@ -84,8 +84,8 @@ class Histories(RuleBasedStateMachine):
     def _check_agreement(self) -> None:
         """Hold what is kept, its order of use and its size to the dull store's."""
         self._check_equal("what is kept, the least recently used first",
-                   [(key, tuple(tokens)) for key, tokens in self.store.contents()],
-                   list(self.reference.entries))
+                          [(key, tuple(tokens)) for key, tokens in self.store.contents()],
+                          list(self.reference.entries))
         meter = self.store.meter
         self._check_equal("bytes", meter.bytes, self.reference.bytes)
         self._check_equal("blocks", meter.blocks,

@@ -63,7 +63,7 @@ class Tree(Generic[T]):
             node = next(iter(node.children.values()))
         return depth, node.value
 
-    def insert(self, tokens: Tokens, held: T) -> Node[T]:
+    def insert(self, tokens: Tokens, value: T) -> Node[T]:
         """Hold a value for `tokens`; return its node, which stays valid until it is dropped."""
         *_, (depth, node) = self._walk(tokens)
         if depth < len(tokens):
@@ -73,7 +73,7 @@ class Tree(Generic[T]):
                 node, rest = self._split_edge(below, shared), rest[shared:]
             if rest:
                 node = _attach(node, Node(rest))
-        node.value = held
+        node.value = value
         return node
 
     def remove(self, node: Node[T]) -> None:

@@ -37,9 +37,9 @@ class ReusePolicy:
                              f"{store.block} rows of a block")
         self.store, self.source, self.stride = store, Source(model, path), stride
 
-    def tokens_until_keep(self, held: int) -> int:
+    def tokens_until_keep(self, length: int) -> int:
         """Return how many tokens a slot that holds `held` takes before it must be looked at."""
-        return self.stride - held % self.stride
+        return self.stride - length % self.stride
 
     def admit(self, tokens: Sequence[int], state: State) -> int:
         """Write the deepest state kept of a prompt into a fresh slot; return its length."""

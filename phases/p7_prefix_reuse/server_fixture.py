@@ -70,7 +70,7 @@ def run_server(subject: Subject, budget: int) -> Iterator[ServerFixture]:
 def check_chat(subject: Subject, judge: Judge, turns: int) -> None:
     """Hold every turn of a chat to the same turn of a server without a store, usage apart."""
     text = list(make_prompt(1, 14, subject.models("nano").config.vocab))
-    due, total, hits = 0, 0, 0
+    expected, total, hits = 0, 0, 0
     with run_server(subject, STORE_BUDGET) as warm, run_server(subject, 0) as cold:
         for turn in range(turns):
             cold.complete([7])  # so that not even a session's turn goes on
@@ -78,17 +78,18 @@ def check_chat(subject: Subject, judge: Judge, turns: int) -> None:
             judge.law(got["choices"] == want["choices"], f"turn {turn} is answered with "
                       f"{got['choices']}, but without a store with {want['choices']}", turn=turn)
             cached = got["usage"]["prompt_tokens_details"]["cached_tokens"]
-            judge.law(cached == due, f"turn {turn} tells {cached} cached tokens, but {due} were "
+            judge.law(cached
+                      == expected, f"turn {turn} tells {cached} cached tokens, but {expected} were "
                       f"kept", turn=turn)
             judge.law(got["usage"]["prompt_tokens"] == len(text), f"turn {turn} tells "
                       f"{got['usage']['prompt_tokens']} prompt tokens, but has {len(text)}")
-            total, hits = total + due, hits + (due > 0)
+            total, hits = total + expected, hits + (expected > 0)
             reply = got["choices"][0]["token_ids"]
-            due, text = len(text) + len(reply) - 1, [*text, *reply, 5, 6]
+            expected, text = len(text) + len(reply) - 1, [*text, *reply, 5, 6]
         for name, value in (("prefix_reused_total", total), ("prefix_hits_total", hits),
                             ("reused_total", total), ("prefix_checkpoints", turns),
                             ("prefix_budget", STORE_BUDGET)):
-            told = warm.read_metric(f"rowtwin_{name}")
-            judge.law(told == value, f"rowtwin_{name} is {told:g}, but should be {value}")
+            reported = warm.read_metric(f"rowtwin_{name}")
+            judge.law(reported == value, f"rowtwin_{name} is {reported:g}, but should be {value}")
         judge.law(0 < warm.read_metric("rowtwin_prefix_bytes") <= STORE_BUDGET,
                   "rowtwin_prefix_bytes is outside 1 to the budget")

@@ -231,11 +231,11 @@ class Store:
                   state: State) -> StoredCheckpoint:
         """Copy what a checkpoint needs and does not find in the shared blocks, its first ones."""
         rows, size = kv_row_views(state, position), self.block
-        whole = position - position % size
+        blocks_end = position - position % size
         blocks = [Block(copy_rows(rows, start, start + size))
-                  for start in range(size * len(shared), whole, size)]
+                  for start in range(size * len(shared), blocks_end, size)]
         return StoredCheckpoint(key, position, copy_rows(recurrent_views(state)), shared + blocks,
-                     copy_rows(rows, whole, position))
+                                copy_rows(rows, blocks_end, position))
 
     def _copy_in(self, saved: StoredCheckpoint, state: State) -> None:
         """Copy a checkpoint into a slot; KV rows past its position stay as they are."""

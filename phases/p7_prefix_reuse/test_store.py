@@ -47,25 +47,25 @@ TOKEN_RUNS = st.lists(st.integers(0, 1), max_size=5).map(tuple)
 
 
 @given(st.lists(st.tuples(st.booleans(), TOKEN_RUNS), max_size=12), TOKEN_RUNS)
-def test_tree_answers_as_a_table_does(history: list[tuple[bool, Tokens]], asked: Tokens) -> None:
+def test_tree_answers_as_a_table_does(history: list[tuple[bool, Tokens]], query: Tokens) -> None:
     tree: Tree[str] = Tree()
-    held: dict[Tokens, Node[str]] = {}
+    stored: dict[Tokens, Node[str]] = {}
     for puts, tokens in history:
         if puts:
-            held[tokens] = tree.insert(tokens, f"held for {tokens}")
-        elif tokens in held:
-            tree.remove(held.pop(tokens))
-        assert [node.tokens for node in held.values()] == list(held)
+            stored[tokens] = tree.insert(tokens, f"held for {tokens}")
+        elif tokens in stored:
+            tree.remove(stored.pop(tokens))
+        assert [node.tokens for node in stored.values()] == list(stored)
         assert all(node.value is not None or len(node.children) > 1
                    for node in descendants(tree.root))
-        assert tree.empty == (not held)
-    starts = [asked[:end] for end in range(len(asked) + 1)]
-    assert list(tree.values_along(asked)) == [f"held for {start}" for start in starts
-                                              if start in held]
-    depth, found = tree.longest_match(asked)
-    assert depth == max((common_length(asked, tokens) for tokens in held), default=0)
-    sharing = {f"held for {tokens}" for tokens in held if common_length(asked, tokens) == depth}
-    assert found in sharing if held else found is None
+        assert tree.empty == (not stored)
+    starts = [query[:end] for end in range(len(query) + 1)]
+    assert list(tree.values_along(query)) == [f"held for {start}" for start in starts
+                                              if start in stored]
+    depth, found = tree.longest_match(query)
+    assert depth == max((common_length(query, tokens) for tokens in stored), default=0)
+    sharing = {f"held for {tokens}" for tokens in stored if common_length(query, tokens) == depth}
+    assert found in sharing if stored else found is None
 
 
 def common_length(a: Tokens, b: Tokens) -> int:
@@ -112,10 +112,10 @@ def test_meter_tells_what_is_held_and_was_done() -> None:
 def test_store_takes_what_just_fits_and_refuses_a_byte_more() -> None:
     slot = testmodels.load("nano").new_pool(1, 16).slot(0)
     size = sum(x.nbytes for x in slot.named(4).values())
-    for budget, kept in ((size, True), (size - 1, False)):
+    for budget, is_stored in ((size, True), (size - 1, False)):
         store = Store(budget, block=1)
-        assert store.keep("m", (1, 2, 3, 4), slot) is kept
-        assert (store.meter.kept, store.meter.refused) == (kept, not kept)
+        assert store.keep("m", (1, 2, 3, 4), slot) is is_stored
+        assert (store.meter.kept, store.meter.refused) == (is_stored, not is_stored)
     with pytest.raises(InputError, match="before the first token"):
         store.keep("m", (), slot)
 

@@ -53,13 +53,13 @@ class FilesTheWholePrompt(PrefixEngine):
 class FilesChunksUnderTheStride(ReusePolicy):
     """A chunk runs past the stride, and what it leaves is filed under the stride's place."""
 
-    def tokens_until_keep(self, held: int) -> int:
+    def tokens_until_keep(self, length: int) -> int:
         return 1 << 30
 
     def on_advance(self, tokens: Sequence[int], state: State) -> None:
-        whole = len(tokens) - len(tokens) % self.stride
-        if whole:
-            self.store.keep(self.source, tokens[:whole], state)
+        end = len(tokens) - len(tokens) % self.stride
+        if end:
+            self.store.keep(self.source, tokens[:end], state)
 
 
 class RunsPastTheStride(PrefixEngine):
@@ -125,18 +125,18 @@ class TellsNoReuse(PrefixEngine):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.owed: dict[int, int] = {}
+        self.skip_left: dict[int, int] = {}
 
     def _assign_slot(self, request: Request, *, alone: bool) -> Seat:
         seat = super()._assign_slot(request, alone=alone)
-        self.owed[seat.slot] = seat.reused
+        self.skip_left[seat.slot] = seat.reused
         return replace(seat, reused=0)
 
     def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
         left = []
         for row in plan:
-            skipped = min(self.owed[row.slot], row.count)
-            self.owed[row.slot] -= skipped
+            skipped = min(self.skip_left[row.slot], row.count)
+            self.skip_left[row.slot] -= skipped
             if row.count > skipped:
                 left.append(Row(row.slot, row.count - skipped))
         return super().decode_step(left) if left else []

@@ -32,14 +32,14 @@ class ReusesKvAlone(Store):
 
     def restore(self, key: Hashable, tokens: Sequence[int], state: State) -> int:
         depth, saved = self._trees.get(key, self.tree()).longest_match(tuple(tokens[:-1]))
-        whole = depth - depth % self.block
-        if saved is None or not whole:
+        end = depth - depth % self.block
+        if saved is None or not end:
             return super().restore(key, tokens, state)
-        for number, block in enumerate(saved.blocks[:whole // self.block]):
+        for number, block in enumerate(saved.blocks[:end // self.block]):
             start = number * self.block
             for name, view in kv_row_views(state, start + self.block).items():
                 view[start:].copy_(block.rows[name])
-        return whole
+        return end
 
 
 class TrimsTheRecurrentState(Store):
@@ -107,11 +107,11 @@ class LosesTheTail(Store):
     """KV rows behind the last whole block are not kept."""
 
     def _copy_in(self, saved: StoredCheckpoint, state: State) -> None:
-        whole = len(saved.blocks) * self.block
-        before = copy_rows(kv_row_views(state, saved.position), whole)
+        end = len(saved.blocks) * self.block
+        before = copy_rows(kv_row_views(state, saved.position), end)
         super()._copy_in(saved, state)
         for name, view in kv_row_views(state, saved.position).items():
-            view[whole:].copy_(before[name])
+            view[end:].copy_(before[name])
 
 
 class KeepsViews(Store):
@@ -177,8 +177,8 @@ class HidesBehindTheWholePrompt(Store):
     """A checkpoint at the end of the prompt is found, cannot be used, and ends the search."""
 
     def _find_deepest(self, key: Hashable, tokens: Tokens) -> StoredCheckpoint | None:
-        whole = super()._find_deepest(key, (*tokens, -1))
-        return whole if whole is not None and whole.position < len(tokens) else None
+        end = super()._find_deepest(key, (*tokens, -1))
+        return end if end is not None and end.position < len(tokens) else None
 
 
 class SharesTheBlockThatParts(Store):
@@ -232,8 +232,8 @@ class KeepsOneLargeCopy(Store):
     def _copy_out(self, key: Hashable, position: int, shared: list[Block],
                   state: State) -> StoredCheckpoint:
         saved = super()._copy_out(key, position, shared, state)
-        whole = copy_rows(kv_row_views(state, state.pool.capacity))
-        return _blocks_as_views(saved, len(shared), whole, self.block)
+        end = copy_rows(kv_row_views(state, state.pool.capacity))
+        return _blocks_as_views(saved, len(shared), end, self.block)
 
 
 class _ForgetfulTree(Tree[StoredCheckpoint]):
