@@ -1,4 +1,4 @@
-"""The HTTP side: FastAPI routes over a service, and what is refused before any of it is read."""
+"""FastAPI routes over a service, and the checks made before a body is parsed."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from phases.p2_engine_serve.response_format import ReplyFormat
 from phases.p2_engine_serve.service import Service, client_left_error
 
 BODY_TIMEOUT = 30.0
-"""How long a client may take to send its request."""
+"""Seconds that a client may take to send its body."""
 LARGE_BODY_BYTES = 1 << 16
-"""Bytes above which a body is read beside the event loop, and not at once with many others."""
+"""Bytes above which a body is parsed outside of the event loop, one at a time."""
 MAX_LARGE_BODIES = 16
-"""How many such bodies may be held before they are accepted or refused."""
+"""Large bodies that may be in memory before they are accepted or refused."""
 OpenReply = tuple[Reply, ReplyFormat]
 
 
 class EventStream(Response):
-    """A reply as server-sent events, one chunk a piece."""
+    """A reply as server-sent events, one chunk for each piece."""
 
     def __init__(self, opened: OpenReply, *, usage: bool) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-store"})
@@ -40,7 +40,7 @@ class EventStream(Response):
         self._reply, self._include_usage = opened, usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send every chunk as it comes."""
+        """Send every chunk as soon as it is available."""
         reply, reply_format = self._reply
         async with cancel_on_disconnect(receive, reply):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -71,12 +71,10 @@ class Api:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self._large_bodies = set[
-            int
-        ]()  # requests whose body is large and neither accepted nor refused
+        self._large_bodies = set[int]()  # requests whose large body is not yet accepted or refused
 
     def app(self) -> FastAPI:
-        """Return the application; who runs it closes the service."""
+        """Return the application; the caller closes the service."""
         app = FastAPI(title="rowtwin", docs_url=None, redoc_url=None, openapi_url=None,
                       redirect_slashes=False)
         app.add_exception_handler(ApiError, _handle_api_error)
@@ -91,19 +89,19 @@ class Api:
         return app
 
     async def models(self, request: Request) -> Response:
-        """Tell which model is served."""
+        """Return the name of the served model."""
         self._check_key(request)
         one = {"id": self.service.terms.name, "object": "model", "created": self.service.started_at,
                "owned_by": "rowtwin", "max_model_len": self.service.capacity}
         return JSONResponse({"object": "list", "data": [one]})
 
     async def health(self) -> Response:
-        """Tell whether requests can be served."""
+        """Return 200 while requests are accepted, 503 with the reason afterwards."""
         trouble = self.service.unavailable_reason
         return JSONResponse({"status": trouble or "ok"}, 503 if trouble else 200)
 
     async def metrics(self) -> Response:
-        """Tell the figures in Prometheus's format."""
+        """Return the metrics in Prometheus's text format."""
         return Response(self.service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def completions(self, request: Request) -> Response:
@@ -136,11 +134,11 @@ class Api:
                     raise piece.failed
                 else:
                     return JSONResponse(reply_format.full_reply(pieces, piece))
-        raise AssertionError("a reply ended without saying so")
+        raise AssertionError("a reply ended without a ReplyEnd")
 
     @asynccontextmanager
     async def _read_request(self, request: Request, kind: type[T]) -> AsyncIterator[T]:
-        """Read what is asked, or raise `Refused`; the block is what accepts it."""
+        """Yield the parsed body, or raise `ApiError`; the block accepts the request."""
         self._check_key(request)
         _check_content_type(request)
         try:
@@ -151,7 +149,7 @@ class Api:
             self._large_bodies.discard(id(request))
 
     async def _read_body(self, request: Request) -> bytes:
-        """Read a body up to the limit, or raise `Refused`."""
+        """Read a body up to the limit, or raise `ApiError`."""
         most, body = self.service.terms.body, bytearray()
         announced = request.headers.get("content-length", "")
         if announced.isdigit() and int(announced[:20]) > most:
@@ -165,7 +163,7 @@ class Api:
                     if len(body) > LARGE_BODY_BYTES:
                         self._count_large_body(id(request))
         except TimeoutError:
-            raise ApiError(408, f"the body did not come within {BODY_TIMEOUT:.0f} seconds",
+            raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT:.0f} seconds",
                            code="timeout") from None
         except ClientDisconnect:
             raise client_left_error() from None
@@ -191,7 +189,7 @@ class Api:
 
 
 def _check_content_type(request: Request) -> None:
-    """Refuse a body that is no JSON by its own headers."""
+    """Refuse a body whose headers do not announce plain JSON."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, "the body must be application/json", code="content_type")
@@ -200,7 +198,7 @@ def _check_content_type(request: Request) -> None:
 
 
 def _key_encodings(key: str) -> list[bytes]:
-    """Return a key as headers have it: beyond ASCII some clients send UTF-8, others Latin-1."""
+    """Return a key's bytes in UTF-8 and, where possible, Latin-1; clients send either."""
     encodings = [key.encode()]
     with suppress(UnicodeEncodeError):
         encodings.append(key.encode("latin-1"))
@@ -209,7 +207,7 @@ def _key_encodings(key: str) -> list[bytes]:
 
 @asynccontextmanager
 async def cancel_on_disconnect(receive: Receive, reply: Reply) -> AsyncIterator[None]:
-    """End the reply's request as soon as its client is gone, or the block is left early."""
+    """Cancel the reply's request when its client disconnects or the block ends early."""
     gone = asyncio.create_task(_wait_for_disconnect(receive, reply))
     try:
         yield
@@ -225,7 +223,7 @@ async def _wait_for_disconnect(receive: Receive, reply: Reply) -> None:
 
 
 def _body_too_large(most: int) -> ApiError:
-    return ApiError(413, f"the body has more than {most:,} bytes, which is the limit",
+    return ApiError(413, f"the body has more than the limit of {most:,} bytes",
                     code="body_too_large")
 
 
@@ -242,6 +240,6 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _handle_server_error(request: Request, error: Exception) -> Response:
-    """Answer for a fault of the server's own; the log has its traceback."""
+    """Return 500 for a bug of the server; the log has its traceback."""
     response = ApiError(500, "the server failed on this request", code="internal_error")
     return JSONResponse(response.body, response.status)

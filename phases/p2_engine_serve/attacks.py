@@ -1,4 +1,4 @@
-"""Attacks over HTTP: what is refused, who leaves, what fails, what a step may hold up."""
+"""Attacks over HTTP: refusals, disconnects, engine errors, and requests during a step."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ LONG_BODY: dict[str, Any] = {
     "seed": 3,
 }
 CULPRIT_TOKEN = 99
-"""A token that no other prompt has, and no reply is likely to say."""
+"""A token that no other prompt has and that replies are unlikely to contain."""
 
 
 def check_refusal(harness: Harness, name: str, answer: httpx2.Response, status: int,
                   field: str | None) -> None:
-    """Hold an answer to be an error in the API's shape with the right status and field."""
+    """Check that a response is an API error with the expected status and field."""
     harness.check_equal("status", answer.status_code, status, request=name)
     error = answer.json().get("error", {})
     harness.check_equal("keys of the error", sorted(error), ["code", "message", "param", "type"],
@@ -40,18 +40,18 @@ def check_refusal(harness: Harness, name: str, answer: httpx2.Response, status: 
     harness.check_equal("param", error["param"], field, request=name)
     message = str(error["message"])
     harness.law(bool(message) and "Traceback" not in message and len(message) < 500,
-                f"the refusal of {name} says {message[:600]!r}")
+                f"the refusal of {name} is {message[:600]!r}")
 
 
 def check_early_refusals(harness: Harness, endpoint: str) -> None:
-    """Hold what is refused before a body is read."""
+    """Check the requests that are refused before a body is read."""
     url = f"/v1/{endpoint}"
     good = b'{"model": "nano"}'
     text = harness.http.post(url, content=good, headers={"content-type": "text/plain"})
     check_refusal(harness, "text", text, 415, None)
     check_refusal(harness, "get", harness.http.get(url), 405, None)
     check_refusal(harness, "no-such-route", harness.http.get("/v1/embeddings"), 404, None)
-    check_refusal(harness, "slash-behind", harness.http.post(f"{url}/", content=good), 404, None)
+    check_refusal(harness, "trailing-slash", harness.http.post(f"{url}/", content=good), 404, None)
     for page in ("/health", "/metrics", "/v1/models"):
         head = harness.http.head(page)
         harness.check_equal("HEAD", (head.status_code, head.content), (200, b""), page=page)
@@ -66,7 +66,7 @@ def check_early_refusals(harness: Harness, endpoint: str) -> None:
 
 
 def check_long_texts(subject: Subject, judge: Judge, endpoint: str) -> None:
-    """Hold a text whose bytes cannot fit the context to be refused before it is encoded."""
+    """Check that a text with too many bytes for the context is refused before it is encoded."""
     with Harness(subject, judge, context=8, template=request_data.PLAIN_TEMPLATE) as harness:
         tokenizer = with_template(harness.tokenizer, request_data.PLAIN_TEMPLATE)
         encode, encoded = tokenizer.encode, list[int]()
@@ -86,11 +86,11 @@ def check_long_texts(subject: Subject, judge: Judge, endpoint: str) -> None:
             harness.check_equal("letters encoded", encoded, want, letters=len(text))
 
 
-# Clients that leave.
+# Clients that disconnect.
 
 def run_client_wave(harness: Harness, draw: random.Random, clients: int,
                     alone: dict[str, str]) -> None:
-    """Let clients come at once, some of whom leave after some steps; hold the others."""
+    """Start clients at once, disconnect some after a few steps, and check the other replies."""
     stay: list[tuple[ClientRequest, Future[Any]]] = []
     leave: list[socket.socket] = []
     harness.barrier.hold()
@@ -102,16 +102,16 @@ def run_client_wave(harness: Harness, draw: random.Random, clients: int,
             leave.append(
                 harness.ask_over_socket(ClientRequest("completions", draw.random() < 0.5,
                                                       LONG_BODY)))
-    harness.law(harness.barrier.allow_steps(draw.randrange(6)), "steps are never done")
+    harness.law(harness.barrier.allow_steps(draw.randrange(6)), "the allowed steps did not run")
     for line in leave:
         line.close()
     cancelled = harness.barrier.wait_for(lambda: harness.barrier.cancelled >= len(leave))
     harness.law(cancelled,
-                f"of {len(leave)} clients who left, {harness.barrier.cancelled} requests were "
-                f"cancelled while no step was done")
+                f"{len(leave)} clients disconnected, but {harness.barrier.cancelled} requests "
+                f"were cancelled before the next step")
     harness.barrier.release()
     replies = [(request, harness.result(future)) for request, future in stay]
-    for request, got in replies:  # who asks alone must not meet who still waits
+    for request, got in replies:  # solo requests start only after all others ended
         key = repr(request)
         if key not in alone:
             alone[key] = harness.ask(request).raw
@@ -127,15 +127,15 @@ def random_request(draw: random.Random) -> ClientRequest:
 
 
 def check_during_step(harness: Harness) -> None:
-    """Hold everything but tokens to go on while a step runs, and who leaves to be gone after it."""
-    requests = [random_request(random.Random(f"held {i}")) for i in range(3)]
+    """Check that handlers answer during a step, and that disconnects take effect after it."""
+    requests = [random_request(random.Random(f"short {i}")) for i in range(3)]
     alone = [harness.ask(request).raw for request in requests]
     harness.barrier.hold()
     harness.barrier.release()
     harness.steps.entered.clear()
     harness.steps.resume.clear()
     line = harness.ask_over_socket(ClientRequest("completions", True, LONG_BODY))
-    harness.law(harness.steps.entered.wait(WAIT_SECONDS), "the engine never steps")
+    harness.law(harness.steps.entered.wait(WAIT_SECONDS), "the engine does not step")
     before = len(harness.steps.widths)
     for path in ("/health", "/metrics", "/v1/models"):
         _check_status(harness, path, partial(harness.http.get, path), 200)
@@ -147,7 +147,7 @@ def check_during_step(harness: Harness) -> None:
     for one in (line, waiting):
         one.close()
     harness.law(harness.barrier.wait_for(lambda: harness.barrier.cancelled == 2),
-                "who leaves while a step runs is not cancelled")
+                "a disconnect during a step does not cancel the request")
     harness.steps.resume.set()
     for future, want in zip(futures, alone, strict=True):
         harness.check_equal("reply", harness.result(future).raw, want)
@@ -163,11 +163,11 @@ def _check_status(harness: Harness, name: str, call: Callable[[], httpx2.Respons
         got = call().status_code
     except httpx2.TimeoutException:
         got = 0
-    harness.law(got == status, f"{name} is answered by {got} while a step runs, where 0 is silence")
+    harness.law(got == status, f"{name} returns status {got} during a step (0: no answer)")
 
 
 def check_drain(harness: Harness, requests: Sequence[ClientRequest], alone: Sequence[str]) -> None:
-    """Hold a shutdown to serve what was accepted, and nothing more."""
+    """Check that a shutdown serves the accepted requests and refuses further ones."""
     harness.barrier.hold()
     futures = [harness.accepted(partial(reply_or_error, harness, request)) for request in requests]
     closing = harness.executor.submit(harness.service.close)
@@ -185,10 +185,10 @@ def check_drain(harness: Harness, requests: Sequence[ClientRequest], alone: Sequ
                         False)
 
 
-# Trouble.
+# Engine errors.
 
 def check_engine_errors(harness: Harness, kind: str) -> None:
-    """Let steps fail in one way while five requests run, and hold each of them to its own end."""
+    """Make steps fail in one way while five requests run; check the end of each."""
     requests = [random_request(random.Random(f"trouble {i}")) for i in range(4)]
     requests.insert(2, ClientRequest("completions", kind == "row",
                                      {"prompt": [50, CULPRIT_TOKEN], "max_tokens": 3, "seed": 5}))
@@ -228,7 +228,7 @@ def check_engine_errors(harness: Harness, kind: str) -> None:
 
 
 def reply_or_error(harness: Harness, request: ClientRequest) -> str:
-    """Return a reply, or `error:` with what the official client makes of it."""
+    """Return a reply, or `error:` with the message that the official client raises."""
     try:
         return harness.ask(request).raw
     except openai.APITimeoutError:
@@ -238,7 +238,7 @@ def reply_or_error(harness: Harness, request: ClientRequest) -> str:
 
 
 def check_hostile_template(judge: Judge, template: Any, trap: str, *, broken: bool) -> None:
-    """Hold a template to be refused in one sentence; a broken one is not run again."""
+    """Check that a template is refused with a one-line message, and a broken one is run once."""
     query, lines = template._query_process, list[str]()
 
     def counted(line: str) -> Any:
@@ -251,14 +251,14 @@ def check_hostile_template(judge: Judge, template: Any, trap: str, *, broken: bo
             text = template.render([{"role": "user", "content": trap}])
         except InputError as refusal:
             message = str(refusal)
-            judge.law("\n" not in message and len(message) < 700, f"the refusal says {message!r}")
+            judge.law("\n" not in message and len(message) < 700, f"the refusal is {message!r}")
         else:
-            judge.law(False, f"the template was run and wrote {text[:100]!r}")
+            judge.law(False, f"the template rendered {text[:100]!r}")
     judge.law(len(lines) < 2 or not broken, "a template that is broken is run again")
 
 
 def check_next_chat(subject: Subject, judge: Judge) -> None:
-    """Hold a template that goes too far in one chat to serve the next one."""
+    """Check that a template that fails on one chat renders the next one."""
     for name, source in request_data.CHAT_FAILURES.items():
         template = subject.stack.template("{% set m = messages[0].content %}{% if m|length > 9 %}"
                                           f"{source}{{% endif %}}ok", seconds=1.5)
@@ -272,7 +272,7 @@ def check_next_chat(subject: Subject, judge: Judge) -> None:
             text = _render_or_error(template)
         finally:
             template.close()
-        judge.law(text == "ok", f"the chat behind one that failed by {name} got {text!r}")
+        judge.law(text == "ok", f"the chat after one that failed by {name} got {text!r}")
 
 
 def _render_or_error(template: Any) -> str:
@@ -283,7 +283,7 @@ def _render_or_error(template: Any) -> str:
 
 
 def check_bad_template_server(subject: Subject, judge: Judge) -> None:
-    """Hold a server whose file has a broken template to refuse chats and serve completions."""
+    """Check that a server with a broken template refuses chats and serves completions."""
     with Harness(subject, judge, template=request_data.HOSTILE_TEMPLATES["no-template"]) as harness:
         for _ in range(2):
             answer = harness.post({"model": "nano", **request_data.CHAT}, "chat/completions")

@@ -1,4 +1,4 @@
-"""Benchmark of the server: the CPU time it adds to a step of sixteen rows; clients are outside."""
+"""Benchmark: the CPU time that the server adds to a step of sixteen rows, without its clients."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ import json, sys, threading, urllib.request
 def read(number):
     body = {"model": "tiny", "prompt": [number + 1], "max_tokens": int(sys.argv[3]), "seed": number,
             "ignore_eos": True, "stream": True, "logprobs": 1}
-    asked = urllib.request.Request(sys.argv[1], json.dumps(body).encode(),
-                                   {"Content-Type": "application/json"})
-    with urllib.request.urlopen(asked) as stream:
+    request = urllib.request.Request(sys.argv[1], json.dumps(body).encode(),
+                                     {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as stream:
         stream.read()
 crowd = [threading.Thread(target=read, args=(i,)) for i in range(int(sys.argv[2]))]
 [one.start() for one in crowd]
@@ -36,7 +36,7 @@ crowd = [threading.Thread(target=read, args=(i,)) for i in range(int(sys.argv[2]
 
 
 def path_seconds(path: Any, model: Any) -> float:
-    """Return the CPU seconds of TOKENS steps of the path alone."""
+    """Return the CPU seconds of TOKENS steps of the path by itself."""
     pool = model.new_pool(ROWS, CONTEXT)
     started = time.process_time()
     for position in range(TOKENS):
@@ -80,7 +80,7 @@ def test_server_overhead_at_sixteen_rows(name: str, benchmark: Any, path: Any, s
 
     benchmark.pedantic(lambda: server_times.append(serving_seconds(path, stack, model)),
                        setup=setup, rounds=5)
-    step, busy = min(path_times), min(server_times)  # on a shared host others can only add
+    step, busy = min(path_times), min(server_times)  # other load on the host only adds time
     benchmark.extra_info["path"] = path.name
     benchmark.extra_info["cpu_ms_a_step_alone"] = round(1000 * step / TOKENS, 2)
     benchmark.extra_info["cpu_ms_a_step_served"] = round(1000 * busy / TOKENS, 2)

@@ -1,8 +1,8 @@
-"""A path whose steps cost nothing: the attacks on sampling and serving need many.
+"""A decode path with almost free steps, for attacks on sampling and serving that need many.
 
-It keeps what a model keeps, where a model keeps it: each token in its KV row, and a number that
-depends on all of them in the recurrent state. Logits are noise drawn from that number. Behind a
-prompt that ends in MARK the model says the prompt again, token by token, and then ends the text.
+It stores state where a model does: each token in its KV row, and a number that depends on all of
+them in the recurrent state. Logits are noise seeded by that number. After a prompt that ends in
+`mark` it emits the prompt again, token by token, and then the end token.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from engine.path import Path, Rows, Sink
 from engine.state import Pool
 
 PRIME = 65521
-"""Below it, 31 times a number and a token still fit in f32."""
+"""The modulus of the number in the recurrent state; f32 represents every value below it."""
 ECHO_LOGIT = 60.0
 
 
 def make_fake_path(path: Path, mark: int, end: int) -> Path:
-    """Return the path with cheap steps; `mark` asks for an echo and `end` ends it."""
+    """Return the path with cheap steps; `mark` starts an echo of the prompt and `end` ends it."""
     def step_rows(_: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                   sink: Sink | None) -> Tensor:
         logits, at = [], 0

@@ -1,4 +1,4 @@
-"""The JSON of replies, whole and in chunks, for both endpoints."""
+"""The JSON of replies and of their chunks, for both endpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """Return a token as text that no other has: part of a character in hexadecimal."""
+    """Return a token's text; incomplete characters are written in hexadecimal."""
     raw = tokenizer.piece(token)
     if not raw:
         return tokenizer.tokens[token]
@@ -24,13 +24,13 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
 
 
 class ReplyFormat:
-    """One endpoint's way to tell a reply."""
+    """The reply format of one endpoint."""
 
     prefix, full_object, chunk_object = "", "", ""
 
     def __init__(self, tokenizer: Tokenizer, id: str, created: int, model: str, *,
                  top: int | None, prompt: Sequence[int] | None) -> None:
-        """Tell log-probs with `top` of the likeliest tokens, and ids if given the prompt's."""
+        """Report log-probs with `top` likely tokens unless None, and ids if `prompt` is set."""
         self.tokenizer, self.top, self.prompt = tokenizer, top, prompt
         self.common_fields: Json = {"id": f"{self.prefix}{id}", "created": created, "model": model}
 
@@ -42,11 +42,11 @@ class ReplyFormat:
                 "choices": [self._choice(choice)], "usage": done.usage, **self._prompt_ids()}
 
     def first_chunks(self) -> list[Json]:
-        """Return the chunks that come before the first token."""
+        """Return the chunks before the first token."""
         return []
 
     def chunk(self, piece: Piece) -> Json | None:
-        """Return a piece as a chunk, or None when it would tell nothing."""
+        """Return a piece as a chunk, or None if it would be empty."""
         if not piece.text and (piece.emitted is None or
                                (self.top is None and self.prompt is None)):
             return None
@@ -54,7 +54,7 @@ class ReplyFormat:
                             "finish_reason": None})
 
     def last_chunks(self, done: ReplyEnd, *, usage: bool) -> list[Json]:
-        """Return the chunks that come after the last token."""
+        """Return the chunks after the last token."""
         last = self._chunk({**self._delta_field(None), "logprobs": None,
                             "finish_reason": done.reason})
         usage_chunk = {**self.common_fields, "object": self.chunk_object, "choices": [],
@@ -73,7 +73,7 @@ class ReplyFormat:
         return {} if self.prompt is None else {"prompt_token_ids": list(self.prompt)}
 
     def _token_fields(self, pieces: Sequence[Piece]) -> Json:
-        """Return what is told of tokens beside their text."""
+        """Return the log-probs and ids of the pieces' tokens."""
         came = [piece for piece in pieces if piece.emitted is not None]
         ids = {} if self.prompt is None else \
             {"token_ids": [p.emitted.token for p in came if p.emitted is not None]}
@@ -107,7 +107,7 @@ class ChatFormat(ReplyFormat):
     chunk_object = "chat.completion.chunk"
 
     def first_chunks(self) -> list[Json]:
-        """Return the chunk that says who speaks."""
+        """Return the chunk with the assistant's role."""
         return [self._chunk({"delta": {"role": "assistant", "content": ""}, "logprobs": None,
                              "finish_reason": None})]
 

@@ -1,4 +1,4 @@
-"""Between the API and the engine's thread: bodies in, replies out, never waiting for a step."""
+"""Turns parsed bodies into requests and replies, without waiting for a step."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 IsDisconnected = Callable[[], Awaitable[bool]]
-"""Tells whether a client is gone."""
+"""Returns whether the client disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """On what terms a server takes requests."""
+    """A server's settings."""
 
     name: str
-    """What the model is called."""
+    """The name of the model."""
     queue: int = 64
     """Requests that may wait."""
     chunk: int = 64
-    """The most prompt tokens of one request in a step."""
+    """Maximum prompt tokens of one request in a step."""
     key: str | None = None
-    """What clients must show; None for nothing."""
+    """The API key that clients must send; None for no key."""
     body: int = 1 << 22
-    """The most bytes of a request."""
+    """Maximum bytes of a body."""
     grace: float = 30.0
     """Seconds that accepted requests get at shutdown."""
 
 
 class SerialWorker:
-    """Lets one piece of work at a time onto a thread, and none whose client left meanwhile."""
+    """Runs one task at a time on a thread, and none whose client disconnected while it waited."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def run(self, work: Callable[[], T], is_disconnected: IsDisconnected) -> T:
-        """Return what the work does, or raise `Refused`."""
+        """Return the result of the work, or raise `ApiError` if the client disconnected."""
         async with self._lock:
             if await is_disconnected():
                 raise client_left_error()
@@ -64,23 +64,24 @@ class SerialWorker:
 
 
 def client_left_error() -> ApiError:
-    """Return the refusal that nobody is there to read."""
-    return ApiError(499, "the client left before its request was read", code="client_left")
+    """Return the error of a request whose client disconnected; nobody reads it."""
+    return ApiError(499, "the client disconnected before its request was read",
+                    code="client_left")
 
 
 class Service:
-    """One model behind one engine thread."""
+    """One model, served by one engine thread."""
 
     metrics_class = Metrics
 
     def __init__(self, stack: Stack, engine: HybridEngine, tokenizer: Tokenizer,
                  terms: Terms) -> None:
-        """Start the engine's thread."""
+        """Start the engine thread."""
         self.stack, self.terms, self.tokenizer = stack, terms, tokenizer
         self.capacity = engine.limits.capacity
         self.vocab = engine.model.config.vocab
         self.max_text_bytes = self.capacity * tokenizer.max_token_bytes
-        """Bytes that no text which fits the context can have more of."""
+        """Maximum bytes of a text that fits the context."""
         self.body_reader = SerialWorker()
         self._template_worker, self._encode_worker = SerialWorker(), SerialWorker()
         self.started_at = int(time.time())
@@ -93,24 +94,24 @@ class Service:
 
     @property
     def unavailable_reason(self) -> str:
-        """Why requests are not served; empty while they are."""
+        """Why requests are refused; empty while they are accepted."""
         return self.scheduler.close_reason
 
     def close(self) -> None:
-        """Serve what was accepted, for at most the grace, and stop."""
+        """Serve the accepted requests for at most the grace, and stop."""
         self.driver.close(self.terms.grace)
         self.template.close()
 
     async def complete(self, params: CompletionRequest, is_disconnected: IsDisconnected) -> tuple[
             Reply, ReplyFormat]:
-        """Accept a completion, or raise `Refused`."""
+        """Accept a completion, or raise `ApiError`."""
         self._check_model(params)
         prompt = await self._encode_worker.run(partial(self.encode_prompt, params), is_disconnected)
         return self._submit_request(params, prompt, "prompt", CompletionFormat)
 
     async def chat(self, params: ChatRequest,
                    is_disconnected: IsDisconnected) -> tuple[Reply, ReplyFormat]:
-        """Accept a chat's next turn, or raise `Refused`."""
+        """Accept a chat, or raise `ApiError`."""
         self._check_model(params)
         text = await self._template_worker.run(partial(self.render_chat, params), is_disconnected)
         prompt = await self._encode_worker.run(partial(self._encode, text, "messages"),
@@ -128,7 +129,7 @@ class Service:
         return list(params.prompt)
 
     def render_chat(self, params: ChatRequest) -> str:
-        """Return a chat as one text, by the template of the model's file."""
+        """Render a chat with the template of the model's file."""
         try:
             return self.template.render([message.as_template_input()
                                          for message in params.messages])
@@ -136,7 +137,7 @@ class Service:
             raise ApiError(400, str(error), "messages", "chat_template") from None
 
     def _check_size(self, text: str, field: str) -> None:
-        """Refuse a text that cannot fit, before seconds are spent on its tokens."""
+        """Refuse a text that cannot fit, before it is tokenised, which may take seconds."""
         size = len(text.encode("utf-8", "surrogatepass"))
         if size > self.max_text_bytes:
             raise ApiError(400, f"{field}: {size:,} bytes do not fit the context of "
@@ -149,7 +150,7 @@ class Service:
         except InputError as error:
             raise ApiError(400, f"{field}: {error}", field, "invalid_value") from None
         if not tokens:
-            raise ApiError(400, f"{field}: an empty prompt is refused", field, "invalid_value")
+            raise ApiError(400, f"{field}: the prompt is empty", field, "invalid_value")
         return tokens
 
     def _check_model(self, params: CommonRequest) -> None:
@@ -183,14 +184,14 @@ class Service:
             raise ApiError(400, f"{field}: {prompt} tokens do not fit the context of "
                            f"{self.capacity}", field, "context_length_exceeded")
         if params.limit is not None and params.limit > room:
-            raise ApiError(400, f"max_tokens: {params.limit} new tokens behind {prompt} of prompt "
+            raise ApiError(400, f"max_tokens: {params.limit} new tokens after {prompt} of prompt "
                            f"do not fit the context of {self.capacity}, {room} do", "max_tokens",
                            "context_length_exceeded")
         return params.limit or room
 
     @staticmethod
     def sampling_options(params: CommonRequest) -> Sampling:
-        """Return how a request's tokens are drawn; without a seed it gets one of its own."""
+        """Return how a request's tokens are drawn; without a seed it gets a random one."""
         seed = secrets.randbits(64) if params.seed is None else params.seed % SEED_COUNT
         return Sampling(params.temperature, max(params.top_k, 0), params.top_p, seed,
                         params.top or 0)

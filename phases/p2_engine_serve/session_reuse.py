@@ -1,4 +1,4 @@
-"""The session turn of one live request: what comes between two turns, and what may be reused."""
+"""The session turn of a single live request: when a second turn may reuse the first."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ OTHER_REQUEST = ClientRequest(
 
 
 def turn_request(prompt: list[int], tokens: int = 4) -> ClientRequest:
-    """Return a request for some greedy tokens behind a prompt of ids."""
+    """Return a request for some greedy tokens after a prompt of ids."""
     return ClientRequest("completions", False,
                          {"prompt": prompt, "max_tokens": tokens, **TURN_OPTIONS})
 
 
 class SessionTurns:
-    """A first turn on a server, then what lies between, then a second turn held to a cold one."""
+    """A first turn, something in between, and a second turn that is compared with a cold start."""
 
     def __init__(self, harness: Harness, subject: Subject, judge: Judge) -> None:
         self.harness, self.subject, self.judge = harness, subject, judge
@@ -34,7 +34,7 @@ class SessionTurns:
         """Tokens in the slot: the last one was never fed back."""
 
     def second_turn(self, kind: str) -> tuple[list[int], int]:
-        """Return the prompt of the second turn and how much of it must be reused."""
+        """Return the prompt of the second turn and how many of its tokens must be reused."""
         history, harness = self.history, self.harness
         prompts = {"shorter": history[:-2], "the-same-again": FIRST_PROMPT,
                    "held-and-no-more": history[:-1],
@@ -50,7 +50,7 @@ class SessionTurns:
         return [*history, 7, 8, 9], 0 if together or kind.startswith("after") else self.state_length
 
     def run(self, kind: str) -> ClientReply:
-        """Take the second turn and hold it to its reuse and to the cold reply."""
+        """Run the second turn; compare its reuse, and its reply with a cold start."""
         prompt, reused = self.second_turn(kind)
         before = self.harness.service.scheduler.counts.prefilled
         got, others = self._ask_second(kind, turn_request(prompt))
@@ -67,12 +67,12 @@ class SessionTurns:
         return got
 
     def _ask_second(self, kind: str, request: ClientRequest) -> tuple[ClientReply, int]:
-        """Return the reply, and how many tokens others had computed for their prompts meanwhile."""
+        """Return the reply, and how many prompt tokens were computed for other requests."""
         if kind == "beside-another":
             return self.harness.ask_all([request, OTHER_REQUEST])[0], 2
-        if kind == "behind-another":  # the other one has its slot when this one comes
+        if kind == "behind-another":  # the other request gets its slot first
             (other,) = self.harness.hold([OTHER_REQUEST])
-            self.harness.law(self.harness.barrier.allow_steps(1), "a step is never done")
+            self.harness.law(self.harness.barrier.allow_steps(1), "the allowed step did not run")
             mine = self.harness.accepted(lambda: self.harness.ask(request))
             self.harness.barrier.release()
             self.harness.result(other)
@@ -80,7 +80,7 @@ class SessionTurns:
         return self.harness.ask(request), 0
 
     def _fail_request(self) -> None:
-        """Have a request fail in the engine, so that no slot can be trusted."""
+        """Make a request fail in the engine, so that no slot's state is valid."""
         def trouble(tokens: Any) -> bool:
             raise RuntimeError("the device is lost")
 

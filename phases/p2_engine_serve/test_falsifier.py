@@ -1,4 +1,4 @@
-"""The attack on P2: a real server and the official client, each reply against the same alone."""
+"""The falsifiers of P2: a real server and the official client; replies are compared with solo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from falsifiers.judging.subject import Subject
 from phases.p0_scheduler.increment import Request
 from phases.p2_engine_serve import attacks, engine_checks, reference, request_data
 from phases.p2_engine_serve.client_reply import ClientRequest
-from phases.p2_engine_serve.harness import Harness
+from phases.p2_engine_serve.harness import Harness, check_equal
 from phases.p2_engine_serve.hybrid_engine import Limits
 from phases.p2_engine_serve.request_stream import Reply
 from phases.p2_engine_serve.sampling import Sampling
@@ -75,11 +75,9 @@ def test_draws_follow_their_options(case: Case, subject: Subject, judge: Judge) 
     first = [reference.ranked(line)[0] for line in logits]
     drawn = subject.stack.engine.draw(logits, first, options, numbers)
     for row, (one, option) in enumerate(zip(drawn, options, strict=True)):
-        engine_checks.check_equal(judge, "token", one.token,
-                                  reference.pick(logits[row], option, row), row=row)
+        check_equal(judge, "token", one.token, reference.pick(logits[row], option, row), row=row)
         expected = [one.token, *reference.ranked(logits[row])[:5]]
-        engine_checks.check_equal(judge, "likeliest tokens", [t for t, _ in one.top], expected[1:],
-                                  row=row)
+        check_equal(judge, "likeliest tokens", [t for t, _ in one.top], expected[1:], row=row)
         judge.equal("log-probs", torch.tensor([one.logprob, *(v for _, v in one.top)]),
                     torch.tensor([log_softmax_at(logits[row], t) for t in expected]), row=row)
     engine_checks.check_frequencies(subject, judge, case["seed"])
@@ -114,8 +112,8 @@ def test_stop_strings_cut_whole_texts(case: Case, subject: Subject, judge: Judge
                 harness.check_equal("finish_reason", got.reason, "stop", **where)
                 harness.check_equal("completion_tokens", got.usage["completion_tokens"], total,
                                     **where)
-                harness.check_equal("tokens told", len(got.ids), total, **where)
-                harness.check_equal("log-probs told", len(got.logprobs), total, **where)
+                harness.check_equal("tokens reported", len(got.ids), total, **where)
+                harness.check_equal("log-probs reported", len(got.logprobs), total, **where)
         harness.idle()
 
 
@@ -144,8 +142,8 @@ def test_replies_end_for_their_own_reason(case: Case, subject: Subject, judge: J
                      "total_tokens": prompt + count, "prompt_tokens_details": {"cached_tokens": 0}}
             harness.check_equal("finish_reason", got.reason, reason, request=number)
             harness.check_equal("usage", got.usage, usage, request=number)
-            harness.check_equal("tokens told", len(got.ids), count, request=number)
-            harness.check_equal("likely tokens told", got.top_counts, [] if top is None
+            harness.check_equal("tokens reported", len(got.ids), count, request=number)
+            harness.check_equal("likely tokens reported", got.top_counts, [] if top is None
                                 else [top] * count, request=number)
             harness.check_equal("text", got.text, harness.tokenizer.decode(got.ids), request=number)
         harness.idle()
@@ -185,7 +183,7 @@ def test_strangers_stay_outside(case: Case, subject: Subject, judge: Judge) -> N
                                 header=str(header))
         harness.check_equal("requests accepted", harness.barrier.accepted, 0)
         reply = harness.ask(request_data.four_requests("completions", "whole", 2)[0])
-        harness.check_equal("tokens told to a friend", len(reply.ids), 2)
+        harness.check_equal("tokens with the right key", len(reply.ids), 2)
 
 
 def test_a_full_queue_answers_429(case: Case, subject: Subject, judge: Judge) -> None:
@@ -215,11 +213,11 @@ def test_disconnects_free_their_slots(case: Case, subject: Subject, judge: Judge
         left = int(harness.read_metric('rowtwin_ended_total{reason="disconnect"}'))
         harness.law(left > case["waves"], f"only {left} disconnects were counted")
         harness.stop()
-        harness.check_equal("sinks kept", len(harness.service.driver._sinks), 0)
-        harness.check_equal("requests kept", harness.service.scheduler.idle, True)
+        harness.check_equal("sinks left", len(harness.service.driver._sinks), 0)
+        harness.check_equal("no request left", harness.service.scheduler.idle, True)
         gc.collect()
         leaked = sum(issubclass(type(thing), Reply) for thing in gc.get_objects())
-        harness.check_equal("replies kept", leaked, 0)
+        harness.check_equal("replies left", leaked, 0)
 
 
 def test_handlers_never_wait_for_a_step(case: Case, subject: Subject, judge: Judge) -> None:
@@ -262,7 +260,8 @@ def test_chats_follow_the_template(case: Case, subject: Subject, judge: Judge) -
     with Harness(subject, judge, template=refuses) as harness:
         answer = harness.post({"model": "nano", **request_data.CHAT}, "chat/completions")
         attacks.check_refusal(harness, "the-template-objects", answer, 400, "messages")
-        harness.law("roles must alternate" in answer.text, "the template's own words are lost")
+        harness.law("roles must alternate" in answer.text,
+                    "the refusal lacks the template's message")
 
 
 def test_shutdown_drains(case: Case, subject: Subject, judge: Judge) -> None:
@@ -276,8 +275,8 @@ def test_memory_has_a_budget(case: Case, subject: Subject, judge: Judge) -> None
     model, slots, context = subject.models("nano"), case["slots"], case["context"]
     one = model.new_pool(1, context).nbytes
     engine = subject.stack.engine(model, subject.path, Limits(slots, context, slots * one))
-    engine_checks.check_equal(judge, "bytes of state", engine.pool.nbytes, slots * one)
-    for more, less in ((0, 1), (1, 0), (10 ** 9, 0)):  # the last could never be allocated
+    check_equal(judge, "bytes of state", engine.pool.nbytes, slots * one)
+    for more, less in ((0, 1), (1, 0), (10 ** 9, 0)):  # the last exceeds any memory
         limits = Limits(slots + more, context, slots * one - less)
         engine_checks.expect_refusal(judge, f"{slots + more} slots", f"{slots * one - less:,}",
                                      partial(subject.stack.engine, model, subject.path, limits))
@@ -287,7 +286,7 @@ def test_memory_has_a_budget(case: Case, subject: Subject, judge: Judge) -> None
                                      partial(engine.add_slot, request))
         pair = [replace(request, tokens=(1,)), request]
         engine_checks.expect_refusal(judge, name, "", partial(engine.start_batch, pair))
-        engine_checks.check_equal(judge, f"slots taken after {name}", len(engine.tenants), 0)
+        check_equal(judge, f"slots taken after {name}", len(engine.tenants), 0)
     for wrong in ({"temperature": -1.0}, {"top_p": 0.0}, {"seed": -1}, {"top": 21}):
         engine_checks.expect_refusal(judge, str(wrong), next(iter(wrong)),
                                      partial(Sampling, **wrong))

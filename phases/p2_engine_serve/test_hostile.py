@@ -1,4 +1,4 @@
-"""What hostile clients and files do to a server is bounded, and told in a sentence."""
+"""Hostile clients and files: the server limits their cost and refuses them with a message."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BODY: dict[str, Any] = {"model": "nano", "prompt": "the", **BODY_OPTIONS}
         (ChatRequest, {"messages": [{**MESSAGE, **{f"key{i}": 1 for i in range(MANY)}}]}),
     ],
 )
-def test_a_thousand_faults_of_a_body_are_not_all_collected(kind: Any, body: Any) -> None:
+def test_only_the_first_of_a_thousand_errors_in_a_body_is_collected(kind: Any, body: Any) -> None:
     valid = {"model": "a", **({"prompt": "b"} if kind is CompletionRequest
                               else {"messages": [MESSAGE]})}
     with pytest.raises(ValidationError) as faults:
@@ -55,18 +55,18 @@ def test_a_thousand_faults_of_a_body_are_not_all_collected(kind: Any, body: Any)
 @pytest.mark.parametrize(("name", "shown"), [
     ("top-k", "top-k"), ("str", "str"), ("a b", "a b"), ("", "''"), ("a\nb", r"'a\nb'"),
     ("k" * 5000, "k" * 100)])
-def test_unknown_field_is_told_whatever_its_name(name: str, shown: str) -> None:
+def test_unknown_field_is_named_in_the_refusal(name: str, shown: str) -> None:
     for kind, body, place in ((CompletionRequest, {"prompt": "b", name: 1}, ""),
                               (ChatRequest, {"messages": [{**MESSAGE, name: 1}]}, "messages.0.")):
         with pytest.raises(ApiError) as refused:
             parse(kind, json.dumps({"model": "a", **body}).encode())
-        assert refused.value.message.endswith(" is not a field that this server knows")
+        assert refused.value.message.endswith(" is an unknown field")
         assert refused.value.message.isprintable()
         assert shown.strip("'") in refused.value.message
         assert refused.value.field == place + name[:100]
 
 
-def test_null_is_as_if_absent_inside_of_fields_too() -> None:
+def test_null_inside_a_field_counts_as_absent() -> None:
     params = parse(ChatRequest, json.dumps({
         "model": "a", "messages": [{**MESSAGE, "name": None}], "stream": True,
         "stream_options": {"include_usage": None}}).encode())
@@ -76,7 +76,7 @@ def test_null_is_as_if_absent_inside_of_fields_too() -> None:
 
 @pytest.fixture
 def harness(path: Any) -> Iterator[Harness]:
-    """Return a server over the toy."""
+    """Return a server on the fake path."""
     with make_harness(path, model="") as opened:
         yield opened
         opened.idle()
@@ -90,15 +90,15 @@ def open_and_send(harness: Harness, *parts: bytes) -> socket.socket:
 
 
 def request_head(length: int | str, kind: str = "application/json", **headers: str) -> bytes:
-    """Return the head of a completion; a length that is a text is another header."""
+    """Return the head of a completion request; a string `length` is used as a header line."""
     size = length if isinstance(length, str) else f"Content-Length: {length}"
     more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return (f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\n{size}\r\n{more}"
             "\r\n").encode()
 
 
-def test_large_bodies_are_read_beside_the_event_loop(harness: Harness,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_bodies_are_parsed_off_the_event_loop(harness: Harness,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
 
     def watched(*args: Any) -> Any:
@@ -111,8 +111,8 @@ def test_large_bodies_are_read_beside_the_event_loop(harness: Harness,
     assert (threads[0], threads[1] == threads[0]) == (harness.thread.name, False)
 
 
-def test_few_large_bodies_are_held_at_once(harness: Harness,
-                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_large_bodies_in_memory_is_limited(harness: Harness,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "MAX_LARGE_BODIES", 1)
     large = {**BODY, "user": "u" * api.LARGE_BODY_BYTES}
     with open_and_send(harness, request_head(2 * api.LARGE_BODY_BYTES),
@@ -121,11 +121,11 @@ def test_few_large_bodies_are_held_at_once(harness: Harness,
         assert refused.json()["error"]["code"] == "queue_full"
         assert refused.headers["retry-after"] == "1"
         assert harness.post(BODY).status_code == 200
-    assert post_until(harness, large, 200).status_code == 200  # its place is free again
+    assert post_until(harness, large, 200).status_code == 200  # the first large body is gone
 
 
 def post_until(harness: Harness, body: Any, status: int) -> Any:
-    """Post until the answer has a status, for what another connection does takes a moment."""
+    """Post until the response has a status, since other connections take a moment."""
     late = time.monotonic() + WAIT_SECONDS
     while (answer := harness.post(body)).status_code != status and time.monotonic() < late:
         time.sleep(0.01)
@@ -144,11 +144,11 @@ def test_connection_without_a_request_is_closed(path: Any, monkeypatch: pytest.M
                 assert line.recv(1) == b""
         with served:
             assert served.recv(1) == b"H"
-        harness.barrier.release()  # a request that takes longer than its head may is served
+        harness.barrier.release()  # the timeout of a head does not end a running request
         assert harness.result(future).usage["completion_tokens"] == 2
 
 
-def test_garbage_behind_an_early_answer_ends_the_connection_alone(
+def test_garbage_after_an_early_response_only_ends_its_connection(
         harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
     head = request_head("Transfer-Encoding: chunked", "text/plain")
     with caplog.at_level(logging.ERROR, "asyncio"), open_and_send(harness, head) as line:
@@ -162,7 +162,7 @@ def test_garbage_behind_an_early_answer_ends_the_connection_alone(
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
-def test_compressed_bodies_and_long_methods_are_refused_in_a_sentence(harness: Harness) -> None:
+def test_compressed_bodies_and_long_methods_are_refused(harness: Harness) -> None:
     packed = harness.post(BODY, **{"content-encoding": "gzip"})
     assert (packed.status_code, packed.json()["error"]["message"]) == (
         415, "the body must not be compressed")
@@ -172,24 +172,24 @@ def test_compressed_bodies_and_long_methods_are_refused_in_a_sentence(harness: H
 
 @pytest.mark.parametrize("logits", [[3e38, -3e38, 0.0], [1e38, -1e38, -3e38]])
 @pytest.mark.parametrize("temperature", [0.0, 1e-30, 1.0, 100.0])
-def test_log_probs_of_any_finite_logits_can_be_told(logits: list[float],
-                                                    temperature: float) -> None:
+def test_log_probs_of_any_finite_logits_are_valid_json(logits: list[float],
+                                                       temperature: float) -> None:
     (drawn,) = draw(torch.tensor([logits]), [0], [Sampling(temperature, top=3)], [0])
     assert json.loads(json.dumps(drawn.top, allow_nan=False))[0] == [0, 0.0]
     assert drawn.logprob == 0.0
 
 
-@pytest.mark.parametrize(("host", "open_to_all"), [
+@pytest.mark.parametrize(("host", "is_public"), [
     ("127.0.0.1", False), ("127.1", False), ("localhost", False), ("0.0.0.0", True)])
-def test_who_is_let_in_depends_on_the_address_not_its_name(host: str, open_to_all: bool) -> None:
+def test_is_public_depends_on_the_address_not_on_its_name(host: str, is_public: bool) -> None:
     with server.bound(host, 0) as listening:
-        assert server.is_public(listening) is open_to_all
+        assert server.is_public(listening) is is_public
 
 
 @pytest.mark.parametrize(("options", "text"), [
     ("ensure_ascii=False", '{"a": "é"}'), ("ensure_ascii=True", r'{"a": "\u00e9"}'),
     ("indent=1", '{\n "a": "é"\n}'), ("separators=(',', ':')", '{"a":"é"}')])
-def test_json_in_templates_takes_the_options_that_templates_use(options: str, text: str) -> None:
+def test_tojson_accepts_the_options_of_chat_templates(options: str, text: str) -> None:
     template = Template("{{ {'a': 'é'}|tojson(" + options + ") }}")
     try:
         assert template.render([]) == text
@@ -197,7 +197,7 @@ def test_json_in_templates_takes_the_options_that_templates_use(options: str, te
         template.close()
 
 
-def test_template_ended_in_the_middle_of_its_answer_is_refused(
+def test_template_process_that_ends_mid_answer_is_refused(
         monkeypatch: pytest.MonkeyPatch) -> None:
     dies = "import sys; sys.stdin.readline(); sys.stdout.write('{\"text\": \"a')"
     popen = subprocess.Popen

@@ -1,7 +1,7 @@
-"""This server's own witness, and what it cannot see without a clock: how often weights are read.
+"""A witness of this server, and a count of weight reads, which a witness can only time.
 
-Nothing here depends on time: no step begins before all requests of an arm have come, and no rate
-in a witness is looked at.
+No test depends on time: no step begins before all requests of an arm have arrived, and the rates
+in a witness are ignored.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from phases.p2_engine_serve.wrong_serving import ReturnsEarlyForOne
 ROOT = Path(__file__).parent.parent.parent
 TOKENS, WIDEST = 12, 4
 ARMS = (1, 1, 1, 4, 1, 1, 1, 1, 4, 4)
-"""What a witness at c = 1 and 4 sends at once: the reference twice, c = 1, four requests alike,
-four different prompts alone, and these together in both orders."""
+"""How many requests a witness at c = 1 and 4 sends at once: the reference twice, c = 1, four equal
+requests, four different prompts by themselves, and these together in both orders."""
 NOT_AT_ONCE = "the streams do not show that the requests were served at the same time"
 
 
@@ -56,7 +56,7 @@ def make_harness(path: Any, model: str = "nano", **parts: Any) -> Harness:
 
 @contextmanager
 def wait_for_arms(harness: Harness, arms: tuple[int, ...]) -> Iterator[None]:
-    """Let no step begin before every request of its arm was accepted."""
+    """Block steps until every request of the arm was accepted."""
     scheduler, changed = harness.service.scheduler, Condition()
     step, submit, totals, accepted = scheduler.step, scheduler.submit, list(accumulate(arms)), [0]
 
@@ -79,7 +79,7 @@ def wait_for_arms(harness: Harness, arms: tuple[int, ...]) -> Iterator[None]:
     try:
         yield
     finally:
-        with changed:  # whoever waits for requests that will not come is let go
+        with changed:  # release a step that waits for requests that will not arrive
             totals.clear()
             changed.notify_all()
 
@@ -110,7 +110,7 @@ def test_this_server_is_witnessed_and_checked(path: Any, tmp_path: Path) -> None
                 for slot in band["slots"]] == [(TOKENS, TOKENS, "length")] * c
         assert {(one["agree_to"], one["closest"]) for one in band["mixed"]} <= {(TOKENS, None)}
         assert len(band["mixed"]) == (2 * c if c > 1 else 0)
-        # a client that was not run meanwhile sees a stream come at once, which is no batch's fault
+        # a descheduled client receives a stream all at once; that is no fault of the batch
         assert band["reason"] in (None, NOT_AT_ONCE)
         assert (band["result"] == "PASS") == ("wall_s" in band) == (band["reason"] is None)
     assert code == (0 if all(band["result"] == "PASS" for band in witness["bands"]) else 2)
@@ -122,31 +122,31 @@ def test_this_server_is_witnessed_and_checked(path: Any, tmp_path: Path) -> None
 
 
 def check_indices(bands: list[Any]) -> None:
-    """Hold every index that was told to be the product of its two causes."""
-    told = [band["index"] for band in bands if "index" in band]
+    """Check that every reported index is the product of its two factors."""
+    indices = [band["index"] for band in bands if "index" in band]
     assert all(set(found) == set(index.decompose(1, {1: [1.0]}, [1.0], {1: 1}) or {})
-               for found in told)
-    for found in told:
+               for found in indices)
+    for found in indices:
         product = found["path_penalty"] * found["scaling_index"]
         assert product == pytest.approx(found["serialization_index"], rel=0.01)
 
 
-@pytest.mark.parametrize(("part", "result", "told"), [
+@pytest.mark.parametrize(("part", "result", "reason"), [
     ({"engine": AnswersTheNeighbour}, "FAIL", "the tokens of"),
     ({"scheduler": ReturnsEarlyForOne}, "UNMEASURABLE", "formed batches of 1, not of 4")],
     ids=["answers-the-neighbour", "returns-early-for-one"])
-def test_witness_of_a_wrong_server_says_so(part: dict[str, type], result: str, told: str,
-                                           path: Any, tmp_path: Path) -> None:
+def test_witness_reports_a_faulty_server(part: dict[str, type], result: str, reason: str,
+                                         path: Any, tmp_path: Path) -> None:
     with make_harness(path, model="", **part) as harness, wait_for_arms(harness, ARMS):
         code, witness = take_witness(harness, tmp_path / "witness.json")
     band = witness["bands"][1]
     assert (band["result"], code) == (result, 1 if result == "FAIL" else 2)
-    assert told in band["reason"]
+    assert reason in band["reason"]
     assert "wall_s" not in band
 
 
 class ReadCounter:
-    """Counts the bytes that products read: a matrix each; that it is read once is P3's claim."""
+    """Counts the weight bytes of every product; that a product reads them once is P3's claim."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -182,6 +182,6 @@ def test_looped_server_reads_its_weights_once_a_row(
     weights = model.weights
     every = sum(weight.raw.nbytes for weight in [weights.head, *(
         matrix for layer in weights.layers for matrix in layer.matrices.values())])
-    # the server says the same of itself in all three
+    # the server reports the same counts in all three cases
     assert (counts.formed, counts.batch, counts.steps - before) == (WIDEST, WIDEST, 3)
     assert reads.bytes == times * 3 * every

@@ -1,4 +1,4 @@
-"""Wrong ways with a chat template, each with one fault."""
+"""Faulty chat templates; each class has one fault."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from phases.p2_engine_serve.template import Template
 
 
 class TemplateWithoutASandbox(Template):
-    """The template is run in the server, by an environment that trusts it."""
+    """The template is rendered in the server process, without a sandbox."""
 
     def _query_process(self, line: str) -> dict[str, Any]:
         query = json.loads(line)
@@ -24,7 +24,7 @@ class TemplateWithoutASandbox(Template):
 
 
 class OneChatRefusesAll(Template):
-    """A chat that the template cannot be applied to is the last one."""
+    """After one chat that the template cannot render, every chat is refused."""
 
     def _to_input_error(self, answer: dict[str, Any]) -> Any:
         refusal = super()._to_input_error(answer)
@@ -42,7 +42,7 @@ class TemplateIsTriedAgain(Template):
 
 
 class TemplateIsCachedByLength(Template):
-    """A rendered prompt is kept by how many messages there were."""
+    """A rendered prompt is cached by the number of messages."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -55,7 +55,7 @@ class TemplateIsCachedByLength(Template):
 
 
 class LastMessageOnly(Template):
-    """The template gets the newest message alone."""
+    """The template gets only the newest message."""
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
         return super().render(messages[-1:])
