@@ -78,7 +78,7 @@ def test_reuse_waits_for_the_step_to_be_read(case: Case, subject: Subject, judge
     run.submit(make_request("c", 9, 9), make_request("d", 20, 9), make_request("e", 4, 9),
                make_request("f", 4, 9))
     run.run_until_idle()
-    run.law(bool(seen), f"no {case['inside']} came in which to cancel")
+    run.law(bool(seen), f"there was no {case['inside']} call in which to cancel")
     after = [call.name for call in run.engine.log[seen[0]:] if who in call.ids]
     run.check_equal("calls naming the cancelled request", [n for n in after if n != "recycle_slot"],
                     [])

@@ -32,7 +32,7 @@ def make_fake_path(path: Path, mark: int, end: int) -> Path:
             at += count
         return torch.stack(logits)
 
-    return replace(path, name="toy", step_rows=step_rows)
+    return replace(path, name="fake", step_rows=step_rows)
 
 
 def _row_logits(pool: Pool, slot: int, position: int, tokens: Sequence[int], mark: int,

@@ -74,10 +74,10 @@ class ReplyFormat:
 
     def _token_fields(self, pieces: Sequence[Piece]) -> Json:
         """Return the log-probs and ids of the pieces' tokens."""
-        came = [piece for piece in pieces if piece.emitted is not None]
+        sampled = [piece for piece in pieces if piece.emitted is not None]
         ids = {} if self.prompt is None else \
-            {"token_ids": [p.emitted.token for p in came if p.emitted is not None]}
-        return {"logprobs": None if self.top is None else self._logprobs(came), **ids}
+            {"token_ids": [p.emitted.token for p in sampled if p.emitted is not None]}
+        return {"logprobs": None if self.top is None else self._logprobs(sampled), **ids}
 
     def _text_field(self, text: str) -> Json:
         return {"text": text}

@@ -161,7 +161,7 @@ def _top_k_mask(values: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
 
 def _top_p_mask(values: NDArray[np.float32], weights: NDArray[np.float64],
                 share: float) -> NDArray[np.bool_]:
-    """Return a mask of the fewest top tokens whose weights reach the share, earlier ones on ties."""
+    """Return a mask of the fewest top tokens whose weights reach the share; ties by id."""
     order = np.argsort(-values, kind="stable")
     sums = np.cumsum(weights[order])
     keep = int(np.searchsorted(sums, share * sums[-1])) + 1

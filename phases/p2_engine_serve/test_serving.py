@@ -45,13 +45,19 @@ SERVE = [sys.executable, str(ROOT / "rowtwin.py"), "serve"]
 
 
 def test_help_has_an_example_and_imports_no_server() -> None:
-    result = subprocess.run([*SERVE, "--help"], capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0
+    code = """if True:
+        import sys, rowtwin
+        sys.argv = ["rowtwin", "serve", "--help"]
+        try:
+            rowtwin.main()
+        except SystemExit as end:
+            imported = [name for name in ("torch", "fastapi", "uvicorn") if name in sys.modules]
+            sys.exit(end.code or imported or 0)
+    """
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                            timeout=120)
+    assert result.returncode == 0, result.stderr
     assert "Example: rowtwin serve" in result.stdout
-    code = "import sys, rowtwin; import phases.p2_engine_serve.cli; " \
-           "sys.exit(any(m in sys.modules for m in ('torch', 'fastapi', 'uvicorn')))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
-    assert app.registered_commands[0].callback is not None
 
 
 @contextmanager

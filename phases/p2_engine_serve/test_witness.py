@@ -7,8 +7,6 @@ in a witness are ignored.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,11 +18,13 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+import rowtwin
 from contracts.schema import Case
 from engine import testmodels
 from engine.weights import Weight
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
+from falsifiers.meta.console.command import Main, make_main
 from falsifiers.witness import file, index
 from phases.p2_engine_serve.client_reply import ClientRequest
 from phases.p2_engine_serve.harness import Harness
@@ -33,7 +33,6 @@ from phases.p2_engine_serve.increment import stack
 from phases.p2_engine_serve.wrong_rows import AnswersTheNeighbour, LoopsOverRows
 from phases.p2_engine_serve.wrong_serving import ReturnsEarlyForOne
 
-ROOT = Path(__file__).parent.parent.parent
 TOKENS, WIDEST = 12, 4
 ARMS = (1, 1, 1, 4, 1, 1, 1, 1, 4, 4)
 """How many requests a witness at c = 1 and 4 sends at once: the reference twice, c = 1, four equal
@@ -41,9 +40,10 @@ requests, four different prompts by themselves, and these together in both order
 NOT_AT_ONCE = "the streams do not show that the requests were served at the same time"
 
 
-def run_rowtwin(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(ROOT / "rowtwin.py"), *map(str, arguments)],
-                          capture_output=True, text=True, timeout=120)
+@pytest.fixture
+def witness_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+    """Return a function that runs `rowtwin witness` in this process: exit code, stdout, stderr."""
+    return make_main(rowtwin.main, monkeypatch, capsys, "witness")
 
 
 def make_harness(path: Any, model: str = "nano", **parts: Any) -> Harness:
@@ -84,20 +84,21 @@ def wait_for_arms(harness: Harness, arms: tuple[int, ...]) -> Iterator[None]:
             changed.notify_all()
 
 
-def take_witness(harness: Harness, out: Path) -> tuple[int, Any]:
+def take_witness(witness_main: Main, harness: Harness, out: Path) -> tuple[int, Any]:
     """Return the exit code of `rowtwin witness` and the file that it wrote."""
-    result = run_rowtwin("witness", harness.url, "--out", out, "--c", "1,4", "--replicates", 1,
-                         "--n-predict", TOKENS, "--declared-min", TOKENS, "--commit", "c0ffee",
-                         "--model-file", harness.weights.path, "--binary", __file__, "--prompt",
-                         "the")
-    assert "Traceback" not in result.stderr
-    return result.returncode, file.read_witness(out)
+    code, _, err = witness_main(harness.url, "--out", out, "--c", "1,4", "--replicates", 1,
+                                "--n-predict", TOKENS, "--declared-min", TOKENS, "--commit",
+                                "c0ffee", "--model-file", harness.weights.path, "--binary",
+                                __file__, "--prompt", "the")
+    assert "Traceback" not in err
+    return code, file.read_witness(out)
 
 
-def test_this_server_is_witnessed_and_checked(path: Any, tmp_path: Path) -> None:
+def test_this_server_is_witnessed_and_checked(witness_main: Main, path: Any,
+                                              tmp_path: Path) -> None:
     out = tmp_path / "witness.json"
     with make_harness(path) as harness, wait_for_arms(harness, ARMS):
-        code, witness = take_witness(harness, out)
+        code, witness = take_witness(witness_main, harness, out)
         harness.idle()
     assert witness["reference"] == {"tokens": TOKENS, "stable": True, "self_divergence_at": None}
     assert witness["m_formed_from"] == "histogram rowtwin_batch_size"
@@ -115,8 +116,8 @@ def test_this_server_is_witnessed_and_checked(path: Any, tmp_path: Path) -> None
         assert (band["result"] == "PASS") == ("wall_s" in band) == (band["reason"] is None)
     assert code == (0 if all(band["result"] == "PASS" for band in witness["bands"]) else 2)
     check_indices(witness["bands"])
-    checked = json.loads(run_rowtwin("witness", "check", out, "--json", "--model-prefix",
-                                     harness.weights.path.stem).stdout)
+    checked = json.loads(witness_main("check", out, "--json", "--model-prefix",
+                                      harness.weights.path.stem)[1])
     rules = [reason["rule"] for reason in checked["reasons"]]
     assert [rule for rule in rules if rule not in ("S6", "S7")] == ["S2", "S2", "floor", "floor"]
 
@@ -136,9 +137,9 @@ def check_indices(bands: list[Any]) -> None:
     ({"scheduler": ReturnsEarlyForOne}, "UNMEASURABLE", "formed batches of 1, not of 4")],
     ids=["answers-the-neighbour", "returns-early-for-one"])
 def test_witness_reports_a_faulty_server(part: dict[str, type], result: str, reason: str,
-                                         path: Any, tmp_path: Path) -> None:
+                                         witness_main: Main, path: Any, tmp_path: Path) -> None:
     with make_harness(path, model="", **part) as harness, wait_for_arms(harness, ARMS):
-        code, witness = take_witness(harness, tmp_path / "witness.json")
+        code, witness = take_witness(witness_main, harness, tmp_path / "witness.json")
     band = witness["bands"][1]
     assert (band["result"], code) == (result, 1 if result == "FAIL" else 2)
     assert reason in band["reason"]

@@ -1,4 +1,4 @@
-"""Longer attacks on P7: failures in the middle of things, memory that is written over, weighing."""
+"""Longer attacks on P7: injected failures, overwritten memory, and the store's bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from phases.p7_prefix_reuse.harness import Harness, poison_slot
 
 
 def check_overwritten_slots(harness: Harness) -> None:
-    """Write over slots after they were kept and after they were restored, and hold the rest."""
+    """Overwrite slots after they were stored and after they were restored; check all others."""
     judge = harness.judge
     first = harness.ask(harness.prompt(1, 18), limit=1)
     harness.serve(first, reused=0)
@@ -47,23 +47,23 @@ def check_overwritten_slots(harness: Harness) -> None:
 
 @dataclass(frozen=True)
 class UnwritableState(State):
-    """A slot of which only the first tensors can be written."""
+    """A slot whose first `writable` tensors can be written; a copy into the others raises."""
 
     writable: int = 0
 
     def named(self, length: int | None = None) -> dict[str, Tensor]:
-        """Return the slot's tensors, those past the good ones as such that refuse a copy."""
+        """Return the slot's tensors, the unwritable ones as expanded tensors."""
         return {name: x if i < self.writable else x.new_zeros(1).expand(x.shape)
                 for i, (name, x) in enumerate(super().named(length).items())}
 
 
 class FailingState(State):
-    """A slot whose tensors can be asked for some times, until memory runs out."""
+    """A slot whose tensors can be read `calls_left` times; then `named` raises `MemoryError`."""
 
     calls_left = 0
 
     def named(self, length: int | None = None) -> dict[str, Tensor]:
-        """Return the slot's tensors, or fail."""
+        """Return the slot's tensors, or raise `MemoryError`."""
         type(self).calls_left -= 1
         if self.calls_left < 0:
             raise MemoryError("no memory for a copy")
@@ -71,12 +71,12 @@ class FailingState(State):
 
 
 class InterruptedPrefixes:
-    """Stands before the prefixes of an engine, to let a copy be interrupted or fail."""
+    """Wraps the prefixes of an engine, so that a copy is interrupted or fails."""
 
     def __init__(self, harness: Harness) -> None:
         self.inner = harness.reuse
         self.slot: Callable[[State], State] = lambda state: state
-        """Takes the next slot that is copied from or to."""
+        """Replaces the next slot that is copied from or to."""
         self.interrupt: Callable[[], None] = lambda: None
         harness.engine.prefixes = self
 
@@ -84,14 +84,14 @@ class InterruptedPrefixes:
         return getattr(self.inner, name)
 
     def admit(self, tokens: Sequence[int], state: State) -> int:
-        """Restore, with something happening before and after."""
+        """Restore, with an interrupt before and after."""
         self.interrupt()
         reused: int = self.inner.admit(tokens, self._wrap_once(state))
         self.interrupt()
         return reused
 
     def on_release(self, tokens: Sequence[int], state: State) -> None:
-        """Keep."""
+        """Store the state at the end of a turn."""
         self.inner.on_release(tokens, self._wrap_once(state))
 
     def _wrap_once(self, state: State) -> State:
@@ -106,7 +106,7 @@ def _fail_restore(harness: Harness, good: int) -> None:
     trip.slot = lambda state: UnwritableState(state.pool, state.index, good)
     harness.serve(harness.ask((*state_tokens, 5, 6)), reused=0)
     harness.judge.law(harness.store.meter.failed == 1,
-                      f"{harness.store.meter.failed} failed copies are " f"told, but there was 1")
+                      f"{harness.store.meter.failed} failed copies are reported, but there was 1")
     harness.serve(harness.ask((*state_tokens, 5, 6)), reused=8)
     harness.check_checkpoints()
 
@@ -133,7 +133,7 @@ def _fail_keep(harness: Harness) -> None:
         check_bytes(harness)
         harness.serve(harness.ask((*harness.turn_tokens(first), 5)), reused=8)
     harness.judge.law(harness.store.meter.failed == 3,
-                      f"{harness.store.meter.failed} failed copies are " f"told, but there were 3")
+                      f"{harness.store.meter.failed} failed copies are reported, but there were 3")
     harness.check_checkpoints()
 
 
@@ -175,26 +175,26 @@ FAILURES: dict[str, Callable[[Harness], None]] = {
 
 
 def serve_and_check_bytes(harness: Harness) -> None:
-    """Serve what was submitted, and weigh the store after every step."""
+    """Serve the submitted requests, and check the store's bytes after every step."""
     while not harness.scheduler.idle:
         harness.step()
         check_bytes(harness)
 
 
 def check_bytes(harness: Harness) -> None:
-    """Hold the store's bytes, as told and as found in memory, to each other and to the budget."""
-    meter, found = harness.store.meter, held_bytes(harness.store)
-    harness.judge.law(meter.bytes == found, f"the store tells {meter.bytes:,} bytes, but holds "
+    """Compare the store's reported bytes with those in memory, and with the budget."""
+    meter, found = harness.store.meter, reachable_bytes(harness.store)
+    harness.judge.law(meter.bytes == found, f"the store reports {meter.bytes:,} bytes, but has "
                       f"{found:,}")
     harness.judge.law(found <= harness.store.budget,
-                      f"the store holds {found:,} bytes, but its budget "
-                      f"is {harness.store.budget:,}")
+                      f"the store has {found:,} bytes, but a budget of "
+                      f"{harness.store.budget:,}")
 
 
-def held_bytes(store: Any) -> int:
+def reachable_bytes(store: Any) -> int:
     """Return the bytes of all distinct tensor memory that can be reached from a store's fields.
 
-    Models and paths, which keys name, are not looked into.
+    Models and paths, which are parts of keys, are not followed.
     """
     seen: set[int] = set()
     memory: dict[int, int] = {}
@@ -216,20 +216,20 @@ def _is_model(one: Any) -> bool:
 
 
 def other_model_or_path(subject: Subject, differs: str) -> tuple[str, Path | None]:
-    """Return a model's name and a path that differ from `nano` on the subject's path in one."""
+    """Return a model's name and a path, one of which differs from `nano` on the subject's path."""
     if differs == "model":
         return "nano-tied", None
     return "nano", replace(subject.path, name=f"{subject.path.name} again")
 
 
 def same_text_tokens(model: Any, count: int) -> list[tuple[int, tuple[int, int]]]:
-    """Return tokens, each with two that together stand for the same bytes."""
+    """Return tokens, each with two tokens that together have the same bytes."""
     tokenizer = Tokenizer.from_metadata(open_gguf(model.path).metadata, model.config.vocab)
     pieces = {tokenizer.piece(token): token for token in range(model.config.vocab)}
     pairs = [(token, (pieces[text[:1]], pieces[text[1:]])) for text, token in pieces.items()
              if len(text) > 1 and text[:1] in pieces and text[1:] in pieces]
     if len(pairs) < count:
-        raise SuiteError(f"the vocabulary has {len(pairs)} tokens that two others spell")
+        raise SuiteError(f"the vocabulary has only {len(pairs)} tokens that two others spell")
     return pairs[:count]
 
 

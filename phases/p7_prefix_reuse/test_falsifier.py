@@ -1,4 +1,4 @@
-"""The attack on P7: whatever was reused, a request gets what a cold start gives."""
+"""The falsifiers of P7: with any reuse, a request gets the results of a cold start."""
 
 from __future__ import annotations
 
@@ -61,10 +61,9 @@ def test_kv_without_state_is_not_reused(case: Case, subject: Subject, judge: Jud
     harness.store.budget = harness.checkpoint_bytes(16, 22)
     first = harness.ask(harness.prompt(1, 20), limit=3)
     harness.serve(first, reused=0)
-    judge.law(
-        [len(tokens) for tokens in harness.checkpoint_tokens()] == [16, 22],
-        f"a budget for checkpoints "
-        f"after 16 and 22 tokens keeps {[len(tokens) for tokens in harness.checkpoint_tokens()]}")
+    lengths = [len(tokens) for tokens in harness.checkpoint_tokens()]
+    judge.law(lengths == [16, 22], f"with a budget for checkpoints after 16 and 22 tokens, those "
+              f"after {lengths} are stored")
     harness.serve(harness.ask(harness.diverging_prompt(harness.turn_tokens(first), case["at"],
                                                        seed=2)), reused=case["reused"])
 
@@ -82,7 +81,7 @@ def test_match_is_made_at_admission(case: Case, subject: Subject, judge: Judge) 
               f"reused that were evicted while the request waited", request=stale.id)
     harness.serve(early)
     judge.law(harness.ended[early.id].reused > 0,
-              "nothing was reused of a prompt that was computed " "while the request waited",
+              "nothing was reused of a prompt that was computed while the request waited",
               request=early.id)
     harness.check_accounting()
 
@@ -98,7 +97,7 @@ def test_full_hit_computes_one_token(case: Case, subject: Subject, judge: Judge)
         harness.serve(harness.ask(tokens), reused=length - 1)
         judge.law(harness.recorder.finished[-1].computed == 2,
                   f"{harness.recorder.finished[-1].computed} tokens "
-                  f"were computed for two that were emitted behind a full hit")
+                  f"were computed for two that were emitted after a full hit")
 
 
 def test_reuse_told_is_reuse_measured(case: Case, subject: Subject, judge: Judge) -> None:
@@ -115,7 +114,7 @@ def test_reuse_told_is_reuse_measured(case: Case, subject: Subject, judge: Judge
     harness.serve()
     harness.serve(*requests)
     harness.check_accounting()
-    judge.law(harness.store.meter.reused > 0, "nothing was reused of prompts that share beginnings")
+    judge.law(harness.store.meter.reused > 0, "nothing was reused of prompts with shared prefixes")
 
 
 def test_checkpoints_are_exact(case: Case, subject: Subject, judge: Judge) -> None:
@@ -164,13 +163,13 @@ def test_budget_is_kept(case: Case, subject: Subject, judge: Judge) -> None:
         requests = harness.ask(harness.prompt(seed, 13)), harness.ask(harness.prompt(seed, 17))
         attacks.serve_and_check_bytes(harness)
         harness.serve(*requests)
-    state_tokens = len(harness.checkpoint_tokens())
-    judge.law(state_tokens > 0 or not case["fit"], "nothing is kept though a checkpoint would fit")
+    count = len(harness.checkpoint_tokens())
+    judge.law(count > 0 or not case["fit"], "nothing is stored though a checkpoint fits")
     harness.store.clear()
     attacks.check_bytes(harness)
     judge.law(harness.store.meter.bytes == 0 and not harness.checkpoint_tokens(),
-              "something is left of a store that was cleared")
-    judge.engaged(checkpoints=state_tokens, evictions=harness.store.meter.evictions)
+              "a cleared store is not empty")
+    judge.engaged(checkpoints=count, evictions=harness.store.meter.evictions)
 
 
 def test_store_equals_dull_store(case: Case, subject: Subject, judge: Judge) -> None:
