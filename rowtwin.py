@@ -35,12 +35,13 @@ COMMANDS = {
     "report": ("reports.cli", "Judge every phase and write a page to look at."),
     "claims": ("reports.claims_cli", "Set what the contracts claim beside what is shown."),
     "mutants": ("falsifiers.mutation.cli", "Attack every mutant and print the kill matrix."),
-    "weak": ("phases.bench.cli", "Show what common styles of test let pass."),
+    "weak": ("phases.bench.cli", "Show which mutants common styles of test miss."),
     "bisect": ("falsifiers.bisect.cli", "Find the first op that parts a batch from its rows."),
     "trace": ("falsifiers.bisect.trace_cli", "Write every op of a run, step by step, to files."),
     "vectors": ("falsifiers.vectors.cli", "Judge a program in any language by files of calls."),
     "receipt": ("falsifiers.mutation.cli", "Judge the device cases here and keep the receipts."),
-    "bench": ("phases.bench.cli", "Measure kernels on a device, beside the memory floor."),
+    "paths": ("phases.paths_cli", "Print which kernel runs each op of a decode path, by tier."),
+    "bench": ("phases.bench.cli", "Measure kernels and steps on a device."),
     "serve": ("phases.p2_engine_serve.cli", "Serve a model over the OpenAI API, in batches."),
     "model": ("engine.cli", "Make or inspect a GGUF file."),
     "generate": ("engine.cli", "Continue a text, token by token."),
@@ -165,7 +166,8 @@ def _require_ops(candidate: Any, name: str) -> None:
         raise SuiteError(f"{name} brings a step of its own; only ops of a path can be taken here")
 
 
-def _parse_decode_phase(name: str) -> str:
+def parse_decode_phase(name: str) -> str:
+    """Return the id of a phase of the decode path by `p5`, `5` or `newest`."""
     from falsifiers.judging.errors import SuiteError
     phase = newest_phase(DECODE_PHASES) if name == "newest" else f"p{name.removeprefix('p')}"
     if phase not in DECODE_PHASES:
@@ -190,7 +192,7 @@ def receipt_benchmarks() -> dict[str, tuple[str, Any]]:
         return measure((1, 2, 4, 8, 16), tell=tell)
 
     def step(tell: Any) -> Any:
-        from phases.bench.step_benchmark import measure_for_receipt
+        from phases.bench.step_timing import measure_for_receipt
         return measure_for_receipt(decode_path("p1"), decode_path("newest"), tell)
 
     decode = newest_phase(DECODE_PHASES)
@@ -227,13 +229,13 @@ def build_bisect_setup(model: str, phase: str, candidate: str | None, against: s
     `layers` are those of the model that are kept; a mutant stands in for the path of its phase.
     """
     from phases.bisect_setup import make_setup
-    name = _parse_decode_phase(phase)
+    name = parse_decode_phase(phase)
     subject = assemble(name, None, candidate)
     if candidate is not None:
         _require_ops(subject.candidate, candidate)
         from phases.candidate_path import path_with_candidate
         subject = replace(subject, path=path_with_candidate(subject, phase_contract(name).ops))
-    other = None if against in ("auto", "oracle", "alone") else _parse_decode_phase(against)
+    other = None if against in ("auto", "oracle", "alone") else parse_decode_phase(against)
     return make_setup(
         subject, name, phase_bank(name).mutant(mutant) if mutant else None, model, layers, device,
         against, lambda: decode_path(other or name), phase_contract(name).ops)

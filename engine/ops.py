@@ -79,13 +79,14 @@ def conv_step(x: Tensor, taps: Tensor, windows: Refs, counts: tuple[int, ...],
             at += 1
 
 
-def gates(a: Tensor, b: Tensor, decay: Tensor, bias: Tensor, g: Tensor, beta: Tensor) -> None:
-    """Write EXP(decay * SOFTPLUS(a + bias)) into g[t, V] and SIGMOID(b) into beta[t, V]."""
-    g.copy_(exp(decay * softplus(a + bias)))
+def gates(a: Tensor, b: Tensor, decay: Tensor, dt_bias: Tensor, alpha: Tensor,
+          beta: Tensor) -> None:
+    """Write EXP(decay * SOFTPLUS(a + dt_bias)) into alpha[t, V], SIGMOID(b) into beta[t, V]."""
+    alpha.copy_(exp(decay * softplus(a + dt_bias)))
     beta.copy_(sigmoid(b))
 
 
-def delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs,
+def delta_step(q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor, states: Refs,
                counts: tuple[int, ...], out: Tensor) -> None:
     """Advance the gated delta rule for each row's tokens in order; write reads into out[t, V, 128].
 
@@ -99,10 +100,10 @@ def delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states:
     at = 0
     for state, count in zip(states.views, counts, strict=True):
         for _ in range(count):
-            s = state * g[at, :, None, None]
+            s = state * alpha[at, :, None, None]
             read = ordered_sum((s * k[at, :, :, None]).transpose(1, 2))
-            change = beta[at, :, None] * (v[at] - read)
-            s = s + k[at, :, :, None] * change[:, None, :]
+            v_new = beta[at, :, None] * (v[at] - read)
+            s = s + k[at, :, :, None] * v_new[:, None, :]
             state.copy_(s)
             out[at] = ordered_sum((s * q[at, :, :, None]).transpose(1, 2))
             at += 1

@@ -6,19 +6,24 @@ Phases replace parts of a path with `dataclasses.replace`; nothing about a batch
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, fields, replace
+from functools import cached_property, partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from engine import ops
 from engine.errors import InputError
+from engine.op_table import TIERS, Function, name_of, of_activations, of_parts
 from engine.state import Ints, Pool, Table, to_device
 
 if TYPE_CHECKING:
     from engine.model import Model
+
+
+T = TypeVar("T")
 
 
 class Sink(Protocol):
@@ -59,10 +64,21 @@ class Rows:
         """Return rows of one token each."""
         return Rows(tuple(slots), tuple(positions), (1,) * len(slots))
 
+    @property
+    def slices(self) -> list[slice]:
+        """Where each row's tokens are among the step's."""
+        ends = accumulate(self.counts)
+        return [slice(end - count, end) for end, count in zip(ends, self.counts, strict=True)]
+
+    def spans(self, tokens: Sequence[T]) -> list[tuple[int, int, Sequence[T]]]:
+        """Return each row's slot, its position and its own of the step's tokens."""
+        return [(slot, position, tokens[own]) for slot, position, own
+                in zip(self.slots, self.positions, self.slices, strict=True)]
+
     def of_tokens(self) -> list[int]:
         """Return each token's position in its own sequence, row after row."""
-        return [position + i for position, count in zip(self.positions, self.counts, strict=True)
-                for i in range(count)]
+        return [position + i for _, position, own in self.spans(range(sum(self.counts)))
+                for i in range(len(own))]
 
     def holding(self, pool: Pool) -> Held:
         """Return what ops take of the rows, made now unless it is held already."""
@@ -122,15 +138,32 @@ def one_by_one(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows
 
 
 @dataclass(frozen=True)
+class FusedOps:
+    """The products of a path and its ops that run others, as a step calls them.
+
+    An op that runs others is not given them. A product takes f32 rows or the
+    `QuantisedActivations` that the op before it returned.
+    """
+
+    add_norm: Function
+    norm_rotate: Function
+    project: Function
+    project_all: Function
+
+
+@dataclass(frozen=True)
 class Path:
-    """The ops of a step, each writing into its `out`, and how a step composes them."""
+    """The ops of a step, each writing into its `out`, and how a step composes them.
+
+    An op before a product may return its result as `QuantisedActivations`; others return nothing.
+    """
 
     name: str
     step_rows: Step
     """Runs a step that `step` has checked; logits f32[m, vocab] of each row's last token."""
     embed: Callable[..., None] = ops.embed
     norm: Callable[..., None] = ops.norm
-    add_norm: Callable[..., None] = ops.add_norm
+    add_norm: Callable[..., Any] = ops.add_norm
     """A residual sum and its norm, given what `norm` is."""
     project: Callable[..., None] = ops.project
     project_all: Callable[..., None] = ops.project_all
@@ -138,15 +171,37 @@ class Path:
     conv_step: Callable[..., None] = ops.conv_step
     gates: Callable[..., None] = ops.gates
     delta_step: Callable[..., None] = ops.delta_step
-    gated_norm: Callable[..., None] = ops.gated_norm
+    gated_norm: Callable[..., Any] = ops.gated_norm
     rotate: Callable[..., None] = ops.rotate
     norm_rotate: Callable[..., None] = ops.norm_rotate
     """Queries and keys normed and turned, given what `norm` and `rotate` are."""
-    attend: Callable[..., None] = ops.attend
-    silu_mul: Callable[..., None] = ops.silu_mul
+    attend: Callable[..., Any] = ops.attend
+    silu_mul: Callable[..., Any] = ops.silu_mul
     argmax: Callable[..., None] = ops.argmax
     greedy_rows: Callable[..., list[list[int]]] = one_by_one
     """Runs the steps that `decode_greedy` has checked."""
+
+    @cached_property
+    def fused(self) -> FusedOps:
+        """The ops that run others, chosen once: one kernel if the path has the ops it replaces."""
+        return FusedOps(of_parts(self.add_norm, self.norm),
+                        of_parts(self.norm_rotate, self.norm, self.rotate),
+                        of_activations(self.project),
+                        of_activations(of_parts(self.project_all, self.project)))
+
+    def kernels(self) -> dict[str, dict[str, str]]:
+        """Return the dotted name of the function that each op runs, by op and tier."""
+        return {field.name: {tier: name_of(getattr(self, field.name), tier) for tier in TIERS}
+                for field in fields(self) if field.name != "name"}
+
+    def __str__(self) -> str:
+        """Return the table of ops and what each tier runs of them."""
+        rows = [("op", *TIERS), *((op, *by_tier.values()) for op, by_tier in
+                                  self.kernels().items())]
+        short = [[cell.replace("phases.", "") for cell in row] for row in rows]
+        widths = [max(map(len, column)) for column in zip(*short, strict=True)]
+        return "\n".join("  ".join(cell.ljust(width) for cell, width in
+                                   zip(row, widths, strict=True)).rstrip() for row in short)
 
     def step(self, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
              sink: Sink | None = None) -> Tensor:

@@ -13,7 +13,7 @@ import rowtwin
 from engine import emulate
 from engine.emulate import emulator
 from engine.emulate.emulator import KernelFault
-from engine.emulate.fixtures import HEAD, launch, shown
+from engine.emulate.fixtures import HEAD, lane_results, launch
 from engine.errors import InputError
 from engine.kernels.nvrtc import CudaError
 from falsifiers.gate.runner import contracts_by_phase, find_case
@@ -49,7 +49,7 @@ def test_threads_of_a_block_meet(monkeypatch: pytest.MonkeyPatch, flag: str,
     ("if (threadIdx.x < 16) __syncwarp(); else x[0] = __shfl_xor_sync(~0u, x[0], 1);",
      "some threads wait at __syncwarp and others at __shfl_xor_sync"),
     ('asm volatile("bar.sync %0, %1;" :: "r"(1), "r"(64));',
-     "32 threads wait for what never comes")])
+     "deadlock: 32 threads wait")])
 def test_threads_that_never_meet_are_told(body: str, sentence: str) -> None:
     x = torch.zeros(1)
     with pytest.raises(CudaError, match=sentence):
@@ -60,21 +60,22 @@ def test_threads_that_never_meet_are_told(body: str, sentence: str) -> None:
 
 @pytest.mark.parametrize(("body", "sentence"), [
     ("if (blockIdx.x && threadIdx.x == 3) *(volatile int*)8 = 1;",
-     r"thread 3 of block \(1, 0\) reads or writes where there is no memory"),
+     r"thread 3 of block \(1, 0\) accessed unmapped memory"),
     ("if (blockIdx.x) x[0] = ((const float4*)(x + 1))->x;",
-     "an address that its type does not allow"),
+     "used a misaligned address"),
     ("__shared__ float some[32]; some[threadIdx.x + blockIdx.x] = 1; x[0] = some[0];",
-     r"thread 31 of block \(1, 0\) uses .* an index beyond its array"),
+     r"thread 31 of block \(1, 0\) used .* an index out of bounds"),
     ("if (blockIdx.x) __trap();", "a trap"),
     ("extern __shared__ float more[]; more[threadIdx.x + blockIdx.x] = 1;",
-     "byte 128 of 128 bytes of dynamic shared memory was written"),
-    ("volatile int never = 0; x[0] = blockIdx.x % never;", "divides an integer by 0"),
-    ("if (threadIdx.x) __syncwarp(1);", "a lane is at __syncwarp with a mask that leaves it out"),
+     "byte 128 was written, past the 128 bytes of dynamic shared memory"),
+    ("volatile int never = 0; x[0] = blockIdx.x % never;", "divided an integer by zero"),
+    ("if (threadIdx.x) __syncwarp(1);",
+     "a lane calls __syncwarp with a mask that does not include it"),
     ("if (threadIdx.x < 8) __syncwarp(0xffff); else __syncthreads();",
-     "threads wait for what never comes")])
+     "deadlock: .* threads wait")])
 def test_fault_of_a_kernel_ends_its_launch_alone(monkeypatch: pytest.MonkeyPatch, body: str,
                                                  sentence: str) -> None:
-    monkeypatch.setattr(emulator, "FLAGS", (*emulator.FLAGS, "-DSIMT_PATIENCE=1"))
+    monkeypatch.setattr(emulator, "FLAGS", (*emulator.FLAGS, "-DSIMT_TIMEOUT=1"))
     x = torch.zeros(8)
     with pytest.raises(KernelFault, match=f"^emulated kernel k: .*{sentence}"):
         launch(f"{HEAD}float* x, int go) {{ if (go) return; {body} }}", x, 0, grid=(2, 1),
@@ -91,7 +92,7 @@ ILLEGAL_INSTRUCTION = """typedef void (*Code)();
 
 @pytest.mark.parametrize(("body", "sentence"), [
     ("volatile int never = 0; while (!never);",
-     "does not end; a loop that waits for what another thread writes is not emulated"),
+     "did not end in time; a loop that waits for another thread is not emulated"),
     ("if (!threadIdx.x) { simt::mbarrier_init(0, 1); simt::mbarrier_expect(0, 0); "
      "simt::mbarrier_try_wait(0, 0); simt::mbarrier_expect(0, 0); }",
      "is used for a second phase, which is not emulated"),
@@ -99,7 +100,7 @@ ILLEGAL_INSTRUCTION = """typedef void (*Code)();
       if machine() == "x86_64" else [])])
 def test_what_the_emulator_cannot_is_no_fault_of_the_kernel(
         monkeypatch: pytest.MonkeyPatch, body: str, sentence: str) -> None:
-    monkeypatch.setattr(emulator, "FLAGS", (*emulator.FLAGS, "-DSIMT_PATIENCE=1"))
+    monkeypatch.setattr(emulator, "FLAGS", (*emulator.FLAGS, "-DSIMT_TIMEOUT=1"))
     with pytest.raises(CudaError, match=f"^emulated kernel k: .*{sentence}") as told:
         launch(f"{HEAD}float* x) {{ {body} }}", torch.zeros(1), shared=64)
     assert not isinstance(told.value, KernelFault)
@@ -168,12 +169,13 @@ def test_lanes_of_a_mask_meet_apart() -> None:
         else y = __popc(__ballot_sync(0x55550000, l < 20));
         y += 100 * __shfl_sync(~0u, l, 31);"""
     odd = sum(range(17, 32, 2))
-    assert shown(body) == [
+    assert lane_results(body) == [
         3100 + ((lane ^ 1) + 2 if lane < 16 else odd if lane & 1 else 2) for lane in range(32)]
 
 
 def test_lane_that_did_not_come_tells_nan() -> None:
-    got = shown("if (l >= 16) return; y = __shfl_xor_sync(~0u, (float)l, l < 8 ? 1 : 16);", "float")
+    got = lane_results(
+        "if (l >= 16) return; y = __shfl_xor_sync(~0u, (float)l, l < 8 ? 1 : 16);", "float")
     assert got[:8] == [1, 0, 3, 2, 5, 4, 7, 6]
     assert all(value != value for value in got[8:16])
     assert got[16:] == [-7] * 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.emulate.fixtures import HEAD, launch, shown
+from engine.emulate.fixtures import HEAD, lane_results, launch
 
 pytestmark = [pytest.mark.emulated, pytest.mark.usefixtures("emulated")]
 
@@ -25,7 +25,8 @@ def test_barrier_that_is_missing_is_seen_from_either_end(writer: int) -> None:
                                       "extern __shared__ unsigned long long held[];",
                                       "extern __shared__ alignas(16) float held[];"])
 def test_dynamic_shared_memory_is_found_however_it_is_declared(declared: str) -> None:
-    assert shown(f"{declared} if (0) held[0] = 1; y = __cvta_generic_to_shared(held);") == [0] * 32
+    body = f"{declared} if (0) held[0] = 1; y = __cvta_generic_to_shared(held);"
+    assert lane_results(body) == [0] * 32
 
 
 def test_shared_memory_of_a_template_is_new_for_each_block() -> None:

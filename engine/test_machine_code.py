@@ -45,17 +45,17 @@ def test_absent_compiler_is_an_error_that_says_how_to_get_one(
     def absent(name: str) -> ctypes.CDLL:
         raise OSError(name)
 
-    monkeypatch.setattr(nvrtc, "_folders", list)
+    monkeypatch.setattr(nvrtc, "_library_folders", list)
     monkeypatch.setattr(ctypes, "CDLL", absent)
     with pytest.raises(nvrtc.CudaError, match="nvidia-cuda-nvrtc"):
-        nvrtc.library.__wrapped__()
+        nvrtc.load_nvrtc.__wrapped__()
 
 
 def test_spills_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for usage, found in ((" REG:64 STACK:0 SHARED:1024 LOCAL:0", []),
                          (" REG:255 STACK:88 SHARED:0 LOCAL:16",
                           ["88 bytes of stack", "16 bytes of local"]),
-                         ("", ["no resource usage told"])):
+                         ("", ["no resource usage found"])):
         told = subprocess.CompletedProcess([], 0, stdout=usage)
         monkeypatch.setattr(subprocess, "run", lambda *args, told=told, **options: told)
         assert machine_code.spilled(b"") == found

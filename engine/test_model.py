@@ -223,3 +223,10 @@ def test_candidates_are_an_engine_or_a_step(model: Model) -> None:
         engine_of(reference(), Half, model)
     with pytest.raises(InputError, match="neither"):
         engine_of(reference(), object(), model)
+
+
+def test_spans_are_each_rows_own_tokens() -> None:
+    rows = Rows((4, 0, 2), (7, 0, 3), (2, 1, 3))
+    assert rows.spans([1, 2, 3, 4, 5, 6]) == [(4, 7, [1, 2]), (0, 0, [3]), (2, 3, [4, 5, 6])]
+    assert rows.slices == [slice(0, 2), slice(2, 3), slice(3, 6)]
+    assert rows.of_tokens() == [7, 8, 0, 3, 4, 5]

@@ -8,7 +8,7 @@ from engine.kernels import nvrtc
 def nvrtc_unavailable_reason() -> str | None:
     """Return why NVRTC cannot be used here, or None when it can."""
     try:
-        nvrtc.library()
+        nvrtc.load_nvrtc()
     except (nvrtc.CudaError, OSError) as error:
         return str(error)
     return None

@@ -1,8 +1,8 @@
-"""A candidate that P6 refuses: one padded call for all rows, in slots taken for the rows' numbers.
+"""A candidate that P6 refuses: one padded call for all rows, which uses row numbers as slots.
 
     pytest -m phase6 --candidate file:docs/examples/mixed_slots.py
 
-Alone, in slot 0, every row is right. In a batch a row reads what another row's slot holds.
+At m = 1 in slot 0 every row is correct. In a batch a row reads another row's slot.
 """
 
 from __future__ import annotations

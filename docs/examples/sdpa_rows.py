@@ -1,9 +1,9 @@
-"""A candidate for P6: the library's attention, a row and a chunk's token at a time.
+"""A candidate for P6: torch's attention, called for each token of each row.
 
     pytest -m phase6 --candidate file:docs/examples/sdpa_rows.py
 
-It claims no written arithmetic, so `truth` is judged by the contract's budget; `twin` is bitwise
-all the same. It passes `twin` because each token's call sees that token alone.
+It declares no arithmetic, so `truth` uses the contract's budget; `twin` is still bitwise. It passes
+`twin` because each call gets a single token.
 """
 
 from __future__ import annotations

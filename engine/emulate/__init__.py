@@ -1,15 +1,15 @@
-"""CUDA C++ kernels on the CPU, without a device: whether they run so now (`run.emulated`)."""
+"""CUDA C++ kernels on the CPU: the switches that `emulator.emulated` sets."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 active = False
-"""Whether kernels for a device take tensors of the CPU."""
+"""Whether device kernels take CPU tensors."""
 backwards = False
-"""Whether blocks and the threads of a block take turns in reverse."""
+"""Whether blocks and threads run in reverse order."""
 
 
 def on_device(x: Tensor) -> bool:
-    """Return whether kernels for a device take x: it is on one, or one is emulated."""
+    """Return whether device kernels take x: it is on a device, or a device is emulated."""
     return x.is_cuda or active

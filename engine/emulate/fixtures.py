@@ -1,4 +1,4 @@
-"""What tests of the emulator share: a kernel called `k`, compiled and launched where it is."""
+"""Helpers of the emulator's tests: compile and launch a kernel named `k`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def launch(source: str, *args: Any, grid: tuple[int, int] = (1, 1), block: int =
     Kernel(compile_source(source, options), "k")(grid, block, shared, *args)
 
 
-def shown(body: str, kind: str = "int") -> list[float]:
-    """Return what a body puts into y, a thread of a warp each; l is its lane."""
+def lane_results(body: str, type_name: str = "int") -> list[float]:
+    """Run `body` in each lane of a warp and return the values of y; l is the lane."""
     out = torch.full((32,), -7.0)
     launch(f"""{HEAD}float* out) {{
         const int l = threadIdx.x;
-        {kind} y = -7;
+        {type_name} y = -7;
         {body}
         out[l] = y;
     }}""", out)

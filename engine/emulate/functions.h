@@ -1,24 +1,26 @@
-// Functions that CUDA C++ has of itself, each with the bits that a device gives.
+// Built-in functions of CUDA C++, each with the bits of a device.
 #pragma once
 
 #include "instructions.h"
 
-namespace {  // where kernels stand, so that these come before the host's
-inline float fminf(float x, float y) {  // a number before NaN, and -0 below +0
-  return x != x ? (y != y ? __builtin_nanf("0x3fffff") : y) : y != y || x < y || (x == y && signbit(x)) ? x : y;
+namespace {  // kernels are in it too, so these shadow the host's functions
+inline float fminf(float x, float y) {  // a number wins over NaN; -0 < +0
+  return x != x                                      ? (y != y ? __builtin_nanf("0x3fffff") : y)
+         : y != y || x < y || (x == y && signbit(x)) ? x
+                                                     : y;
 }
 inline float fmaxf(float x, float y) { return x != x || y != y ? fminf(x, y) : -fminf(-x, -y); }
 inline float min(float x, float y) { return fminf(x, y); }
 inline float max(float x, float y) { return fmaxf(x, y); }
-#define SIMT_LEAST_AND_MOST(T)                \
+#define SIMT_MIN_MAX(T)                \
   inline T min(T x, T y) { return x < y ? x : y; } \
   inline T max(T x, T y) { return x > y ? x : y; }
-SIMT_LEAST_AND_MOST(int)
-SIMT_LEAST_AND_MOST(unsigned)
-SIMT_LEAST_AND_MOST(long)
-SIMT_LEAST_AND_MOST(unsigned long)
-SIMT_LEAST_AND_MOST(long long)
-SIMT_LEAST_AND_MOST(unsigned long long)
+SIMT_MIN_MAX(int)
+SIMT_MIN_MAX(unsigned)
+SIMT_MIN_MAX(long)
+SIMT_MIN_MAX(unsigned long)
+SIMT_MIN_MAX(long long)
+SIMT_MIN_MAX(unsigned long long)
 inline unsigned min(int x, unsigned y) { return min((unsigned)x, y); }
 inline unsigned min(unsigned x, int y) { return min(x, (unsigned)y); }
 inline unsigned max(int x, unsigned y) { return max((unsigned)x, y); }
@@ -66,10 +68,13 @@ static inline unsigned __dp4a(unsigned a, unsigned b, unsigned c) {
 static inline float __int_as_float(int x) { return simt::bits<float>(&x); }
 static inline int __float_as_int(float x) { return simt::bits<int>(&x); }
 static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned s) {
-  return simt::permuted(a, b, s);
+  return simt::byte_permute(a, b, s);
 }
-static inline int __float2int_rz(float x) {  // what does not fit becomes the nearest that does
-  return x != x ? 0 : x >= 2147483648.0f ? 2147483647 : x < -2147483648.0f ? -2147483647 - 1 : (int)x;
+static inline int __float2int_rz(float x) {  // saturates
+  return x != x               ? 0
+         : x >= 2147483648.0f ? 2147483647
+         : x < -2147483648.0f ? -2147483647 - 1
+                              : (int)x;
 }
 static inline int __float2int_rn(float x) { return __float2int_rz(nearbyintf(x)); }
 static inline int __float2int_rd(float x) { return __float2int_rz(floorf(x)); }
@@ -82,7 +87,7 @@ static inline void __threadfence() {}
 static inline void __threadfence_block() {}
 static inline void __trap() { __builtin_trap(); }
 
-// On integers alone: which float comes first is not defined, and so a sum's bits are not.
+// Integers only: float atomics add in an undefined order, so their bits are undefined.
 #define SIMT_ATOMIC(NAME, T, NEW)                                        \
   static inline T atomic##NAME(T* at, std::common_type_t<T> x) {         \
     const T old = *at;                                                   \
@@ -108,55 +113,57 @@ SIMT_ATOMICS(unsigned long long)
 SIMT_ATOMIC(Sub, int, old - x)
 SIMT_ATOMIC(Sub, unsigned, old - x)
 template <class T> T atomicAdd(T*, std::enable_if_t<std::is_floating_point<T>::value, T>) {
-  static_assert(!sizeof(T), "atomicAdd of floats adds in no defined order on a device, and is refused");
+  static_assert(!sizeof(T),
+                "atomicAdd of floats adds in no defined order on a device, and is refused");
   return 0;
 }
 static inline size_t __cvta_generic_to_shared(const void* at) {
-  return (const unsigned char*)at - simt::arena;
+  return (const unsigned char*)at - simt::shared_memory;
 }
-static inline void __syncthreads() { simt::meet(simt::block, "__syncthreads"); }
+static inline void __syncthreads() { simt::arrive_and_wait(simt::block, "__syncthreads"); }
 static inline int __syncthreads_count(bool counts) {
-  return simt::meet(simt::block, "__syncthreads_count", counts);
+  return simt::arrive_and_wait(simt::block, "__syncthreads_count", counts);
 }
-static inline int __syncthreads_or(bool is) {
-  return simt::meet(simt::block, "__syncthreads_or", is) != 0;
+static inline int __syncthreads_or(bool predicate) {
+  return simt::arrive_and_wait(simt::block, "__syncthreads_or", predicate) != 0;
 }
-static inline int __syncthreads_and(bool is) {
-  return simt::meet(simt::block, "__syncthreads_and", !is) == 0;
+static inline int __syncthreads_and(bool predicate) {
+  return simt::arrive_and_wait(simt::block, "__syncthreads_and", !predicate) == 0;
 }
 static inline void __syncwarp(unsigned mask = ~0u) {
-  simt::meet(simt::group(mask, "__syncwarp"), "__syncwarp");
+  simt::arrive_and_wait(simt::lane_group(mask, "__syncwarp"), "__syncwarp");
 }
 
 template <class T> static T __shfl_sync(unsigned mask, T value, int from, int width = 32) {
   const int first = simt::lane() & -width;
-  return simt::shuffled(mask, value, first | (from & (width - 1)), true, "__shfl_sync");
+  return simt::shuffle(mask, value, first | (from & (width - 1)), true, "__shfl_sync");
 }
 template <class T> static T __shfl_xor_sync(unsigned mask, T value, int by, int width = 32) {
-  const int own = simt::lane(), from = own ^ (by & 31);
-  return simt::shuffled(mask, value, from, from < (own & -width) + width, "__shfl_xor_sync");
+  const int self = simt::lane(), from = self ^ (by & 31);
+  return simt::shuffle(mask, value, from, from < (self & -width) + width, "__shfl_xor_sync");
 }
 template <class T> static T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32) {
-  const int own = simt::lane(), from = own - (int)(by & 31);
-  return simt::shuffled(mask, value, from, from >= (own & -width), "__shfl_up_sync");
+  const int self = simt::lane(), from = self - (int)(by & 31);
+  return simt::shuffle(mask, value, from, from >= (self & -width), "__shfl_up_sync");
 }
 template <class T> static T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32) {
-  const int own = simt::lane(), from = own + (int)(by & 31);
-  return simt::shuffled(mask, value, from, from < (own & -width) + width, "__shfl_down_sync");
+  const int self = simt::lane(), from = self + (int)(by & 31);
+  return simt::shuffle(mask, value, from, from < (self & -width) + width, "__shfl_down_sync");
 }
 
-static inline unsigned __ballot_sync(unsigned mask, bool is) {
-  return simt::ballot(mask, is, "__ballot_sync");
+static inline unsigned __ballot_sync(unsigned mask, bool predicate) {
+  return simt::ballot(mask, predicate, "__ballot_sync");
 }
-static inline int __any_sync(unsigned mask, bool is) {
-  return simt::ballot(mask, is, "__any_sync") != 0;
+static inline int __any_sync(unsigned mask, bool predicate) {
+  return simt::ballot(mask, predicate, "__any_sync") != 0;
 }
-static inline int __all_sync(unsigned mask, bool is) {
-  return simt::ballot(mask, !is, "__all_sync") == 0;
+static inline int __all_sync(unsigned mask, bool predicate) {
+  return simt::ballot(mask, !predicate, "__all_sync") == 0;
 }
-#define SIMT_REDUCE(NAME, T, NEW)                                                         \
-  static inline T __reduce_##NAME##_sync(unsigned mask, T value) {                        \
-    return simt::reduced(mask, value, "__reduce_" #NAME "_sync", [](T x, T y) { return NEW; }); \
+#define SIMT_REDUCE(NAME, T, NEW)                                     \
+  static inline T __reduce_##NAME##_sync(unsigned mask, T value) {    \
+    return simt::reduce_lanes(mask, value, "__reduce_" #NAME "_sync", \
+                              [](T x, T y) { return NEW; });          \
   }
 SIMT_REDUCE(add, unsigned, x + y)
 SIMT_REDUCE(add, int, (int)((unsigned)x + (unsigned)y))

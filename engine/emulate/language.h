@@ -1,4 +1,4 @@
-// What CUDA C++ has beyond C++: its words, its vectors, and where a thread stands.
+// CUDA C++ language extensions: qualifiers, vector types and thread indices.
 #pragma once
 
 #include <math.h>

@@ -1,9 +1,12 @@
-// CUDA C++ on the CPU: what this project's kernels need of a device, for a host compiler. Threads of a
-// block are fibers, run one after another and held where they must meet; blocks follow one another.
-// What lanes do together is done here lane by lane, and every operation rounds as a device's does.
-// Harsher than a device: an asynchronous copy is made when it is awaited and not before, shared memory
-// is NaN when a block begins, threads take turns in one order and in the other, a lane that did not
-// come tells NaN, and lanes that meet in different places are an error.
+// Emulates the CUDA C++ features that this project's kernels use, for a host compiler. The threads
+// of a block are fibers that run one at a time and switch at barriers. Blocks run one after
+// another. Warp-level instructions are computed lane by lane, and every operation rounds as on a
+// device.
+//
+// Stricter than a device: an asynchronous copy completes at its wait, not before. Shared memory is
+// NaN at the start of a block. Threads run in ascending order in one block, in descending order in
+// the next. A lane that does not take part returns NaN. Lanes that wait at different barriers are
+// an error.
 #pragma once
 
 #include "blocks.h"

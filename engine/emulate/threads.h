@@ -1,11 +1,11 @@
-// Threads of a block as fibers: how they take turns, where they meet, and how one ends a launch.
+// Threads of a block as fibers: switching, barriers, and errors that end a launch.
 #pragma once
 
 #include "language.h"
 
 namespace simt {
 
-// Where a thread of control stands. Swapping two of them saves what a call must preserve.
+// A saved execution context. `swap` saves the callee-saved registers and switches stacks.
 #if defined(__x86_64__) && !defined(SIMT_PORTABLE)
 asm(".text\nsimt_swap:\n"
     "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
@@ -16,7 +16,7 @@ extern "C" __attribute__((visibility("hidden"))) void simt_swap(void** from, voi
 typedef void* Context;
 
 static void begin(Context& c, unsigned char* stack, size_t size, void (*run)()) {
-  void** top = (void**)(stack + size) - 2;  // a function begins eight bytes off a multiple of 16
+  void** top = (void**)(stack + size) - 2;  // at entry: 16 k + 8
   *top = (void*)run;
   c = top - 6;
 }
@@ -32,166 +32,171 @@ static void begin(Context& c, unsigned char* stack, size_t size, void (*run)()) 
 static void swap(Context& from, Context& to) { swapcontext(&from, &to); }
 #endif
 
-#ifndef SIMT_PATIENCE
-#define SIMT_PATIENCE 60  // seconds of this process in which a thread of a block must end
+#ifndef SIMT_TIMEOUT
+#define SIMT_TIMEOUT 60  // CPU seconds after which a running thread counts as stuck
 #endif
-constexpr unsigned WARP = 32, THREADS = 1024, ARENA = 1 << 18, EDGE = 1 << 12;
-constexpr unsigned STACK = 1 << 20;  // twice what a thread may have of a device's local memory
-constexpr unsigned SHARED = 227 << 10, ROWS = 65535;  // of a block, of a grid, at most
+constexpr unsigned WARP = 32, MAX_THREADS = 1024, ARENA = 1 << 18, GUARD_BYTES = 1 << 12;
+constexpr unsigned STACK = 1 << 20;  // twice the local memory limit of a device thread
+constexpr unsigned MAX_SHARED = 227 << 10, MAX_GRID_Y = 65535;  // limits of a launch
 
-struct Meeting {  // a place where threads wait for one another
-  unsigned expected, waiting, turn, counted, told;
-  const char* what;
+struct Barrier {  // threads wait until `expected` have arrived
+  unsigned expected, waiting, generation, count, last_count;
+  const char* operation;
 };
 
-struct Copy {  // asynchronous, by one thread
+struct Copy {  // cp.async of one thread
   void* to;
   const void* from;
-  unsigned bytes, there, group;
+  unsigned bytes, valid_bytes, copy_group;
 };
 
 struct Fiber {
-  Context at;
+  Context context;
   uint3 thread;
   bool started, done;
-  unsigned group;  // of copies that are not yet committed
+  unsigned copy_group;  // of copies that are not committed yet
   std::vector<Copy> copies;
 };
 
-struct Group {  // lanes of a warp that meet: all of them, or those of a mask
-  Meeting meeting;
-  unsigned mask, inside;    // inside: lanes that have come and not yet gone on
-  unsigned came[2];         // the lanes that showed something, by turns
-  alignas(16) unsigned char told[2][WARP][64];  // what they showed
+struct LaneGroup {  // lanes of a warp that synchronise: all, or those of a mask
+  Barrier barrier;
+  unsigned mask, inside;    // inside: lanes between arrival and departure
+  unsigned arrived[2];      // lanes that wrote to `values`, by parity of the barrier's generation
+  alignas(16) unsigned char values[2][WARP][64];  // the lanes' operands
 };
 
 struct Warp {
-  unsigned alive;           // lanes that have not ended
-  Group whole, part[WARP];  // no lane is in two at a time, so there is always one to spare
+  unsigned alive;           // lanes that have not returned
+  LaneGroup all_lanes, subsets[WARP];  // a lane is in one at a time, so one is always unused
 };
 
-struct Count {  // a barrier in memory, of one phase
-  int bytes;
-  short left, phase;
+struct MBarrier {  // an mbarrier with one phase
+  int pending_bytes;
+  short pending_arrivals, phase;
 };
 
-struct Bulk {  // a copy that a barrier in memory counts
-  Count* count;
+struct BulkCopy {  // a bulk copy that an mbarrier counts
+  MBarrier* barrier;
   void* to;
   const void* from;
   int bytes;
 };
 
-alignas(128) static unsigned char arena[ARENA];  // dynamic shared memory; addresses count from here
-static Fiber fibers[THREADS];
-static Warp warps[THREADS / WARP];
-static Meeting block, bars[16];
-static std::vector<Bulk> bulk;
-static std::vector<const void*> renewed;
+alignas(128) static unsigned char shared_memory[ARENA];  // dynamic shared memory; shared address 0
+static Fiber fibers[MAX_THREADS];
+static Warp warps[MAX_THREADS / WARP];
+static Barrier block, named_barriers[16];
+static std::vector<BulkCopy> bulk_copies;
+static std::vector<const void*> poisoned_statics;
 static Fiber* current;
-static Context host;
+static Context host_context;
 static char failure[300];
-static bool unable;  // the failure is the emulator's, and says nothing of the kernel
-static void (*body)(void*);
-static void* body_of;
-static unsigned threads, asked, left, idle;  // of the block; asked: bytes of its dynamic shared memory;
-  // idle: turns since anything happened
-static bool backwards, turned;  // the order of blocks, and of the threads of this one
+static bool is_unsupported;  // the failure is a limit of the emulator, not a kernel fault
+static void (*entry)(void*);
+static void* entry_args;
+static unsigned threads, dynamic_bytes, live_threads;  // of the block
+static unsigned idle_turns;  // switches since the last progress
+static bool backwards, reversed;  // the order of blocks, and of this block's threads
 
-static void turn_to(Fiber& next) {
-  Fiber& own = *current;
+static void switch_to(Fiber& next) {
+  Fiber& self = *current;
   current = &next, threadIdx = next.thread;
-  swap(own.at, next.at);
+  swap(self.context, next.context);
 }
 
-__attribute__((noreturn)) static void end(const char* format, va_list args) {
+__attribute__((noreturn)) static void end_launch(const char* format, va_list args) {
   vsnprintf(failure, sizeof failure, format, args);
-  swap(current->at, host);
+  swap(current->context, host_context);
   __builtin_unreachable();
 }
 
-// End the launch for what the kernel did, which no kernel may do.
+// Ends the launch because of a kernel fault.
 __attribute__((noinline, noreturn)) static void fail(const char* format, ...) {
   va_list args;
   va_start(args, format);
-  end(format, args);
+  end_launch(format, args);
 }
 
-// End the launch for what a kernel may do, and the emulator cannot.
-__attribute__((noinline, noreturn)) static void cannot(const char* format, ...) {
+// Ends the launch because the kernel needs something that the emulator does not support.
+__attribute__((noinline, noreturn)) static void unsupported(const char* format, ...) {
   va_list args;
   va_start(args, format);
-  unable = true;
-  end(format, args);
+  is_unsupported = true;
+  end_launch(format, args);
 }
 
-// Let another thread go on: of the warp, or of the whole block.
-__attribute__((noinline)) static void yield(bool within_warp) {
-  const unsigned own = current - fibers, first = within_warp ? own / WARP * WARP : 0;
-  const unsigned many = within_warp && threads - first > WARP ? WARP : threads - first;
-  if (++idle > 4 * threads + 64)
-    fail("%u threads wait for what never comes%s%s", left, block.waiting ? ", some at " : "",
-         block.waiting ? block.what : "");
-  unsigned next = own - first;
-  do next = turned ? (next ? next : many) - 1 : next + 1 < many ? next + 1 : 0;
+// Switches to the next thread, of the warp or of the block.
+__attribute__((noinline)) static void yield_turn(bool within_warp) {
+  const unsigned index = current - fibers, first = within_warp ? index / WARP * WARP : 0;
+  const unsigned size = within_warp && threads - first > WARP ? WARP : threads - first;
+  if (++idle_turns > 4 * threads + 64)
+    fail("deadlock: %u threads wait%s%s", live_threads, block.waiting ? ", some at " : "",
+         block.waiting ? block.operation : "");
+  unsigned next = index - first;
+  do next = reversed ? (next ? next : size) - 1 : next + 1 < size ? next + 1 : 0;
   while (fibers[first + next].done);
-  turn_to(fibers[first + next]);
+  switch_to(fibers[first + next]);
 }
 
 static unsigned lane() { return threadIdx.x % WARP; }
 static Warp& warp() { return warps[threadIdx.x / WARP]; }
 
-static void open(Meeting& m) {
-  m.waiting = 0, m.turn++, m.told = m.counted, m.counted = 0;
+static void release(Barrier& m) {
+  m.waiting = 0, m.generation++, m.last_count = m.count, m.count = 0;
 }
 
-// Wait until all that are expected have come; returns how many of them count.
-static unsigned meet(Meeting& m, const char* what, bool counts = false, bool within_warp = false) {
-  if (m.waiting == 0) m.what = what;
-  else if (m.what != what && strcmp(m.what, what)) fail("some threads wait at %s and others at %s", m.what, what);
-  m.counted += counts, m.waiting++, idle = 0;
-  if (m.waiting == m.expected) open(m);
+// Waits until all expected threads have arrived; returns how many passed `counts`.
+static unsigned arrive_and_wait(Barrier& m, const char* operation, bool counts = false,
+                                bool within_warp = false) {
+  if (m.waiting == 0) m.operation = operation;
+  else if (m.operation != operation && strcmp(m.operation, operation))
+    fail("some threads wait at %s and others at %s", m.operation, operation);
+  m.count += counts, m.waiting++, idle_turns = 0;
+  if (m.waiting == m.expected) release(m);
   else
-    for (const unsigned turn = m.turn; m.turn == turn;) yield(within_warp);
-  return m.told;
+    for (const unsigned generation = m.generation; m.generation == generation;)
+      yield_turn(within_warp);
+  return m.last_count;
 }
 
-// Where the lanes of a mask meet.
-static Group& group(unsigned mask, const char* what) {
+// Returns the group that synchronises the lanes of a mask.
+static LaneGroup& lane_group(unsigned mask, const char* operation) {
   Warp& w = warp();
-  if (!(mask >> lane() & 1)) fail("a lane is at %s with a mask that leaves it out", what);
-  if (mask == ~0u) return w.whole;
-  Group* spare = nullptr;
-  for (Group& g : w.part)
-    if (!g.inside) spare = &g;
+  if (!(mask >> lane() & 1))
+    fail("a lane calls %s with a mask that does not include it", operation);
+  if (mask == ~0u) return w.all_lanes;
+  LaneGroup* unused = nullptr;
+  for (LaneGroup& g : w.subsets)
+    if (!g.inside) unused = &g;
     else if (g.mask == mask) return g;
-  spare->mask = mask, spare->meeting = {(unsigned)__builtin_popcount(mask & w.alive), 0, 0, 0, 0, nullptr};
-  return *spare;
+  unused->mask = mask,
+  unused->barrier = {(unsigned)__builtin_popcount(mask & w.alive), 0, 0, 0, 0, nullptr};
+  return *unused;
 }
 
-static void meet(Group& g, const char* what) {
+static void arrive_and_wait(LaneGroup& g, const char* operation) {
   g.inside++;
-  meet(g.meeting, what, false, true);
+  arrive_and_wait(g.barrier, operation, false, true);
   g.inside--;
 }
 
-static void leave(Meeting& m) {
+static void drop_thread(Barrier& m) {
   m.expected--;
-  if (m.waiting && m.waiting == m.expected) open(m);
+  if (m.waiting && m.waiting == m.expected) release(m);
 }
 
-static void live() {  // a fiber: a thread of one block after another
+static void run_fiber() {  // a fiber runs the same thread of each block
   for (;;) {
-    body(body_of);
-    current->done = true, left--, idle = 0;
+    entry(entry_args);
+    current->done = true, live_threads--, idle_turns = 0;
     Warp& w = warp();
     w.alive &= ~(1u << lane());
-    leave(block);
-    leave(w.whole.meeting);
-    for (Group& g : w.part)
-      if (g.inside && g.mask >> lane() & 1) leave(g.meeting);
-    if (left) yield(w.alive);
-    else swap(current->at, host);
+    drop_thread(block);
+    drop_thread(w.all_lanes.barrier);
+    for (LaneGroup& g : w.subsets)
+      if (g.inside && g.mask >> lane() & 1) drop_thread(g.barrier);
+    if (live_threads) yield_turn(w.alive);
+    else swap(current->context, host_context);
   }
 }
 

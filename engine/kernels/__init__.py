@@ -1,7 +1,7 @@
-"""Single-row Triton kernels, one op a file, with the bits of the CPU reference.
+"""Single-row Triton kernels, one op per file, with the same bits as the CPU reference.
 
-Launches forbid contraction (`enable_fp_fusion=False`) and, under the interpreter, keep numpy from
-turning a NaN that is cast to an integer into an error.
+`launch` disables contraction (`enable_fp_fusion=False`). It also disables NumPy's floating-point
+errors, because the interpreter would raise one when a kernel casts NaN to an integer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def pair_sum(x, WIDTH: tl.constexpr, STEPS: tl.constexpr):
     for step in tl.static_range(STEPS):
         left, right = tl.split(tl.reshape(x, [WIDTH >> (step + 1), 2]))
         x = left + right
-    return tl.sum(x)  # one element: nothing is added
+    return tl.sum(x)  # one element, so the order does not matter
 
 
 __all__ = ["launch", "pair_sum"]

@@ -1,7 +1,7 @@
-"""Compile the kernels for sm_90 without a GPU and read what the compiler made of them.
+"""Compile the kernels for sm_90 without a GPU and search the PTX for forbidden operations.
 
-Run as `python -m engine.kernels.compile` without TRITON_INTERPRET; prints a line a kernel and
-exits with 1 when one holds a contracted, approximate or flushing f32 operation.
+Run as `python -m engine.kernels.compile` without TRITON_INTERPRET. It prints one line per kernel
+and exits with 1 if a kernel has a contracted, approximate or flush-to-zero f32 operation.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ KERNELS = {
 
 
 def found_in(ptx: str) -> list[str]:
-    """Return the names of forbidden operations in PTX text."""
+    """Return the names of the forbidden operations in PTX."""
     return [name for name, pattern in FORBIDDEN.items() if re.search(pattern, ptx)]
 
 
 def ptx_of(name: str, fused: bool = False) -> str:
-    """Return a kernel's PTX for sm_90; `fused` allows contraction, to show that it is seen."""
+    """Return a kernel's PTX for sm_90; `fused` enables contraction, as a negative control."""
     function, arguments, constants = KERNELS[name]
     signature = {**arguments, **dict.fromkeys(constants, "constexpr")}
     compiled = triton.compile(ASTSource(fn=function, signature=signature, constexprs=constants),
@@ -44,7 +44,7 @@ def ptx_of(name: str, fused: bool = False) -> str:
 
 
 def main() -> int:
-    """Compile and check every kernel, and one with contraction on that must be noticed."""
+    """Compile and check every kernel, and a negative control with contraction enabled."""
     bad = 0
     for name in KERNELS:
         faults = found_in(ptx_of(name))

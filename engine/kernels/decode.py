@@ -1,7 +1,7 @@
-"""Weight blocks to f32 values inside a kernel, by the ordered rule of arithmetic.md, item 9.
+"""Dequantises weight blocks to f32 inside a kernel (contracts/arithmetic.md, item 9).
 
-Blocks of 34 and 210 bytes align to two bytes, so quants and scales are loaded as bytes, each one
-once.
+Blocks of 34 and 210 bytes are aligned to two bytes only, so quants and scales are loaded as bytes,
+each byte once.
 """
 
 # mypy: ignore-errors
@@ -17,18 +17,18 @@ from engine.kernels.device_bytes import device_bytes
 from engine.weights import Weight
 
 CODES = {"F32": 0, "F16": 1, "BF16": 2, "Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "Q8_0": 8}
-"""The number that kernels know a type by."""
+"""The type code that kernels take as KIND."""
 
 
 def typed_bytes(weight: Weight, device: torch.device) -> Tensor:
-    """Return a matrix's bytes on a device as the values that kernels load; BF16 as bit patterns."""
+    """Return a matrix's bytes on a device in the type that kernels load; BF16 as u16."""
     wide = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.uint16}
     raw = device_bytes(weight, device)
     return raw.view(wide[weight.kind]) if weight.kind in wide else raw
 
 
 @triton.jit
-def half_at(at, mask):
+def load_half(at, mask):
     """Return the f16 at two bytes as f32, in the shape of `at`."""
     low = tl.load(at, mask=mask, other=0).to(tl.int32)
     high = tl.load(at + 1, mask=mask, other=0).to(tl.int32)
@@ -36,7 +36,7 @@ def half_at(at, mask):
 
 
 @triton.jit
-def six_bits(block, inside, N: tl.constexpr):
+def load_scales(block, inside, N: tl.constexpr):
     """Return the eight scales and eight minima in the 12 bytes at `block`: int32[N, 8] each."""
     at = block[:, None] + tl.arange(0, 4)[None, :]
     low = tl.load(at, mask=inside[:, None], other=0).to(tl.int32)
@@ -49,8 +49,8 @@ def six_bits(block, inside, N: tl.constexpr):
 
 
 @triton.jit
-def nibbles(at, inside, N: tl.constexpr, RUN: tl.constexpr):
-    """Return 128 bytes as int32[N, 256]: of each RUN bytes the low halves, then the high ones."""
+def load_nibbles(at, inside, N: tl.constexpr, RUN: tl.constexpr):
+    """Return 128 bytes as int32[N, 256]: per RUN bytes the low nibbles, then the high ones."""
     byte = tl.load(at[:, None] + tl.arange(0, 128)[None, :], mask=inside[:, None],
                    other=0).to(tl.int32)
     byte = tl.reshape(byte, [N, 128 // RUN, RUN])
@@ -59,11 +59,11 @@ def nibbles(at, inside, N: tl.constexpr, RUN: tl.constexpr):
 
 
 @triton.jit
-def weights_q45(block, inside, KIND: tl.constexpr, N: tl.constexpr):
-    """Return one super-block of Q4_K or Q5_K a row as f32[N, 256]."""
-    d, dmin = half_at(block, inside), half_at(block + 2, inside)
-    scale, minimum = six_bits(block + 4, inside, N)
-    q = tl.reshape(nibbles(block + (48 if KIND == 5 else 16), inside, N, 32), [N, 8, 32])
+def load_q45(block, inside, KIND: tl.constexpr, N: tl.constexpr):
+    """Return one super-block of Q4_K or Q5_K per row as f32[N, 256]."""
+    d, dmin = load_half(block, inside), load_half(block + 2, inside)
+    scale, minimum = load_scales(block + 4, inside, N)
+    q = tl.reshape(load_nibbles(block + (48 if KIND == 5 else 16), inside, N, 32), [N, 8, 32])
     if KIND == 5:
         fifth = tl.load(block[:, None] + 16 + tl.arange(0, 32)[None, :], mask=inside[:, None],
                         other=0).to(tl.int32)
@@ -74,33 +74,33 @@ def weights_q45(block, inside, KIND: tl.constexpr, N: tl.constexpr):
 
 
 @triton.jit
-def weights_q6(block, inside, N: tl.constexpr):
-    """Return one super-block of Q6_K a row as f32[N, 256]."""
+def load_q6(block, inside, N: tl.constexpr):
+    """Return one super-block of Q6_K per row as f32[N, 256]."""
     two = tl.load(block[:, None] + 128 + tl.arange(0, 64)[None, :], mask=inside[:, None],
                   other=0).to(tl.int32)
     shift = 2 * tl.arange(0, 4)[None, None, :, None]
     high = (tl.reshape(two, [N, 2, 1, 32]) >> shift) & 3
-    q = (nibbles(block, inside, N, 64) | (tl.reshape(high, [N, 256]) << 4)) - 32
+    q = (load_nibbles(block, inside, N, 64) | (tl.reshape(high, [N, 256]) << 4)) - 32
     scale = tl.load(block[:, None] + 192 + tl.arange(0, 16)[None, :], mask=inside[:, None], other=0)
-    step = half_at(block + 208, inside)[:, None] * scale.to(tl.int8, bitcast=True).to(tl.float32)
+    step = load_half(block + 208, inside)[:, None] * scale.to(tl.int8, bitcast=True).to(tl.float32)
     return tl.reshape(step[:, :, None] * tl.reshape(q, [N, 16, 16]).to(tl.float32), [N, 256])
 
 
 @triton.jit
-def weights_q8(row, inside, group, k, N: tl.constexpr):
-    """Return eight blocks of Q8_0 a row as f32[N, 256], absent ones as zeros."""
+def load_q8(row, inside, group, k, N: tl.constexpr):
+    """Return eight blocks of Q8_0 per row as f32[N, 256]; columns past k are zero."""
     j = group * 8 + tl.arange(0, 8)
     block = row[:, None] + j[None, :] * 34
-    there = inside[:, None] & (j * 32 < k)[None, :]
-    d = half_at(block, there)
-    q = tl.load(block[:, :, None] + 2 + tl.arange(0, 32)[None, None, :], mask=there[:, :, None],
+    valid = inside[:, None] & (j * 32 < k)[None, :]
+    d = load_half(block, valid)
+    q = tl.load(block[:, :, None] + 2 + tl.arange(0, 32)[None, None, :], mask=valid[:, :, None],
                 other=0)
     return tl.reshape(d[:, :, None] * q.to(tl.int8, bitcast=True).to(tl.float32), [N, 256])
 
 
 @triton.jit
-def weights_float(weight, row, inside, group, k, KIND: tl.constexpr):
-    """Return 256 weights of F32, F16 or BF16 a row as f32[N, 256], absent ones as zeros."""
+def load_float(weight, row, inside, group, k, KIND: tl.constexpr):
+    """Return 256 weights of F32, F16 or BF16 per row as f32[N, 256]; columns past k are zero."""
     column = group * 256 + tl.arange(0, 256)
     mask = inside[:, None] & (column < k)[None, :]
     at = weight + row[:, None] + column[None, :]
@@ -111,15 +111,15 @@ def weights_float(weight, row, inside, group, k, KIND: tl.constexpr):
 
 
 @triton.jit
-def group_of(weight, row, inside, group, k, row_bytes, KIND: tl.constexpr, N: tl.constexpr):
-    """Return columns 256 g to 256 g + 255 of the matrix rows row i64[N] as f32[N, 256]."""
+def load_group(weight, row, inside, group, k, row_bytes, KIND: tl.constexpr, N: tl.constexpr):
+    """Return columns 256 * group to 256 * group + 255 of rows `row` i64[N] as f32[N, 256]."""
     if KIND < 3:
-        w = weights_float(weight, row * k, inside, group, k, KIND)
+        w = load_float(weight, row * k, inside, group, k, KIND)
     elif KIND == 8:
-        w = weights_q8(weight + row * row_bytes, inside, group, k, N)
+        w = load_q8(weight + row * row_bytes, inside, group, k, N)
     elif KIND == 6:
-        w = weights_q6(weight + row * row_bytes + group * 210, inside, N)
+        w = load_q6(weight + row * row_bytes + group * 210, inside, N)
     else:
-        w = weights_q45(weight + row * row_bytes + group * (144 if KIND == 4 else 176), inside,
+        w = load_q45(weight + row * row_bytes + group * (144 if KIND == 4 else 176), inside,
                         KIND, N)
     return w

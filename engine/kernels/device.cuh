@@ -1,17 +1,19 @@
-// What every CUDA C++ source of the project begins with: short names, launches that start early, and
-// the pinned functions of contracts/arithmetic.md, whose items are in brackets. Sources are compiled
-// without contraction, and each + - * / rounds once.
+// Common header of every CUDA C++ source: integer types, programmatic dependent launch (PDL), and
+// the pinned functions of contracts/arithmetic.md. Numbers in brackets are items of that document.
+// NVRTC compiles with contraction off, so each + - * / rounds once.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-// A kernel launched as a dependent of the one before it starts early and waits here for its end.
-__device__ __forceinline__ void wait_for_inputs() {
+// A kernel launched with PDL starts before the previous kernel ends. It calls `pdl_wait` before it
+// reads or writes memory that an earlier kernel writes or reads.
+__device__ __forceinline__ void pdl_wait() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-__device__ __forceinline__ void let_the_next_start() {
+// Allows the next kernel in the stream to start.
+__device__ __forceinline__ void pdl_launch_dependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 

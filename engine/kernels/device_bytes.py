@@ -1,4 +1,4 @@
-"""Block bytes as kernels see them: a tensor where the kernel runs, made once a matrix."""
+"""Weight bytes as a tensor on the device where a kernel runs; one cached copy per matrix."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from engine.weights import Weight, tensor_of
 
 _COPIES: WeakKeyDictionary[Weight, dict[torch.device, Tensor]] = WeakKeyDictionary()
 _ALIGNED = 16
-"""Bytes of the widest load that a kernel may choose by a base's alignment."""
+"""Bytes of the widest load that a kernel may select by the base address."""
 
 
 def device_bytes(weight: Weight, device: torch.device | str) -> Tensor:
-    """Return a matrix's block bytes u8[N, bytes of a row] on a device; one copy a device is kept.
+    """Return a matrix's bytes u8[N, row bytes] on a device; the copy is cached per device.
 
-    On the CPU writable memory is shared, not copied. A copy begins where the original begins
-    modulo 16 bytes, so that a kernel meets the alignment that the file has.
+    On the CPU writable memory is shared. A copy has the original's address modulo 16, so
+    kernels run with the alignment of the file.
     """
     device = torch.device(device)
     copies = _COPIES.setdefault(weight, {})
@@ -29,7 +29,7 @@ def device_bytes(weight: Weight, device: torch.device | str) -> Tensor:
 
 
 def _copied(weight: Weight, device: torch.device) -> Tensor:
-    raw, first = tensor_of(weight.raw), weight.raw.ctypes.data % _ALIGNED
-    room = torch.empty(raw.numel() + 2 * _ALIGNED, dtype=torch.uint8, device=device)
-    first += -room.data_ptr() % _ALIGNED
-    return room[first:first + raw.numel()].view(raw.shape).copy_(raw)
+    raw, offset = tensor_of(weight.raw), weight.raw.ctypes.data % _ALIGNED
+    padded = torch.empty(raw.numel() + 2 * _ALIGNED, dtype=torch.uint8, device=device)
+    offset += -padded.data_ptr() % _ALIGNED
+    return padded[offset:offset + raw.numel()].view(raw.shape).copy_(raw)

@@ -1,7 +1,7 @@
-"""The pinned functions of arithmetic.md, items 14 to 16, for Triton kernels.
+"""Pinned functions of contracts/arithmetic.md, items 14 to 16, for Triton kernels.
 
-Plain multiply, add and `div_rn` in the written order; a NaN is chosen by its bits, before a
-comparison or a conversion could lose it.
+They use multiply, add and `div_rn` in the documented order. NaN is detected by its bits, because
+comparisons and conversions drop it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 
 
 def _f32(bits: int) -> tl.constexpr:
-    """Return the constant of an f32 bit pattern, as the written text gives it."""
+    """Return the f32 constant of a bit pattern, as arithmetic.md lists it."""
     return tl.constexpr(struct.unpack("<f", struct.pack("<I", bits))[0])
 
 
@@ -27,7 +27,7 @@ L1, L0 = _f32(0x3E4CCB53), _f32(0x3EAAAAAC)
 
 @triton.jit
 def is_nan(x):
-    """Return where x is a NaN, by its bits."""
+    """Return where x is NaN, by its bits."""
     return (x.to(tl.int32, bitcast=True) & 0x7FFFFFFF) > 0x7F800000
 
 

@@ -1,6 +1,6 @@
-"""Read what a compiler made of CUDA C++: its PTX for contraction, its machine code for spills.
+"""Check compiled CUDA C++: the PTX for forbidden operations, the machine code for spills.
 
-Needs no GPU; the source is compiled by NVRTC with the options with which it is launched.
+Needs no GPU. NVRTC compiles the source with the same options as for a launch.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from engine.kernels.nvrtc import compiled
 
 
 def faults_of(source: str, options: tuple[str, ...] = (), arch: str = "sm_90") -> list[str]:
-    """Compile CUDA C++ for an architecture and return what must not be in it."""
+    """Compile CUDA C++ for an architecture and return its forbidden operations and spills."""
     ptx, cubin = compiled(source, options, arch)
     return found_in(ptx) + spilled(cubin) if ".entry" in ptx else ["no kernel"]
 
 
 def spilled(cubin: bytes) -> list[str]:
-    """Return the kinds of memory outside registers that machine code keeps values in."""
+    """Return the stack and local memory that machine code uses, one string each."""
     tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -32,5 +32,5 @@ def spilled(cubin: bytes) -> list[str]:
                                check=True).stdout
     found = re.findall(r"(STACK|LOCAL):(\d+)", usage)
     if not found:
-        return ["no resource usage told"]
+        return ["no resource usage found"]
     return [f"{size} bytes of {name.lower()}" for name, size in found if size != "0"]

@@ -1,4 +1,4 @@
-"""One pinned function of every value: where the shared functions meet memory, and are attacked."""
+"""Applies one pinned function elementwise; falsifiers test the shared functions through it."""
 
 from __future__ import annotations
 

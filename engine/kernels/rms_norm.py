@@ -1,4 +1,4 @@
-"""RMS norm of one row a program: 128 lanes in order, then adjacent pairs by reshape and split."""
+"""RMS norm, one row per program: 128 lanes in order, then adjacent pairs by reshape and split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attack is aimed at, and the wrong versions of it that every attack must catch."""
+"""The subject that a falsifier judges, and its mutants: wrong versions that must fail."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Subject:
     candidate: Any = None
     """The candidate module or object, when there is one."""
     around: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Within which it is judged: where a device is emulated, its kernels take the CPU's tensors."""
+    """The context in which a case runs; on the tier `emulate`, kernels take CPU tensors there."""
     faults: tuple[type[Exception], ...] = ()
-    """What is raised when it does what nothing may; any other exception says nothing about it."""
+    """Exceptions that mean the subject is wrong; any other exception is an error of the case."""
 
 
 Builder = Callable[[Subject], Subject]
-"""Makes the wrong subject of a mutant from the right one."""
+"""Builds the mutant's subject from the right one."""
 
 
 def mutant_id(wrong: type) -> str:
@@ -67,8 +67,8 @@ class Mutant:
     """The falsifiers that must each kill it."""
     build: Builder
     source: str = ""
-    """The public report it comes from (`B036`), or empty for one of our own."""
+    """The public report it comes from (`B036`), or an empty string."""
     device: str = "cpu"
-    """`cuda` when only a device can show it."""
+    """`cuda` when the mutant needs a device."""
     emulated: bool = True
-    """Of a device's, whether it ends where the device is emulated."""
+    """Whether a mutant of a device terminates on the tier `emulate`."""

@@ -111,12 +111,11 @@ class _AdvanceSoloRows:
 
 def _one_position_per_chunk(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                           sink: Sink | None) -> Tensor:
-    logits, at = [], 0
-    for slot, position, count in zip(rows.slots, rows.positions, rows.counts, strict=True):
-        for token in tokens[at:at + count]:
+    logits = []
+    for slot, position, own in rows.spans(tokens):
+        for token in own:
             last = model.forward_single(token, pool.slot(slot), position, sink)
         logits.append(last)
-        at += count
     return torch.stack(logits)
 
 
@@ -163,8 +162,8 @@ def _clear_only(kind: str) -> Callable[[State], None]:
 
 def _clear_at_first_chunk(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                             sink: Sink | None) -> Tensor:
-    for slot, position, count in zip(rows.slots, rows.positions, rows.counts, strict=True):
-        if position == 0 and count > 1:
+    for slot, position, own in rows.spans(tokens):
+        if position == 0 and len(own) > 1:
             State(pool, slot).clear()
     return step_rows(path, model, pool, tokens, rows, sink)
 

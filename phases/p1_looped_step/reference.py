@@ -19,9 +19,5 @@ from engine.state import Pool
 def step_rows(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
               sink: Sink | None) -> Tensor:
     """Advance each row by its tokens; return logits f32[m, vocab] of each row's last token."""
-    logits, at = [], 0
-    for slot, position, count in zip(rows.slots, rows.positions, rows.counts, strict=True):
-        row = tokens[at:at + count]
-        logits.append(model.prefill(row, pool.slot(slot), position, sink))
-        at += count
-    return torch.stack(logits)
+    return torch.stack([model.prefill(own, pool.slot(slot), position, sink)
+                        for slot, position, own in rows.spans(tokens)])

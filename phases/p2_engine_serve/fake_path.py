@@ -26,11 +26,8 @@ def make_fake_path(path: Path, mark: int, end: int) -> Path:
     """Return the path with cheap steps; `mark` starts an echo of the prompt and `end` ends it."""
     def step_rows(_: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                   sink: Sink | None) -> Tensor:
-        logits, at = [], 0
-        for slot, position, count in zip(rows.slots, rows.positions, rows.counts, strict=True):
-            logits.append(_row_logits(pool, slot, position, tokens[at:at + count], mark, end))
-            at += count
-        return torch.stack(logits)
+        return torch.stack([_row_logits(pool, slot, position, row_tokens, mark, end)
+                            for slot, position, row_tokens in rows.spans(tokens)])
 
     return replace(path, name="fake", step_rows=step_rows)
 

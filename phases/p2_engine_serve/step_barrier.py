@@ -106,9 +106,7 @@ class WatchedStep:
         """Run the step; wait inside it until `resume` is set."""
         self.entered.set()
         self.resume.wait()
-        starts = [sum(rows.counts[:i]) for i in range(len(rows.counts))]
-        is_nan = [self.fail_step(tokens[start:start + count])
-                  for start, count in zip(starts, rows.counts, strict=True)]
+        is_nan = [self.fail_step(row_tokens) for _, _, row_tokens in rows.spans(tokens)]
         self.widths.append(len(rows.slots))
         logits = self._inner(path, model, pool, tokens, rows, sink)
         logits[torch.tensor(is_nan)] = torch.nan

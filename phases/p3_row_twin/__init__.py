@@ -1,4 +1,4 @@
-"""P3: one product for m rows, made so that each weight block is read once for all of them.
+"""P3: one product for m rows that reads each weight block once for all of them.
 
 Claim: row i of the m-row product has the bits that the row gets alone, for every m and every
 weight type, and they are the bits of the written arithmetic.

@@ -29,15 +29,15 @@ def draw_bytes(name: str, size: int) -> Bytes:
 def draw_normal(name: str, *shape: int) -> np.ndarray:
     """Return f32 values around zero with a spread near one."""
     words = draw_bytes(name, 8 * int(np.prod(shape))).view("<u2").reshape(-1, 4)
-    whole = words.astype(np.int64).sum(1) - 131070
-    return np.asarray(whole / 37000.0, np.float32).reshape(shape)
+    total = words.astype(np.int64).sum(1) - 131070
+    return np.asarray(total / 37000.0, np.float32).reshape(shape)
 
 
 def blocks(kind: str, n: int, k: int, flavour: str = "plain") -> Bytes:
     """Return a matrix's block bytes u8[n, bytes of a row].
 
     Flavours: `plain` has scales as models have them; `wild` any finite ones, so that sizes span
-    the whole of f16; `largest` and `smallest` have every scale and integer at that end.
+    every f16 value; `largest` and `smallest` have every scale and integer at that end.
     """
     block = TYPES[kind]
     name, size = f"{kind} {n} {k} {flavour}", block.row_bytes(k)

@@ -1,41 +1,46 @@
-// exact-23 for up to 16 rows on int8 tensor cores. A block keeps the activations of up to 16 groups
-// of 256 columns in shared memory; a warp has a group and walks down tiles of 16 weight rows: it
-// reads each packed weight word once and multiplies it with every activation row while it is in a
-// register. Teams of warps share the activations, each on tiles of its own. Matrices of up to three
-// types share a launch, some blocks each. Compiled by NVRTC with -DKIND_A, -DKIND_B and -DKIND_C (0
-// for none), -DWARPS (of a team), -DTEAMS, -DALONE (one block has all of K) and -DPACK (one or two
-// activation rows, their limbs side by side as columns). limbs.cuh and tiles.cuh stand before this
-// source. The text of the arithmetic is contracts/arithmetic.md; its items are in brackets.
+// exact-23 product of 1 to 16 activation rows on int8 tensor cores: out[m, n] = x[m, k] W[n, k]^T.
+//
+// The activations of up to 16 groups of 256 columns stay in shared memory. A warp owns one group
+// and loops over tiles of 16 weight rows. It loads each packed weight word once and multiplies it
+// with every activation row from the register. The warps of a team cover K; the teams of a block
+// share the activations and take different tiles.
+//
+// NVRTC options: -DKIND_A, -DKIND_B, -DKIND_C (weight types; 0 is none), -DWARPS (warps per team),
+// -DTEAMS, -DTHREADS, -DSINGLE_SLICE (one block covers all of K) and -DPACK_LIMBS (one or two rows,
+// whose limbs are the columns of one B tile). Included after limbs.cuh and tiles.cuh. Numbers in
+// brackets are items of contracts/arithmetic.md.
 
-// Scales are taken out of their words anew for every eight rows: kept over them they would not fit.
+// Makes the compiler extract the scales again for each n-tile. If it hoisted the extracted scales
+// out of that loop, registers would spill.
 template <int KIND>
-__device__ __forceinline__ void forget_scales(Tile<KIND>& tile) {
+__device__ __forceinline__ void keep_scales_packed(Tile<KIND>& tile) {
 #pragma unroll
   for (int i = 0; i < 2; i++)
     asm volatile("" : "+r"(tile.scale[i].x), "+r"(tile.scale[i].y), "+r"(tile.scale[i].z),
                       "+r"(tile.scale[i].w));
 }
 
-#define LIMBS (PACK ? 1 : 3)           // n-tiles of B a sub-block
-#define SUMS (PACK ? 1 : 4)
-#define B_PAIRS (8 * LIMBS * 32)       // of two words, a group and eight activation rows
+#define LIMB_TILES (PACK_LIMBS ? 1 : 3)           // n-tiles of B per sub-block
+#define SUM_TILES (PACK_LIMBS ? 1 : 4)
+#define B_PAIRS (8 * LIMB_TILES * 32)       // u32 pairs of limbs per group and n-tile
 
-// Integer parts of one group, one tile and one n-tile: scaled sums p and minimum sums q. [5]
-// `b` is shared memory that each lane filled for itself.
+// Integer dot products of one group, one weight tile and one n-tile [5]: p sums scale * quant *
+// activation, q sums minimum * activation. `b` points to the n-tile's limbs in shared memory.
 template <int KIND>
-__device__ __forceinline__ void sums_of(int p[LIMBS][4], int q[SUMS][4], const Tile<KIND>& tile,
-                                        const uint2* b, const u32 minimum[SUMS], int lane) {
+__device__ __forceinline__ void dot_group(int p[LIMB_TILES][4], int q[SUM_TILES][4],
+                                          const Tile<KIND>& tile, const uint2* b,
+                                          const u32 minimum[SUM_TILES], int lane) {
 #pragma unroll
-  for (int l = 0; l < LIMBS; l++)
+  for (int l = 0; l < LIMB_TILES; l++)
 #pragma unroll
     for (int i = 0; i < 4; i++) p[l][i] = 0;
 #pragma unroll
   for (int j = 0; j < 8; j++) {
     u32 a[4];
-    fragment(a, tile, j);
+    a_fragment(a, tile, j);
 #pragma unroll
-    for (int l = 0; l < LIMBS; l++) {
-      const uint2 w = b[(j * LIMBS + l) * 32 + lane];
+    for (int l = 0; l < LIMB_TILES; l++) {
+      const uint2 w = b[(j * LIMB_TILES + l) * 32 + lane];
       int c[4];
       if constexpr (KIND == 6) {
 #pragma unroll
@@ -57,49 +62,50 @@ __device__ __forceinline__ void sums_of(int p[LIMBS][4], int q[SUMS][4], const T
     const u32 m0 = t == 0 ? tile.scale[0].z : t == 1 ? tile.scale[0].w : 0;
     const u32 m1 = t == 0 ? tile.scale[1].z : t == 1 ? tile.scale[1].w : 0;
 #pragma unroll
-    for (int l = 0; l < SUMS; l++) mma16(q[l], m0, m1, minimum[l]);
+    for (int l = 0; l < SUM_TILES; l++) mma16(q[l], m0, m1, minimum[l]);
   }
 }
 
 template <int KIND>
-__device__ __forceinline__ float value_of(i64 p, i64 q, u32 d, float s) {
+__device__ __forceinline__ float scale_dot(i64 p, i64 q, u32 d, float s) {
   if constexpr (KIND == 6)
-    return __fmul_rn(__fmul_rn(half_of(d), __fmul_rn(__ll2float_rn(p), 0.25f)), s);
+    return __fmul_rn(__fmul_rn(half_to_float(d), __fmul_rn(__ll2float_rn(p), 0.25f)), s);
   else
-    return __fmul_rn(__fsub_rn(__fmul_rn(half_of(d), __ll2float_rn(p)),
-                               __fmul_rn(half_of(d >> 16), __ll2float_rn(q))), s);
+    return __fmul_rn(__fsub_rn(__fmul_rn(half_to_float(d), __ll2float_rn(p)),
+                               __fmul_rn(half_to_float(d >> 16), __ll2float_rn(q))), s);
 }
 
-__device__ __forceinline__ i64 with_neighbour(i64 mine, int lane) {
-  const i64 shifted = lane % 2 ? mine << 16 : mine;  // odd lanes hold limbs 2 and 3
+__device__ __forceinline__ i64 add_neighbour_limbs(i64 mine, int lane) {
+  const i64 shifted = lane % 2 ? mine << 16 : mine;  // odd lanes have limbs 2 and 3
   return shifted + __shfl_xor_sync(~0u, shifted, 1);
 }
 
-// Values of one group and tile for the eight activation rows of an n-tile, in a lane's places:
-// v[i] is row g + 8 * (i / 2) and column 2t + i % 2; with PACK v[0], v[2] are column t / 2.
+// f32 products of one group and one weight tile with the eight activation rows of an n-tile.
+// v[i] is weight row g + 8 * (i / 2), activation row 2t + i % 2. With PACK_LIMBS only v[0] and v[2]
+// are set, for activation row t / 2.
 template <int KIND>
-__device__ __forceinline__ void values(float v[4], const Tile<KIND>& tile, const uint2* b,
-                                       const u32 minimum[SUMS], float s0, float s1, int lane) {
+__device__ __forceinline__ void group_values(float v[4], const Tile<KIND>& tile, const uint2* b,
+                                       const u32 minimum[SUM_TILES], float s0, float s1, int lane) {
   if constexpr (KIND == 8) {
     float even[4], pair[4], four[4];
 #pragma unroll
     for (int j = 0; j < 8; j++) {
       u32 a[4];
-      fragment(a, tile, j);
-      int c[LIMBS][4];
+      a_fragment(a, tile, j);
+      int c[LIMB_TILES][4];
 #pragma unroll
-      for (int l = 0; l < LIMBS; l++) {
-        const uint2 w = b[(j * LIMBS + l) * 32 + lane];
+      for (int l = 0; l < LIMB_TILES; l++) {
+        const uint2 w = b[(j * LIMB_TILES + l) * 32 + lane];
         mma32<KIND>(c[l], a, w.x, w.y);
       }
 #pragma unroll
-      for (int i = 0; i < 4; i += PACK ? 2 : 1) {
-#if PACK
-        const i64 p = with_neighbour((i64)c[0][i + 1] * 256 + c[0][i], lane);
+      for (int i = 0; i < 4; i += PACK_LIMBS ? 2 : 1) {
+#if PACK_LIMBS
+        const i64 p = add_neighbour_limbs((i64)c[0][i + 1] * 256 + c[0][i], lane);
 #else
-        const i64 p = joined(c[0][i], c[1][i], c[2][i]);
+        const i64 p = join_limbs(c[0][i], c[1][i], c[2][i]);
 #endif
-        const float d = half_of(word_of(tile.scale[i / 2], j / 2) >> (16 * (j % 2)));
+        const float d = half_to_float(word_of(tile.scale[i / 2], j / 2) >> (16 * (j % 2)));
         const float x = __fmul_rn(d, __ll2float_rn(p));
         if (j % 2 == 0) even[i] = x;
         else if (j % 4 == 1) pair[i] = __fadd_rn(even[i], x);
@@ -108,160 +114,175 @@ __device__ __forceinline__ void values(float v[4], const Tile<KIND>& tile, const
       }
     }
 #pragma unroll
-    for (int i = 0; i < 4; i += PACK ? 2 : 1) v[i] = __fmul_rn(v[i], i % 2 ? s1 : s0);
+    for (int i = 0; i < 4; i += PACK_LIMBS ? 2 : 1) v[i] = __fmul_rn(v[i], i % 2 ? s1 : s0);
   } else {
-    int p[LIMBS][4], q[SUMS][4];
-    sums_of(p, q, tile, b, minimum, lane);
+    int p[LIMB_TILES][4], q[SUM_TILES][4];
+    dot_group(p, q, tile, b, minimum, lane);
 #pragma unroll
-    for (int i = 0; i < 4; i += PACK ? 2 : 1) {
-      i64 low = 0;
-#if PACK
-      const i64 whole = with_neighbour((i64)p[0][i + 1] * 256 + p[0][i], lane);
-      if constexpr (KIND != 6) low = with_neighbour((i64)q[0][i + 1] * 256 + q[0][i], lane);
-#else
-      const i64 whole = joined(p[0][i], p[1][i], p[2][i]);
+    for (int i = 0; i < 4; i += PACK_LIMBS ? 2 : 1) {
+      i64 q_total = 0;
+#if PACK_LIMBS
+      const i64 p_total = add_neighbour_limbs((i64)p[0][i + 1] * 256 + p[0][i], lane);
       if constexpr (KIND != 6)
-        low = joined(q[0][i], q[1][i], q[2][i]) + ((i64)q[3][i] << 24);
+        q_total = add_neighbour_limbs((i64)q[0][i + 1] * 256 + q[0][i], lane);
+#else
+      const i64 p_total = join_limbs(p[0][i], p[1][i], p[2][i]);
+      if constexpr (KIND != 6)
+        q_total = join_limbs(q[0][i], q[1][i], q[2][i]) + ((i64)q[3][i] << 24);
 #endif
-      v[i] = value_of<KIND>(whole, low, tile.d[i / 2], i % 2 ? s1 : s0);
+      v[i] = scale_dot<KIND>(p_total, q_total, tile.d[i / 2], i % 2 ? s1 : s0);
     }
   }
 }
 
-#define SUM_WORDS (SUMS * 16)  // of B, a group and eight activation rows
+#define SUM_WORDS (SUM_TILES * 16)  // u32 words of sums per group and n-tile
 
-struct Rest {  // what a lane needs of a group and eight activation rows beside the limbs
-  u32 minimum[SUMS];
-  float s0, s1;  // scales of columns 2t and 2t + 1; with PACK s0 of column t / 2
+struct SumsAndScales {  // one lane's activation sums and scales for a group and an n-tile
+  u32 minimum[SUM_TILES];
+  float s0, s1;  // rows 2t and 2t + 1; with PACK_LIMBS s0 is row t / 2
 };
 
-__device__ __forceinline__ Rest rest_of(const u32* sums, const float* scales, int lane) {
-  const int g = lane / 4, t = lane % 4, first = PACK ? t / 2 : 2 * t;
-  Rest rest;
+__device__ __forceinline__ SumsAndScales load_sums_and_scales(const u32* sums, const float* scales,
+                                                              int lane) {
+  const int g = lane / 4, t = lane % 4, first_column = PACK_LIMBS ? t / 2 : 2 * t;
+  SumsAndScales loaded;
 #pragma unroll
-  for (int l = 0; l < SUMS; l++) rest.minimum[l] = t < 2 ? sums[(l * 8 + g) * 2 + t] : 0;
-  rest.s0 = scales[first];
-  rest.s1 = PACK ? 0.0f : scales[first + 1];
-  return rest;
+  for (int l = 0; l < SUM_TILES; l++) loaded.minimum[l] = t < 2 ? sums[(l * 8 + g) * 2 + t] : 0;
+  loaded.s0 = scales[first_column];
+  loaded.s1 = PACK_LIMBS ? 0.0f : scales[first_column + 1];
+  return loaded;
 }
 
-__device__ __forceinline__ void meet(int team) {  // all warps of a team
+__device__ __forceinline__ void team_barrier(int team) {
   asm volatile("bar.sync %0, %1;" :: "r"(team + 1), "n"(WARPS * 32) : "memory");
 }
 
-#define AHEAD 12  // segments that a thread reads at once
+#define SEGMENTS_IN_FLIGHT 12  // partial sums that a thread loads together
 
-// out[row][n], row < m. The teams of a part's blocks x walk its tiles in turn; block y takes WARPS
-// groups, whole segments of four unless it is alone. Values meet in shared memory and are added in
-// order [6]; with several slices the block that comes last for its tiles adds the slices' segments
-// in order. Activations may be those of a kernel that still runs: they are copied after the wait.
-// Columns of B past row m hold whatever memory held; so do their products, which nobody reads.
+// Writes out[row][n] for row < m. Grid: x blocks of the launch parts, y slices of K with WARPS
+// groups. A slice is a multiple of four groups (a segment) unless it is the only one.
+//
+// The warps of a team store their group's products in shared memory; threads then add the groups in
+// order [6]. With several slices each block stores segment sums, and the last block to finish a set
+// of tiles adds all segments in order.
+//
+// An earlier kernel may still write the activations, so they are copied after `pdl_wait`. B columns
+// past row m are uninitialised; their products are never read.
 template <int KIND>
-__device__ __forceinline__ void multiply(const Part& part, const Integers& x, int groups, int m,
-                                         int) {
-  const int nts = x.nts, tiles = part.tiles, block = blockIdx.x - part.first;
+__device__ __forceinline__ void multiply(const LaunchPart& part, const QuantisedActivations& x,
+                                         int groups, int m, int) {
+  const int n_tiles = x.n_tiles, tiles = part.tiles, block = blockIdx.x - part.first_block;
   extern __shared__ uint4 shared[];
   const int lane = threadIdx.x % 32, team = threadIdx.x / (WARPS * 32);
   const int tid = threadIdx.x % (WARPS * 32), warp = tid / 32, g = lane / 4, t = lane % 4;
-  const int front = blockIdx.y * WARPS, group = front + warp, columns = PACK ? 2 : nts * 8;
-#if ALONE
-  const int mine = WARPS;  // groups of this slice
-  const bool busy = true;
+  const int first_group = blockIdx.y * WARPS, group = first_group + warp;
+  const int columns = PACK_LIMBS ? 2 : n_tiles * 8;
+#if SINGLE_SLICE
+  const int slice_groups = WARPS;  // groups in this slice
+  const bool has_group = true;
 #else
-  const int mine = min(WARPS, groups - front);
-  const bool busy = group < groups;
+  const int slice_groups = min(WARPS, groups - first_group);
+  const bool has_group = group < groups;
 #endif
-  u32* const sums = (u32*)shared;                                  // [WARPS][nts][SUM_WORDS]
-  float* const scales = (float*)(sums + WARPS * nts * SUM_WORDS);  // [WARPS][nts][8]
-  uint2* const room = (uint2*)(scales + WARPS * nts * 8);          // [WARPS][nts][B_PAIRS], values
-  const uint2* const b = room + warp * nts * B_PAIRS;
-  float* const values_of = (float*)(room + WARPS * nts * B_PAIRS);
-  const int page = WARPS * 16 * columns;  // values of one tile
-  float* const value = values_of + team * 2 * page;
-  const int first = block * TEAMS + team, step = part.blocks * TEAMS;
-  const i64 stride = (i64)step * groups * Tile<KIND>::PACKED;
-  const uint4* at = part.weights + ((i64)first * groups + group) * Tile<KIND>::PACKED;
-  Tile<KIND> held;
-  if (busy && first < tiles) fetch(held, at, lane);
-  wait_for_inputs();
-  let_the_next_start();
-  fill(sums, x.sums + (i64)front * nts * SUM_WORDS, mine * nts * SUM_WORDS * 4);
-  fill(scales, x.scales + (i64)front * nts * 8, mine * nts * 32);
-  fill(room, (const uint2*)x.limbs + (i64)front * nts * B_PAIRS, mine * nts * B_PAIRS * 8);
+  u32* const sums = (u32*)shared;                                  // [WARPS][n_tiles][SUM_WORDS]
+  float* const scales = (float*)(sums + WARPS * n_tiles * SUM_WORDS);  // [WARPS][n_tiles][8]
+  uint2* const limbs = (uint2*)(scales + WARPS * n_tiles * 8);          // [WARPS][n_tiles][B_PAIRS]
+  const uint2* const b = limbs + warp * n_tiles * B_PAIRS;
+  float* const all_values = (float*)(limbs + WARPS * n_tiles * B_PAIRS);
+  const int tile_size = WARPS * 16 * columns;  // floats of one tile's products
+  float* const team_values = all_values + team * 2 * tile_size;
+  const int first_tile = block * TEAMS + team, tile_step = part.blocks * TEAMS;
+  const i64 weight_stride = (i64)tile_step * groups * Tile<KIND>::TILE_QUADS;
+  const uint4* weights = part.weights + ((i64)first_tile * groups + group) * Tile<KIND>::TILE_QUADS;
+  Tile<KIND> weight_tile;
+  if (has_group && first_tile < tiles) load_tile(weight_tile, weights, lane);
+  pdl_wait();
+  pdl_launch_dependents();
+  copy_async(sums, x.sums + (i64)first_group * n_tiles * SUM_WORDS,
+             slice_groups * n_tiles * SUM_WORDS * 4);
+  copy_async(scales, x.scales + (i64)first_group * n_tiles * 8, slice_groups * n_tiles * 32);
+  copy_async(limbs, (const uint2*)x.limbs + (i64)first_group * n_tiles * B_PAIRS,
+             slice_groups * n_tiles * B_PAIRS * 8);
   asm volatile("cp.async.wait_all;" ::: "memory");
   __syncthreads();
-  for (int tile = first, turn = 0; tile < tiles; tile += step, turn ^= page) {
-    if (busy) {
-      for (int nt = 0; nt < nts; nt++) {
-        const int which = warp * nts + nt;
-        const Rest own = rest_of(sums + which * SUM_WORDS, scales + which * 8, lane);
-        forget_scales(held);
+  for (int tile = first_tile, buffer = 0; tile < tiles; tile += tile_step, buffer ^= tile_size) {
+    if (has_group) {
+      for (int n_tile = 0; n_tile < n_tiles; n_tile++) {
+        const int n_tile_index = warp * n_tiles + n_tile;
+        const SumsAndScales activation =
+            load_sums_and_scales(sums + n_tile_index * SUM_WORDS, scales + n_tile_index * 8, lane);
+        keep_scales_packed(weight_tile);
         float v[4];
-        values(v, held, b + nt * B_PAIRS, own.minimum, own.s0, own.s1, lane);
-        float* place = value + turn + (warp * 16 + g) * columns + (PACK ? t / 2 : nt * 8 + 2 * t);
-#if PACK
+        group_values(v, weight_tile, b + n_tile * B_PAIRS, activation.minimum, activation.s0,
+                     activation.s1, lane);
+        float* to = team_values + buffer + (warp * 16 + g) * columns +
+                    (PACK_LIMBS ? t / 2 : n_tile * 8 + 2 * t);
+#if PACK_LIMBS
         if (t % 2 == 0) {
-          place[0] = v[0];
-          place[8 * columns] = v[2];
+          to[0] = v[0];
+          to[8 * columns] = v[2];
         }
 #else
-        *(float2*)place = make_float2(v[0], v[1]);
-        *(float2*)(place + 8 * columns) = make_float2(v[2], v[3]);
+        *(float2*)to = make_float2(v[0], v[1]);
+        *(float2*)(to + 8 * columns) = make_float2(v[2], v[3]);
 #endif
       }
-      at += stride;
-      if (tile + step < tiles) fetch(held, at, lane);
+      weights += weight_stride;
+      if (tile + tile_step < tiles) load_tile(weight_tile, weights, lane);
     }
-    meet(team);
+    team_barrier(team);
     for (int i = tid; i < 16 * m; i += WARPS * 32) {
       const int row = i % 16, column = i / 16;
-      const float* from = value + turn + row * columns + column;
+      const float* from = team_values + buffer + row * columns + column;
       float v[WARPS], y = 0.0f;
 #pragma unroll
-      for (int k = 0; k < WARPS; k++) v[k] = k < mine ? from[k * 16 * columns] : 0.0f;
+      for (int k = 0; k < WARPS; k++) v[k] = k < slice_groups ? from[k * 16 * columns] : 0.0f;
 #pragma unroll
       for (int k = 0; k < WARPS; k += 4) {
         float s = 0.0f;
 #pragma unroll
         for (int l = k; l < k + 4 && l < WARPS; l++) s = __fadd_rn(s, v[l]);
         y = __fadd_rn(y, s);
-#if !ALONE
-        if (k < mine)
-          __stcg(part.partial + (((i64)blockIdx.y * WARPS + k) / 4 * tiles + tile) * m * 16 + i, s);
+#if !SINGLE_SLICE
+        if (k < slice_groups)
+          __stcg(part.partial_sums + (((i64)blockIdx.y * WARPS + k) / 4 * tiles + tile) * m * 16 +
+                     i, s);
 #endif
       }
-#if ALONE
-      put(part.outs, tile, row, column, y);
+#if SINGLE_SLICE
+      store_output(part.outputs, tile, row, column, y);
 #endif
     }
   }
-#if !ALONE
-  __shared__ bool last;
+#if !SINGLE_SLICE
+  __shared__ bool last_block;
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) last = atomicAdd(part.arrived + block, 1) == (int)gridDim.y - 1;
+  if (threadIdx.x == 0)
+    last_block = atomicAdd(part.arrival_counters + block, 1) == (int)gridDim.y - 1;
   __syncthreads();
-  if (!last) return;
+  if (!last_block) return;
   __threadfence();
   const int segments = (groups + 3) / 4;
-  for (int i = threadIdx.x;; i += THREADS) {  // all of the block's tiles side by side
-    const int j = i / (16 * m), tile = block * TEAMS + j % TEAMS + j / TEAMS * step;
-    if (j / TEAMS * step >= tiles) break;
+  for (int i = threadIdx.x;; i += THREADS) {  // all tiles of this block, interleaved
+    const int tile_number = i / (16 * m);
+    const int tile = block * TEAMS + tile_number % TEAMS + tile_number / TEAMS * tile_step;
+    if (tile_number / TEAMS * tile_step >= tiles) break;
     if (tile >= tiles) continue;
-    const int at = i % (16 * m);
-    const float* const from = part.partial + (i64)tile * m * 16 + at;
+    const int index = i % (16 * m);
+    const float* const from = part.partial_sums + (i64)tile * m * 16 + index;
     float y = 0.0f;
-    for (int s = 0; s < segments; s += AHEAD) {
-      float v[AHEAD];
+    for (int s = 0; s < segments; s += SEGMENTS_IN_FLIGHT) {
+      float v[SEGMENTS_IN_FLIGHT];
 #pragma unroll
-      for (int k = 0; k < AHEAD; k++)
+      for (int k = 0; k < SEGMENTS_IN_FLIGHT; k++)
         v[k] = s + k < segments ? __ldcg(from + (i64)(s + k) * tiles * m * 16) : 0.0f;
 #pragma unroll
-      for (int k = 0; k < AHEAD; k++) y = __fadd_rn(y, v[k]);  // an absent segment adds +0
+      for (int k = 0; k < SEGMENTS_IN_FLIGHT; k++)
+        y = __fadd_rn(y, v[k]);  // a missing segment adds +0
     }
-    put(part.outs, tile, at % 16, at / 16, y);
+    store_output(part.outputs, tile, index % 16, index / 16, y);
   }
-  if (threadIdx.x == 0) part.arrived[block] = 0;
+  if (threadIdx.x == 0) part.arrival_counters[block] = 0;
 #endif
 }
-

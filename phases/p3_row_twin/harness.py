@@ -52,8 +52,8 @@ class Layout:
         """Return m rows as a view into a new buffer of NaN."""
         stride = width + gap
         size = self.skew + (self.rows_before + m + 1) * stride + 64  # room to stray into
-        whole = poison(torch.empty(size, dtype=dtype, device=device))
-        return whole[self.skew + self.rows_before * stride:].as_strided((m, width), (stride, 1))
+        buffer = poison(torch.empty(size, dtype=dtype, device=device))
+        return buffer[self.skew + self.rows_before * stride:].as_strided((m, width), (stride, 1))
 
 
 @dataclass(frozen=True)
@@ -107,17 +107,17 @@ class Harness:
                copies: int = 1) -> Matrix:
         """Return a matrix, its n rows so many times over; bad scales surround its bytes.
 
-        It is made, or rows of the file that the case names. `skew` bytes put its base off
+        The matrix is random, or rows of the file that the case names. `skew` bytes put its base off
         alignment.
         """
         real = "tensor" in self.case.given
         source = load_rows(self.case, kind, n, k) if real else blocks(kind, n, k, flavour)
         raw = np.tile(source, (copies, 1))
-        whole = np.full(raw.size + 512, 0xFF, np.uint8)
-        first = 256 - whole.ctypes.data % 16 + skew
-        inside = whole[first:first + raw.size].reshape(raw.shape)
+        padded = np.full(raw.size + 512, 0xFF, np.uint8)
+        first = 256 - padded.ctypes.data % 16 + skew
+        inside = padded[first:first + raw.size].reshape(raw.shape)
         inside[:] = raw
-        weight = Weight(self.case.given.get("tensor", "made"), kind, inside, self.arithmetic)
+        weight = Weight(self.case.given.get("tensor", "random"), kind, inside, self.arithmetic)
         return Matrix(weight, self.candidate.prepare(weight) if self.candidate else weight)
 
     def __call__(self, matrix: Matrix, x: Tensor, layout: Layout | None = None) -> Tensor:
@@ -127,11 +127,11 @@ class Harness:
         rows = layout.allocate(m, x.shape[1], gap, self.dtype, self.device).copy_(x)
         out = layout.allocate(m, matrix.weight.n, gap and gap + 3, self.dtype, self.device)
         poison(_buffer(out), sentinel=True)
-        held = [as_bits(_buffer(t)) for t in (rows, out)]
+        before_bits = [as_bits(_buffer(t)) for t in (rows, out)]
         self.run(matrix, rows, poison(out))
         result = out.clone().cpu()
         poison(out, sentinel=True)
-        for name, before, after in zip(("x", "out"), held, (rows, out), strict=True):
+        for name, before, after in zip(("x", "out"), before_bits, (rows, out), strict=True):
             self._check_unchanged(name, before, as_bits(_buffer(after)))
         return result
 
@@ -169,12 +169,12 @@ class Harness:
     def weight_tensors(self, matrix: Matrix) -> dict[str, Tensor]:
         """Return the tensors that hold the weights under the interpreter, by name.
 
-        A candidate has told them when its `prepare` returns them, or else declines.
+        A candidate whose `prepare` does not return tensors declines.
         """
-        held = matrix.candidate_weight
-        if held is matrix.weight and (self.candidate is None or self.candidate.op("prepare")):
+        prepared = matrix.candidate_weight
+        if prepared is matrix.weight and (self.candidate is None or self.candidate.op("prepare")):
             return {"the weights": device_bytes(matrix.weight, "cpu")}
-        parts = held if isinstance(held, tuple | list) else (held,)
+        parts = prepared if isinstance(prepared, tuple | list) else (prepared,)
         tensors = [part for part in parts if isinstance(part, Tensor)]
         if not tensors:
             raise Declined("its prepare(weight) returns no tensor, so where weights are read from "
@@ -189,7 +189,7 @@ class Harness:
 
 
 def _buffer(view: Tensor) -> Tensor:
-    """Return the whole buffer that rows are laid out in."""
+    """Return the buffer in which the rows lie."""
     size = view.untyped_storage().nbytes() // view.element_size()
     return view.as_strided((size,), (1,), 0)
 

@@ -1,4 +1,4 @@
-"""What P3 changes: a projection is made by `gemv_rows`, still one row at a time."""
+"""What P3 changes: a projection runs `gemv_rows`, still one row at a time."""
 
 from __future__ import annotations
 
@@ -9,18 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.emulate import on_device
 from engine.errors import InputError
 from engine.model import Model
+from engine.op_table import Choice, op_table, runs
 from engine.path import Path, Rows, Sink
+from engine.quantised import Activations, QuantisedActivations, rows_of
 from engine.state import Pool
-from engine.weights import EXACT, Weight
+from engine.weights import EXACT, ORDERED, Weight
 from phases.p1_looped_step import increment as before
 from phases.p3_row_twin import reference
 
 GemvRows = Callable[[Weight, Tensor, Tensor], None]
 WIDEST = 64
 """Rows that a launch takes."""
+op = op_table(__name__)
+PRODUCTS = Choice({
+    EXACT: op(reference.gemv_rows, triton="kernel_exact.gemv_rows",
+              cuda="kernel_exact_mma.gemv_rows"),
+    ORDERED: op(reference.gemv_rows, triton="kernel_ordered.gemv_rows")})
+"""The product of up to 64 rows, by the arithmetic of the matrix."""
 
 
 def path() -> Path:
@@ -35,6 +42,7 @@ def step_rows(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows:
     return before.path().step_rows(path, mine, pool, tokens, rows, sink)
 
 
+@runs(PRODUCTS)
 def project(weight: Weight, x: Tensor, out: Tensor) -> None:
     """Write W x for every row of x f32[t, K] into out f32[t, N], one row at a time."""
     check(weight, x, out)
@@ -42,6 +50,7 @@ def project(weight: Weight, x: Tensor, out: Tensor) -> None:
         gemv_rows(weight, row, into)
 
 
+@runs(PRODUCTS)
 def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:
     """Write W x for every row of x f32[m, K] into out f32[m, N]: kernels on a device, else torch.
 
@@ -49,67 +58,46 @@ def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:
     rows.
     """
     check(weight, x, out)
-    product = kernel(weight.arithmetic, "cuda") if on_device(x) else reference.gemv_rows
     for row in range(0, len(x), WIDEST):
-        product(weight, x[row:row + WIDEST], out[row:row + WIDEST])
+        PRODUCTS(weight, x[row:row + WIDEST], out[row:row + WIDEST])
 
 
-def gemv_rows_all(weights: Sequence[Weight], x: Tensor, outs: Sequence[Tensor]) -> None:
+@runs(PRODUCTS)
+def gemv_rows_on_device(weight: Weight, x: Activations, out: Tensor) -> None:
+    """Write W x for every row of x f32[t, K], on a device, into out f32[t, N]."""
+    gemv_rows_all([weight], x, [out])
+
+
+@runs(PRODUCTS)
+def gemv_rows_all(weights: Sequence[Weight], x: Activations, outs: Sequence[Tensor]) -> None:
     """Write W x for every row of x f32[m, K], on a device, and each matrix into its own out.
 
-    The exact products share the integers of x, which its maker may have left with it, and those
-    of one type a launch.
+    The exact products share one quantisation of x, which the op that wrote x may have done already, and
+    those of one type a launch.
     """
+    rows = rows_of(x)
     for weight, out in zip(weights, outs, strict=True):
-        check(weight, x, out)
+        check(weight, rows, out)
         if weight.arithmetic != EXACT:
-            gemv_rows(weight, x, out)
+            gemv_rows(weight, rows, out)
     exact = [pair for pair in zip(weights, outs, strict=True) if pair[0].arithmetic == EXACT]
     if exact:
         from phases.p3_row_twin import kernel_exact_mma as mma
-        mma.multiply_all([weight for weight, _ in exact], integers_of(x) or mma.quantize(x),
-                         [out for _, out in exact])
+        quantised = x.take() if isinstance(x, QuantisedActivations) else None
+        if quantised is None or (quantised.m, quantised.k) != tuple(rows.shape):
+            quantised = mma.quantize(rows)
+        mma.multiply_all([weight for weight, _ in exact], quantised, [out for _, out in exact])
 
 
-def carry(x: Tensor, integers: Any) -> None:
-    """Leave the integers of x f32[m, K] with the tensor, for products that follow."""
-    owner: Any = x if x._base is None else x._base
-    if not owner.is_inference():  # such a tensor does not tell whether it was changed since
-        owner.integers = (integers, owner._version)
-
-
-def integers_of(x: Tensor) -> Any:
-    """Return the integers that the maker of x left with it, once, or None.
-
-    They are handed out a single time, so that a buffer which a kernel writes anew, behind torch's
-    back, does not bring the old ones to its next product.
-    """
-    owner: Any = x._base if x._base is not None else x
-    held, version = owner.__dict__.pop("integers", (None, 0))
-    if held is None or version != owner._version or x.data_ptr() != owner.data_ptr():
-        return None
-    return held if (held.m, held.k) == tuple(x.shape) else None
-
-
-def integer_kernels() -> Any:
-    """Return the module whose products take integers: their layout, and the text of its kernels."""
+def quantising_kernels() -> Any:
+    """Return the module of the layout of quantised activations, and of the source that makes it."""
     from phases.p3_row_twin import kernel_exact_mma
     return kernel_exact_mma
 
 
 def kernel(arithmetic: str, device: str = "cpu") -> GemvRows:
-    """Return the product of a registered arithmetic on a device, or under the interpreter.
-
-    Triton is imported now; the exact product is made by tensor cores on a device.
-    """
-    if arithmetic == EXACT and device != "cpu":
-        from phases.p3_row_twin import kernel_exact_mma
-        return kernel_exact_mma.gemv_rows
-    if arithmetic == EXACT:
-        from phases.p3_row_twin import kernel_exact
-        return kernel_exact.gemv_rows
-    from phases.p3_row_twin import kernel_ordered
-    return kernel_ordered.gemv_rows
+    """Return the product of an arithmetic for a device, or for Triton's interpreter on the CPU."""
+    return PRODUCTS.ops[arithmetic].on("interpret" if device == "cpu" else "cuda")
 
 
 def check(weight: Weight, x: Tensor, out: Tensor) -> None:

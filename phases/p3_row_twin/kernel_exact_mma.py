@@ -1,6 +1,7 @@
-"""exact-23 on int8 tensor cores: packed fragments, each weight word read once for 64 rows.
+"""exact-23 product on int8 tensor cores, in CUDA C++ compiled by NVRTC.
 
-CUDA C++ (`exact_few.cu`, `exact_wide.cu`) compiled by NVRTC: the same bits as `kernel_exact`.
+`exact_few.cu` takes up to 16 activation rows, `exact_wide.cu` more. Weights are packed once in
+fragment order, and a launch reads each weight word once for 64 rows. Same bits as `kernel_exact`.
 """
 
 from __future__ import annotations
@@ -25,60 +26,63 @@ from phases.p3_row_twin.packing import CODE, ROWS, pack, tile_bytes
 
 ARITHMETIC = EXACT
 ARCH = "sm_90a"
-"""Whose warpgroups `exact_wide.cu` needs; such code runs on no other architecture."""
-SHARED = 225_000
-"""Bytes of shared memory that a multiprocessor's block may have."""
-FEW = 128
-"""Tiles of 16 rows that leave a multiprocessor one at most: a second team would idle."""
-LIMBS = Path(__file__).with_name("limbs.cuh")
-QUANTIZE = Path(__file__).with_name("quantize.cu")
-TILES = Path(__file__).with_name("tiles.cuh")
-FEW_ROWS = Path(__file__).with_name("exact_few.cu")
-WIDE_ROWS = Path(__file__).with_name("exact_wide.cu")
-ENTRY = Path(__file__).with_name("exact_entry.cu")
-MOST_FEW = 16
-"""Rows that `exact_few.cu` takes; more go to `exact_wide.cu`."""
+"""`exact_wide.cu` uses wgmma, which exists on sm_90a only."""
+MAX_SHARED_BYTES = 225_000
+"""Largest dynamic shared memory of a block, in bytes."""
+ONE_TEAM_TILES = 128
+"""With no more tiles of 16 rows than this, a second team per block would be idle."""
+LIMBS_SOURCE = Path(__file__).with_name("limbs.cuh")
+QUANTIZE_SOURCE = Path(__file__).with_name("quantize.cu")
+TILES_SOURCE = Path(__file__).with_name("tiles.cuh")
+FEW_ROWS_SOURCE = Path(__file__).with_name("exact_few.cu")
+WIDE_ROWS_SOURCE = Path(__file__).with_name("exact_wide.cu")
+ENTRY_SOURCE = Path(__file__).with_name("exact_entry.cu")
+MAX_FEW_ROWS = 16
+"""Largest m of `exact_few.cu`; larger m use `exact_wide.cu`."""
 CHUNK = 64
-"""Rows that meet a weight at once."""
-MOST_CHUNKS = 8
-"""Chunks of a launch: each has room of its own for sums that are handed on."""
+"""Activation rows multiplied with a weight word per load."""
+MAX_CHUNKS = 8
+"""Chunks per launch; each chunk has its own buffer for partial sums."""
 COUNTERS = 1 << 17
-"""Tiles whose sums can be under way at once, before more room is asked for."""
-MOST = 3
-"""Types of a launch, and matrices of a type."""
-_packed: WeakKeyDictionary[Weight, Tensor] = WeakKeyDictionary()
-_joined: WeakKeyDictionary[Weight, tuple[list[str], Tensor]] = WeakKeyDictionary()
+"""Arrival counters allocated per stream; a launch of more tiles allocates more."""
+MAX_PARTS = 3
+"""Largest number of types per launch, and of matrices per type."""
+_packed_tiles: WeakKeyDictionary[Weight, Tensor] = WeakKeyDictionary()
+_joined_tiles: WeakKeyDictionary[Weight, tuple[list[str], Tensor]] = WeakKeyDictionary()
 
 
-class _Integers(Structure):
-    """Where a kernel finds or puts the integers of activations."""
+class _QuantisedRows(Structure):
+    """The kernel argument that describes quantised activations (`limbs.cuh`)."""
 
     _fields_ = (("limbs", c_void_p), ("sums", c_void_p), ("scales", c_void_p), ("groups", c_int),
-                ("nts", c_int), ("pack", c_int))
+                ("n_tiles", c_int), ("pack_limbs", c_int))
 
 
-class _Out(Structure):
-    """Where a kernel puts the products of one matrix."""
+class _Output(Structure):
+    """The output of one matrix (`tiles.cuh`)."""
 
-    _fields_ = (("out", c_void_p), ("stride", c_longlong), ("n", c_int), ("first", c_int))
-
-
-class _Part(Structure):
-    """Matrices of one type in a launch, and the blocks that they have."""
-
-    _fields_ = (("weights", c_void_p), ("partial", c_void_p), ("arrived", c_void_p),
-                ("outs", _Out * MOST), ("tiles", c_int), ("first", c_int), ("blocks", c_int))
+    _fields_ = (("out", c_void_p), ("stride", c_longlong), ("rows", c_int),
+                ("first_tile", c_int))
 
 
-class _Parts(Structure):
-    """The same of every type of a launch."""
+class _LaunchPart(Structure):
+    """Matrices of one type in a launch, and their range of blocks (`tiles.cuh`)."""
 
-    _fields_ = (("parts", _Part * MOST),)
+    _fields_ = (("weights", c_void_p), ("partial_sums", c_void_p),
+                ("arrival_counters", c_void_p),
+                ("outputs", _Output * MAX_PARTS), ("tiles", c_int), ("first_block", c_int),
+                ("blocks", c_int))
+
+
+class _LaunchParts(Structure):
+    """All parts of a launch."""
+
+    _fields_ = (("parts", _LaunchPart * MAX_PARTS),)
 
 
 @dataclass(frozen=True)
-class Integers:
-    """Activations of m rows as integers, in the order in which lanes read them, chunk by chunk."""
+class QuantisedRows:
+    """Activations of m rows, quantised to three int8 limbs, in the layout of `limbs.cuh`."""
 
     m: int
     k: int
@@ -87,110 +91,116 @@ class Integers:
     scales: Tensor
 
     @staticmethod
-    def empty(m: int, k: int, device: torch.device) -> Integers:
-        """Return room for the integers of m rows of k values."""
-        room = ceil(m / CHUNK) * ceil(k / 256) * tiles_of(m)
-        return Integers(m, k, torch.empty(room * 1536, dtype=torch.int32, device=device),
-                        torch.empty(room * 64, dtype=torch.int32, device=device),
-                        torch.empty(room * 8, device=device))
+    def empty(m: int, k: int, device: torch.device) -> QuantisedRows:
+        """Allocate the buffers for m rows of k values, uninitialised."""
+        tiles = ceil(m / CHUNK) * ceil(k / 256) * n_tiles_of(m)
+        return QuantisedRows(
+            m, k, torch.empty(tiles * 1536, dtype=torch.int32, device=device),
+            torch.empty(tiles * 64, dtype=torch.int32, device=device),
+            torch.empty(tiles * 8, device=device))
 
     @property
     def argument(self) -> Structure:
-        """What a kernel takes."""
-        return _Integers(self.limbs.data_ptr(), self.sums.data_ptr(), self.scales.data_ptr(),
-                         ceil(self.k / 256), tiles_of(self.m), int(self.m <= 2))
+        """The kernel argument."""
+        return _QuantisedRows(
+            self.limbs.data_ptr(), self.sums.data_ptr(), self.scales.data_ptr(),
+            ceil(self.k / 256), n_tiles_of(self.m), int(self.m <= 2))
 
 
-def tiles_of(m: int) -> int:
-    """Return how many tiles of eight rows a chunk of m rows takes: 1, 2, 4 or 8."""
+def n_tiles_of(m: int) -> int:
+    """Return the number of n-tiles of eight rows in a chunk of m rows: 1, 2, 4 or 8."""
     return 1 << (ceil(min(m, CHUNK) / 8) - 1).bit_length()
 
 
 def supports(case: Any) -> str | None:
-    """Return why a case cannot be taken, or None: quantised types have an exact product."""
+    """Return why a case is not supported, or None. Only quantised types have an exact product."""
     kind = case.given.get("kind")
     return None if kind in CODE else f"{kind} has no exact product"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How one launch is laid out; it decides speed and no bit."""
+    """The layout of one launch. It affects speed, never bits."""
 
     file: Path
-    """The source that says how a block multiplies."""
+    """The source that defines `multiply`."""
     defines: tuple[tuple[str, int], ...]
-    """The constants that it is compiled with, beside those of the types."""
-    columns: int
-    """Blocks side by side that share K in equal parts, a grid's second axis."""
-    least: int
-    """Blocks that the matrices of a type need."""
+    """Macros of the source, without the types."""
+    slices: int
+    """Slices of K, the second axis of the grid."""
+    min_blocks: int
+    """Smallest number of blocks per launch part."""
     teams: int
-    """Teams of warps of a block, each on tiles of its own."""
+    """Teams of warps per block; each team takes its own tiles."""
     segments: int
-    """Segments of K that teams share beside tiles, four of them at once, or 0."""
-    handed_on: int
-    """Values a tile and chunk of rows that blocks hand on."""
+    """Segments of K that teams also divide, four tiles at a time; 0 if a team covers all of K."""
+    partial_values: int
+    """Floats of partial sums per tile and chunk of rows."""
     threads: int
     shared: int
-    """Bytes of shared memory a block."""
+    """Dynamic shared memory per block, in bytes."""
 
     def options(self, kinds: Sequence[str]) -> tuple[str, ...]:
         """Return the compiler options of the variant for up to three types."""
-        codes = [CODE[kind] for kind in kinds] + [0] * (MOST - len(kinds))
-        return (*(f"-DKIND_{name}={code}" for name, code in zip("ABC", codes, strict=True)),
+        kind_codes = [CODE[kind] for kind in kinds] + [0] * (MAX_PARTS - len(kinds))
+        return (*(f"-DKIND_{name}={code}" for name, code in zip("ABC", kind_codes, strict=True)),
                 *(f"-D{name}={value}" for name, value in self.defines),
                 f"-DTHREADS={self.threads}")
 
     def items(self, tiles: int) -> int:
-        """Return what teams share of so many tiles."""
+        """Return the number of work items that teams divide, for a number of tiles."""
         return ceil(tiles / 4) * self.segments if self.segments else tiles
 
 
-def plan_for(groups: int, m: int, live: int) -> Plan:
-    """Return the layout of a launch of m rows over `live` tiles of weights, by the sizes alone."""
-    return few(groups, m, live) if m <= MOST_FEW else wide(groups, m)
+def plan_for(groups: int, m: int, real_tiles: int) -> Plan:
+    """Return the layout of a launch of m rows over `real_tiles` weight tiles."""
+    return plan_few_rows(groups, m, real_tiles) if m <= MAX_FEW_ROWS else plan_many_rows(groups, m)
 
 
-def few(groups: int, m: int, live: int) -> Plan:
-    """Return the layout for up to 16 rows: teams of a warp a group."""
-    slices, warps = slices_of(groups, m)
-    teams = 2 if live > FEW and warps <= 12 else 1
-    tiles, pack = tiles_of(m), m <= 2
-    inputs = warps * tiles * (64 + 32 + 2048 if pack else 256 + 32 + 6144)
-    values = teams * 2 * warps * 16 * (2 if pack else tiles * 8) * 4
-    return Plan(FEW_ROWS, (("WARPS", warps), ("TEAMS", teams), ("ALONE", int(slices == 1)),
-                           ("PACK", int(pack))),
+def plan_few_rows(groups: int, m: int, real_tiles: int) -> Plan:
+    """Return the layout for up to 16 rows: one warp per group of 256 columns."""
+    slices, warps = slices_and_warps(groups, m)
+    teams = 2 if real_tiles > ONE_TEAM_TILES and warps <= 12 else 1
+    tiles, pack_limbs = n_tiles_of(m), m <= 2
+    inputs = warps * tiles * (64 + 32 + 2048 if pack_limbs else 256 + 32 + 6144)
+    values = teams * 2 * warps * 16 * (2 if pack_limbs else tiles * 8) * 4
+    return Plan(FEW_ROWS_SOURCE, (("WARPS", warps), ("TEAMS", teams),
+                                  ("SINGLE_SLICE", int(slices == 1)),
+                                  ("PACK_LIMBS", int(pack_limbs))),
                 slices, 1, teams, 0, ceil(groups / 4) * 16 * m if slices > 1 else 0,
                 teams * warps * 32, inputs + values)
 
 
-def wide(groups: int, m: int) -> Plan:
+def plan_many_rows(groups: int, m: int) -> Plan:
     """Return the layout for 17 rows and more: two warpgroups, each on four tiles and a segment."""
-    tiles = tiles_of(m)
-    each = tiles * (6144 + 256 + 32)
-    hold = min(SHARED // each, groups)
-    hold = hold if hold == groups else hold // 4 * 4
+    tiles = n_tiles_of(m)
+    group_bytes = tiles * (6144 + 256 + 32)
+    shared_groups = min(MAX_SHARED_BYTES // group_bytes, groups)
+    shared_groups = shared_groups if shared_groups == groups else shared_groups // 4 * 4
     segments = ceil(groups / 4)
-    return Plan(WIDE_ROWS, (("TEAMS", 2), ("HOLD", hold), ("NTS", tiles)),
-                1, ceil(groups / hold), 2, segments, segments * tiles * 128 if segments > 1 else 0,
-                256, hold * each)
+    return Plan(WIDE_ROWS_SOURCE,
+                (("TEAMS", 2), ("SHARED_GROUPS", shared_groups), ("N_TILES", tiles)),
+                1, ceil(groups / shared_groups), 2, segments,
+                segments * tiles * 128 if segments > 1 else 0, 256, shared_groups * group_bytes)
 
 
 def source(path: Path) -> str:
-    """Return the text of a kernel that makes or takes integers, with what it includes."""
-    around = ((TILES,), (ENTRY,)) if path in (FEW_ROWS, WIDE_ROWS) else ((), ())
-    return source_of(LIMBS, *around[0], path, *around[1])
+    """Return a source that reads or writes quantised activations, with its headers."""
+    if path in (FEW_ROWS_SOURCE, WIDE_ROWS_SOURCE):
+        return source_of(LIMBS_SOURCE, TILES_SOURCE, path, ENTRY_SOURCE)
+    return source_of(LIMBS_SOURCE, path)
 
 
 @cache
 def _function(name: str, path: Path, options: tuple[str, ...]) -> Kernel:
-    return Kernel(compile_source(source(path), options, ARCH), name, early=True)
+    return Kernel(compile_source(source(path), options, ARCH), name, pdl=True)
 
 
-def slices_of(groups: int, m: int) -> tuple[int, int]:
-    """Return the slices of K and a slice's groups, a warp each: all of a short K, else 12 at most.
+def slices_and_warps(groups: int, m: int) -> tuple[int, int]:
+    """Return the slices of K and the warps per slice, one per group.
 
-    More than eight rows leave no shared memory for more than 12 groups.
+    A short K is one slice. A slice of a longer K has 12 groups at most, and so has any slice for
+    more than eight rows, because shared memory is full.
     """
     if groups <= (16 if m <= 8 else 12):
         return 1, groups
@@ -200,156 +210,161 @@ def slices_of(groups: int, m: int) -> tuple[int, int]:
 
 
 def prepare(weight: Weight, device: torch.device) -> Tensor:
-    """Return a matrix's packed tiles on a device, made once."""
-    if weight not in _packed:
+    """Return the packed tiles of a matrix on a device; the result is cached."""
+    if weight not in _packed_tiles:
         raw = device_bytes(weight, device)
-        _packed[weight] = pack(weight.kind, raw, TYPES[weight.kind].bytes)
-        torch.cuda.synchronize(device)  # a product reads tiles before it waits for other launches
-    return _packed[weight]
+        _packed_tiles[weight] = pack(weight.kind, raw, TYPES[weight.kind].bytes)
+        torch.cuda.synchronize(device)  # kernels read weights before pdl_wait
+    return _packed_tiles[weight]
 
 
 def prepare_all(weights: Sequence[Weight], device: torch.device) -> Tensor:
-    """Return the tiles of matrices of one type and width, one behind the other, kept once."""
-    known = _joined.get(weights[0])
-    if known is None:
-        each = [prepare(weight, device) for weight in weights]
-        whole = torch.cat(each)
-        for weight, tiles in zip(weights, whole.split([len(t) for t in each]), strict=True):
-            _packed[weight] = tiles
+    """Return the concatenated tiles of matrices of one type and width; the result is cached."""
+    joined = _joined_tiles.get(weights[0])
+    if joined is None:
+        tiles_each = [prepare(weight, device) for weight in weights]
+        all_tiles = torch.cat(tiles_each)
+        sizes = [len(tiles) for tiles in tiles_each]
+        for weight, tiles in zip(weights, all_tiles.split(sizes), strict=True):
+            _packed_tiles[weight] = tiles
         torch.cuda.synchronize(device)
-        known = _joined[weights[0]] = [weight.name for weight in weights], whole
-    return known[1]
+        joined = _joined_tiles[weights[0]] = [weight.name for weight in weights], all_tiles
+    return joined[1]
 
 
-def groups_of(weights: Sequence[Weight]) -> list[list[int]]:
-    """Return which matrices share a part of a launch: up to three of one type, always the same.
+def group_by_type(weights: Sequence[Weight]) -> list[list[int]]:
+    """Return the indices of the matrices of each launch part: up to three of one type.
 
-    Tiles move once, when they are first joined: later launches find them where they are.
+    The first call concatenates the tiles of a part. A later call with other matrices gives each
+    matrix its own part, because joined tiles do not move again.
     """
     groups: list[list[int]] = []
     for kind in dict.fromkeys(weight.kind for weight in weights):
-        same = [i for i, weight in enumerate(weights) if weight.kind == kind]
-        for first in range(0, len(same), MOST):
-            some = same[first:first + MOST]
-            known = _joined.get(weights[some[0]])
-            fits = known is None or known[0] == [weights[i].name for i in some]
-            groups += [some] if fits else [[i] for i in some]
+        members = [i for i, weight in enumerate(weights) if weight.kind == kind]
+        for first in range(0, len(members), MAX_PARTS):
+            indices = members[first:first + MAX_PARTS]
+            joined = _joined_tiles.get(weights[indices[0]])
+            reusable = joined is None or joined[0] == [weights[i].name for i in indices]
+            groups += [indices] if reusable else [[i] for i in indices]
     return groups
 
 
-def quantize(x: Tensor) -> Integers:
-    """Return the integers of x f32[m, K]; rows may be strided, K is any length."""
+def quantize(x: Tensor) -> QuantisedRows:
+    """Quantise x f32[m, K]; rows may be strided, K is any length."""
     m, k = x.shape
-    made = Integers.empty(m, k, x.device)
-    _function("quantize", QUANTIZE, ())((ceil(k / 256), m), 32, 0, x, c_longlong(x.stride(0)), k,
-                                        made.argument)
-    return made
+    quantised = QuantisedRows.empty(m, k, x.device)
+    _function("quantize", QUANTIZE_SOURCE, ())(
+        (ceil(k / 256), m), 32, 0, x, c_longlong(x.stride(0)), k, quantised.argument)
+    return quantised
 
 
 @cache
-def _blocks(device: torch.device) -> int:
+def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @cache
-def _arrived(device: torch.device, stream: int, count: int) -> Tensor:
-    """Counters of slices that have come, one set a stream; the last sets its own back to 0."""
+def _arrival_counters(device: torch.device, stream: int, count: int) -> Tensor:
+    """Return zeroed counters of finished slices, per stream; the last block resets its counter."""
     return torch.zeros(count, dtype=torch.int32, device=device)
 
 
-def multiply(weight: Weight, a: Integers, out: Tensor) -> None:
+def multiply(weight: Weight, quantised: QuantisedRows, out: Tensor) -> None:
     """Write W x for quantised rows into out f32[m, N]."""
-    launch([Part([weight], prepare(weight, out.device), [out])], a)
+    launch([LaunchPart([weight], prepare(weight, out.device), [out])], quantised)
 
 
-def multiply_all(weights: Sequence[Weight], a: Integers, outs: Sequence[Tensor]) -> None:
-    """Write W x for quantised rows and each matrix of one width, of up to three types a launch."""
+def multiply_all(weights: Sequence[Weight], quantised: QuantisedRows,
+                 outs: Sequence[Tensor]) -> None:
+    """Write W x for quantised rows and several matrices of one width, up to 3 types a launch."""
     parts, device = [], outs[0].device
-    for some in groups_of(weights):
-        chosen = [weights[i] for i in some]
-        packed = prepare_all(chosen, device) if len(some) > 1 else prepare(chosen[0], device)
-        parts.append(Part(chosen, packed, [outs[i] for i in some]))
-    for first in range(0, len(parts), MOST):
-        launch(parts[first:first + MOST], a)
+    for indices in group_by_type(weights):
+        chosen = [weights[i] for i in indices]
+        packed = prepare_all(chosen, device) if len(indices) > 1 else prepare(chosen[0], device)
+        parts.append(LaunchPart(chosen, packed, [outs[i] for i in indices]))
+    for first in range(0, len(parts), MAX_PARTS):
+        launch(parts[first:first + MAX_PARTS], quantised)
 
 
 @dataclass(frozen=True)
-class Part:
-    """Matrices of one type in a launch: packed tiles one behind the other, each with its out."""
+class LaunchPart:
+    """Matrices of one type in a launch: their concatenated packed tiles and their outputs."""
 
     weights: Sequence[Weight]
     packed: Tensor
     outs: Sequence[Tensor]
 
     @property
-    def live(self) -> int:
-        """Tiles that hold rows."""
+    def real_tiles(self) -> int:
+        """Tiles without the padding after the last matrix."""
         *others, last = (int(weight.n) for weight in self.weights)
-        return sum(_padded(n) for n in others) + ceil(last / 16)
+        return sum(_padded_tile_count(n) for n in others) + ceil(last / 16)
 
-    def argument(self, partial: Tensor, arrived: Tensor, first: int, blocks: int) -> _Part:
-        """Return what a kernel takes of blocks from `first` on."""
-        places, tile = [_Out(None, 0, 0, 1 << 30) for _ in range(MOST)], 0
+    def argument(self, partial: Tensor, counters: Tensor, first: int, blocks: int) -> _LaunchPart:
+        """Return the kernel argument for `blocks` blocks from `first` on."""
+        outputs, tile = [_Output(None, 0, 0, 1 << 30) for _ in range(MAX_PARTS)], 0
         for i, (weight, out) in enumerate(zip(self.weights, self.outs, strict=True)):
-            places[i] = _Out(out.data_ptr(), out.stride(0), weight.n, tile)
-            tile += _padded(weight.n)
-        return _Part(self.packed.data_ptr(), partial.data_ptr(), arrived.data_ptr(),
-                     (_Out * MOST)(*places), len(self.packed), first, blocks)
+            outputs[i] = _Output(out.data_ptr(), out.stride(0), weight.n, tile)
+            tile += _padded_tile_count(weight.n)
+        return _LaunchPart(self.packed.data_ptr(), partial.data_ptr(), counters.data_ptr(),
+                           (_Output * MAX_PARTS)(*outputs), len(self.packed), first, blocks)
 
 
-def _padded(n: int) -> int:
+def _padded_tile_count(n: int) -> int:
     return ceil(n / ROWS) * ROWS // 16
 
 
 @cache
-def shares(tiles: tuple[int, ...], costs: tuple[int, ...], teams: int, room: int,
-           least: int) -> list[int]:
-    """Return the blocks of each part: at least one, and the next to whose teams have most to do.
+def split_blocks(tiles: tuple[int, ...], tile_costs: tuple[int, ...], teams: int, available: int,
+                 min_blocks: int) -> list[int]:
+    """Return the number of blocks of each part.
 
-    Teams walk `tiles`, each at a cost, in rounds; a block more than rounds need is not started.
+    Each part starts with `min_blocks`. Every further block goes to the part whose teams have the
+    most work left, `rounds * cost`, until each part needs one round or `available` blocks are used.
     """
-    blocks = [least] * len(tiles)
+    blocks = [min_blocks] * len(tiles)
 
     def rounds(part: int) -> int:
         return ceil(tiles[part] / (blocks[part] * teams))
 
-    while sum(blocks) < room:
-        part = max(range(len(tiles)), key=lambda i: (rounds(i) > 1, rounds(i) * costs[i]))
+    while sum(blocks) < available:
+        part = max(range(len(tiles)), key=lambda i: (rounds(i) > 1, rounds(i) * tile_costs[i]))
         if rounds(part) == 1:
             break
         blocks[part] += 1
     return blocks
 
 
-def launch(parts: Sequence[Part], a: Integers) -> None:
+def launch(parts: Sequence[LaunchPart], quantised: QuantisedRows) -> None:
     """Write the products of packed tiles of one width and quantised rows, each into its own out.
 
-    Rows past a launch's chunks get launches of their own.
+    Rows past MAX_CHUNKS chunks use further launches.
     """
     groups, out = parts[0].packed.shape[1], parts[0].outs[0]
-    live, tiles = tuple(part.live for part in parts), sum(len(part.packed) for part in parts)
-    plan = plan_for(groups, a.m, sum(live))
+    real_tiles = tuple(part.real_tiles for part in parts)
+    total_tiles = sum(len(part.packed) for part in parts)
+    plan = plan_for(groups, quantised.m, sum(real_tiles))
     kinds = [part.weights[0].kind for part in parts]
-    costs = tuple(tile_bytes(kind) for kind in kinds)
-    rounds = tuple(plan.items(count) for count in live)
-    room = max(len(parts) * plan.least, _blocks(out.device) // plan.columns)
-    blocks = shares(rounds, costs, plan.teams, room, plan.least)
-    chunks = ceil(a.m / CHUNK)
-    at_once = min(chunks, MOST_CHUNKS, max(1, COUNTERS // tiles))
-    arrived = _arrived(out.device, torch.cuda.current_stream(out.device).cuda_stream,
-                       max(COUNTERS, tiles))
-    partial = out.new_empty(at_once * tiles * plan.handed_on)  # of all parts, alive at the launch
-    made, first, before = [_Part() for _ in range(MOST)], 0, 0
+    tile_costs = tuple(tile_bytes(kind) for kind in kinds)
+    work = tuple(plan.items(count) for count in real_tiles)
+    available = max(len(parts) * plan.min_blocks, _multiprocessors(out.device) // plan.slices)
+    blocks = split_blocks(work, tile_costs, plan.teams, available, plan.min_blocks)
+    chunks = ceil(quantised.m / CHUNK)
+    launch_chunks = min(chunks, MAX_CHUNKS, max(1, COUNTERS // total_tiles))
+    counters = _arrival_counters(out.device, torch.cuda.current_stream(out.device).cuda_stream,
+                                 max(COUNTERS, total_tiles))
+    partial_sums = out.new_empty(launch_chunks * total_tiles * plan.partial_values)
+    arguments, first, tiles_before = [_LaunchPart() for _ in range(MAX_PARTS)], 0, 0
     for i, part in enumerate(parts):
-        made[i] = part.argument(partial[before * plan.handed_on:], arrived[before:], first,
-                                blocks[i])
+        arguments[i] = part.argument(partial_sums[tiles_before * plan.partial_values:],
+                                     counters[tiles_before:], first, blocks[i])
         first += blocks[i]
-        before += at_once * len(part.packed)
+        tiles_before += launch_chunks * len(part.packed)
     function = _function("gemv", plan.file, plan.options(kinds))
-    for chunk in range(0, chunks, at_once):
-        function((first, plan.columns if plan.columns > 1 else min(at_once, chunks - chunk)),
-                 plan.threads, plan.shared, _Parts((_Part * MOST)(*made)), a.argument, groups, a.m,
-                 chunk)
+    for chunk in range(0, chunks, launch_chunks):
+        function((first, plan.slices if plan.slices > 1 else min(launch_chunks, chunks - chunk)),
+                 plan.threads, plan.shared, _LaunchParts((_LaunchPart * MAX_PARTS)(*arguments)),
+                 quantised.argument, groups, quantised.m, chunk)
 
 
 def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:

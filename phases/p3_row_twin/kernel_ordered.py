@@ -1,8 +1,8 @@
-"""ordered for m rows in one launch: weights are decoded once and kept while every row uses them.
+"""ordered product of m rows in one launch; each weight block is decoded once for all rows.
 
-256 lanes a weight row and activation row add their products in order, then adjacent pairs; no
-sum is left to `tl.sum`, whose order is the compiler's. Blocks of 34 and 210 bytes align to two
-bytes, so quants and scales are loaded as bytes, each one once.
+Each pair of weight row and activation row has 256 lanes, which add products in order; then adjacent
+pairs are added. `tl.sum` is not used, because the compiler chooses its order. Quants and scales are
+loaded as bytes, each once, because blocks of 34 and 210 bytes are aligned to two bytes only.
 """
 
 # mypy: ignore-errors
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from engine.blocks import TYPES
 from engine.kernels import launch
-from engine.kernels.decode import CODES, group_of, typed_bytes
+from engine.kernels.decode import CODES, load_group, typed_bytes
 from engine.weights import ORDERED, Weight
 
 ARITHMETIC = ORDERED
 TILES = {1: (8, 4), 4: (4, 4), 16: (4, 8), 64: (1, 8)}
-"""Activation rows of a launch, up to: weight rows a program, warps. No bit depends on them."""
-UNSPECIALISED = ("n", "k", "m", "x_stride", "out_stride", "row_bytes")
+"""Largest m: (weight rows per program, warps). They affect no bit."""
+NOT_SPECIALISED = ("n", "k", "m", "x_stride", "out_stride", "row_bytes")
 
 
 @triton.jit
@@ -34,36 +34,36 @@ def pair_sums(x, WIDTH: tl.constexpr, STEPS: tl.constexpr):
     return x
 
 
-@triton.jit(do_not_specialize=UNSPECIALISED, do_not_specialize_on_alignment=["out"])
+@triton.jit(do_not_specialize=NOT_SPECIALISED, do_not_specialize_on_alignment=["out"])
 def _gemv_rows(weight, x, out, n, k, m, x_stride, out_stride, row_bytes, KIND: tl.constexpr,
                N: tl.constexpr, M: tl.constexpr):
-    wide = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N)
-    inside = wide < n
+    weight_row = tl.program_id(0).to(tl.int64) * N + tl.arange(0, N)
+    row_valid = weight_row < n
     row = tl.arange(0, M)
     lane = tl.arange(0, 256)
     first = x + row.to(tl.int64)[:, None] * x_stride
     sums = tl.zeros([M, N, 256], tl.float32)
     for group in range((k + 255) // 256):
-        w = group_of(weight, wide, inside, group, k, row_bytes, KIND, N)
+        w = load_group(weight, weight_row, row_valid, group, k, row_bytes, KIND, N)
         column = group * 256 + lane
         value = tl.load(first + column[None, :], mask=(row < m)[:, None] & (column < k)[None, :],
                         other=0.0)
         sums = sums + value[:, None, :] * w[None, :, :]
     y = pair_sums(tl.reshape(sums, [M * N * 256]), M * N * 256, 8)
-    at = out + row.to(tl.int64)[:, None] * out_stride + wide[None, :]
-    tl.store(at, tl.reshape(y, [M, N]), mask=(row < m)[:, None] & inside[None, :])
+    at = out + row.to(tl.int64)[:, None] * out_stride + weight_row[None, :]
+    tl.store(at, tl.reshape(y, [M, N]), mask=(row < m)[:, None] & row_valid[None, :])
 
 
 def supports(case: Any) -> str | None:
-    """Return why a case cannot be taken, or None: every type that the engine reads is."""
+    """Return why a case is not supported, or None. Every type that the engine reads is."""
     kind = case.given.get("kind")
     return None if kind in CODES else f"{kind} has no ordered product here"
 
 
 def gemv_rows(weight: Weight, x: Tensor, out: Tensor) -> None:
-    """Write W x for every row of x f32[m, K] into out f32[m, N]; 64 rows a launch.
+    """Write W x for every row of x f32[m, K] into out f32[m, N]; 64 rows per launch.
 
-    Rows may have any stride; values of a row are neighbours.
+    Rows may have any stride; the values of a row are contiguous.
     """
     raw = typed_bytes(weight, x.device)
     for row in range(0, len(x), max(TILES)):

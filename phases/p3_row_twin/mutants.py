@@ -25,7 +25,7 @@ from phases.p3_row_twin.reference import gemv_rows
 
 
 def _offer(make: Callable[[], Any], arithmetic: str, declines: Callable[[Case], bool]) -> Builder:
-    """Return a builder that offers a product as a candidate, made anew if it keeps state."""
+    """Return a builder that offers a product as a candidate, built anew if it has state."""
     def build(subject: Subject) -> Subject:
         target = SimpleNamespace(
             gemv_rows=make(), ARITHMETIC=arithmetic, prepare=lambda weight: weight,
@@ -55,8 +55,8 @@ def _with_weight(wrong: type[Weight], arithmetic: str = EXACT) -> Builder:
 def _with_kernel(name: str, kind: str, *given: int, tier: str = "interpret") -> Builder:
     """Return a builder of a wrong kernel for one type; Triton is imported when it is built."""
     def make() -> Any:
-        made = getattr(importlib.import_module("phases.p3_row_twin.wrong_kernels"), name)
-        return made(*given) if given else made
+        function = getattr(importlib.import_module("phases.p3_row_twin.wrong_kernels"), name)
+        return function(*given) if given else function
 
     return _offer(make, ORDERED, lambda case: case.tier != tier or case["kind"] != kind)
 

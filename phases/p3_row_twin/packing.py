@@ -1,8 +1,8 @@
-"""Weight blocks laid out as tensor-core fragments: the same bits, in the order lanes read them.
+"""Packs weight blocks into tensor-core fragment order: the same bits in the order lanes read them.
 
 A tile is 16 rows of one group of 256 columns: quants as [quad][32 lanes][4 words], then 16 bytes of
-scales a row, then (not for Q8_0) d and dmin as two f16 a row. `tiles.cuh` says what a lane
-holds; `unpack` is the reverse, so that a test can hold the layout to losing nothing.
+scales per row, then (not Q8_0) d and dmin as two f16 per row. `tiles.cuh` documents the fragment of
+a lane. `unpack` is the inverse; a test uses it to check that packing loses nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 CODE = {"Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "Q8_0": 8}
 QUADS = {"Q4_K": 4, "Q5_K": 5, "Q6_K": 6, "Q8_0": 8}
 ROWS = 32
-"""Rows are padded with zero blocks to a multiple of this."""
+"""Rows are padded with zero blocks to a multiple of ROWS."""
 
 
 def tile_bytes(kind: str) -> int:

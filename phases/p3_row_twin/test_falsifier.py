@@ -27,7 +27,7 @@ from phases.p3_row_twin.data import activations, extreme_activations
 from phases.p3_row_twin.harness import Harness, Layout, Matrix, select_gemv_rows_all
 
 BUDGET_OUTPUTS = 64
-"""Outputs of a row that a budget is held over; over fewer its cosine says little."""
+"""Outputs of a row that the budget covers; over fewer the cosine says little."""
 
 
 def test_rows_equal_alone(case: Case, subject: Subject, judge: Judge) -> None:
@@ -64,7 +64,7 @@ def test_products_are_true(case: Case, subject: Subject, judge: Judge) -> None:
 def test_products_equal_integer_arithmetic(case: Case, subject: Subject, judge: Judge) -> None:
     product = Harness(case, subject, judge)
     if not product.bitwise:
-        raise Declined("an arithmetic of its own is held to a budget, not to integers")
+        raise Declined("own arithmetic: the budget applies, not exact integers")
     x = extreme_activations(case["k"])[[0, 1, 6]]
     for flavour in case["flavours"]:
         matrix = product.build_matrix(case["kind"], case["n"], case["k"], flavour)
@@ -84,12 +84,12 @@ def test_products_equal_integer_arithmetic(case: Case, subject: Subject, judge: 
 def test_unit_vectors_return_each_weight(case: Case, subject: Subject, judge: Judge) -> None:
     product = Harness(case, subject, judge)
     matrix = product.build_matrix(case["kind"], case["n"], case["k"])
-    units, held = torch.eye(case["k"]), matrix.weight.rows(list(range(case["n"])))
+    units, dense = torch.eye(case["k"]), matrix.weight.rows(list(range(case["n"])))
     got = torch.cat([product(matrix, part) for part in units.split(64)])
     if product.bitwise:
-        judge.equal("out", got.to(torch.float32) + 0.0, held.T + 0.0, rule="truth")
+        judge.equal("out", got.to(torch.float32) + 0.0, dense.T + 0.0, rule="truth")
     else:
-        product.check_truth(got.T, held)
+        product.check_truth(got.T, dense)
 
 
 def test_every_tail_is_written(case: Case, subject: Subject, judge: Judge) -> None:
@@ -168,11 +168,11 @@ def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
 def test_weights_are_read_once(case: Case, subject: Subject, judge: Judge) -> None:
     product = Harness(case, subject, judge)
     matrix = product.build_matrix(case["kind"], case["n"], case["k"])
-    held = product.weight_tensors(matrix)
+    tensors = product.weight_tensors(matrix)
     totals: dict[int, int] = {}
     for m in case["m"]:
         x, out = activations(m, case["k"]).to(product.dtype), torch.empty(m, case["n"])
-        named = {name.replace(" ", "_"): tensor for name, tensor in held.items()}
+        named = {name.replace(" ", "_"): tensor for name, tensor in tensors.items()}
         with count_loads(**named) as reads:
             product.run(matrix, x, out.to(product.dtype))
         totals[m] = sum(r.total for r in reads.values())
@@ -233,8 +233,8 @@ def test_loads_and_stores_stay_inside(case: Case, subject: Subject, judge: Judge
     if fence.accesses == 0 and subject.candidate is not None:
         raise Declined("its loads are not Triton's, so they cannot be watched here")
     judge.law(fence.accesses > 0, "no load was seen")
-    judge.law(not fence.strays, f"{len(fence.strays)} operations strayed, the first is "
-              f"{fence.strays[0] if fence.strays else ''}", rung="frame")
+    judge.law(not fence.violations, f"{len(fence.violations)} operations strayed, the first is "
+              f"{fence.violations[0] if fence.violations else ''}", rung="frame")
     judge.engaged(operations=fence.accesses)
 
 
@@ -263,10 +263,10 @@ def test_steps_equal_the_looped_step(case: Case, subject: Subject, judge: Judge)
     if subject.candidate is not None:
         raise Declined("a candidate's product is judged by itself, not inside a step")
     model, m = subject.models(case["model"]), case["m"]
-    made: list[int] = []
+    widths: list[int] = []
 
     def project(weight: object, x: Tensor, out: Tensor) -> None:
-        made.append(len(x))
+        widths.append(len(x))
         subject.path.project(weight, x, out)
 
     paths = (before.path(), replace(subject.path, project=project))
@@ -281,10 +281,10 @@ def test_steps_equal_the_looped_step(case: Case, subject: Subject, judge: Judge)
             judge.law(pools[1].slot(slot).digest() == pools[0].slot(slot).digest(),
                       f"state[slot {slot}, step {step}] is not the looped step's", rung="bits")
     matrices = sum(1 for _ in model.weights.matrices()) - (not model.config.tied)
-    judge.law(made == [1] * (case["steps"] * m * matrices), f"{case['steps']} steps of {m} rows "
-              f"made {len(made)} projections of one row each, but {case['steps'] * m * matrices} "
-              f"are due")
-    judge.engaged(projections=len(made))
+    judge.law(widths == [1] * (case["steps"] * m * matrices), f"{case['steps']} steps of {m} rows "
+              f"ran {len(widths)} projections of one row each, but {case['steps'] * m * matrices} "
+              f"are expected")
+    judge.engaged(projections=len(widths))
 
 
 def _scalar_product(matrix: Matrix, x: Tensor) -> Tensor:

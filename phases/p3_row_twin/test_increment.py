@@ -13,15 +13,16 @@ from torch import Tensor
 from engine.errors import InputError
 from engine.kernels import device_bytes as device
 from engine.kernels.device_bytes import device_bytes
+from engine.quantised import QuantisedActivations
 from engine.weights import ORDERED, Weight
 from phases.p3_row_twin.data import blocks
-from phases.p3_row_twin.increment import carry, gemv_rows, gemv_rows_all, integers_of, project
+from phases.p3_row_twin.increment import gemv_rows, gemv_rows_all, project
 
 
 def make_weight(
     kind: str = "Q4_K", n: int = 5, k: int = 256, arithmetic: str = "exact-23"
 ) -> Weight:
-    return Weight("blk.0.made", kind, blocks(kind, n, k), arithmetic)
+    return Weight("blk.0.random", kind, blocks(kind, n, k), arithmetic)
 
 
 BAD_OPERANDS: dict[str, tuple[Tensor, Tensor, str]] = {
@@ -97,26 +98,44 @@ def test_copies_go_with_their_matrix() -> None:
     assert len(device._COPIES) == before - 1
 
 
-def test_integers_travel_with_a_tensor_once_and_never_past_a_change() -> None:
-    made, x = SimpleNamespace(m=2, k=8), torch.zeros(2, 4, 2)
-    carry(x, made)
-    assert integers_of(x.flatten(1)) is made  # a view of the whole is the same values
-    assert integers_of(x.flatten(1)) is None  # a kernel may have written there since
-    carry(x, made)
+def test_quantisation_is_taken_once_and_never_after_a_change() -> None:
+    limbs, x = SimpleNamespace(m=2, k=8), torch.zeros(2, 4, 2)
+    quantised = QuantisedActivations.of(x, limbs)
+    assert quantised.rows.shape == (2, 8)
+    assert quantised.take() is limbs
+    assert quantised.take() is None  # a kernel may have written the values since
+    quantised = QuantisedActivations.of(x, limbs)
     x.add_(1.0)
-    assert integers_of(x.flatten(1)) is None
-    carry(x, made)
-    assert integers_of(x.flatten(1)[1:]) is None
-    with torch.inference_mode():
-        unmarked = torch.zeros(2, 8)
-        carry(unmarked, made)  # it does not tell of changes, so nothing is left with it
-        assert integers_of(unmarked) is None
+    assert quantised.take() is None
+    with torch.inference_mode():  # torch counts no changes of such a tensor
+        assert QuantisedActivations.of(torch.zeros(2, 8), limbs).take() is None
+
+
+@pytest.mark.emulated
+@pytest.mark.usefixtures("emulated")
+def test_quantisation_of_a_product_is_that_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    from phases.p3_row_twin import kernel_exact_mma as mma
+    matrix, ordered = make_weight(n=16), make_weight("F16", 16, 256)
+    rows = [torch.randn(2, 256, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    calls, quantize = list[Tensor](), mma.quantize
+    monkeypatch.setattr(mma, "quantize", lambda x: calls.append(x) or quantize(x))  # type: ignore[func-returns-value]
+    quantised = QuantisedActivations.of(rows[0], quantize(rows[1]))  # of others, so that it shows
+    outs = [torch.empty(2, 16) for _ in range(2)]
+    gemv_rows_all([matrix, ordered], quantised, outs)
+    assert calls == []
+    assert torch.equal(outs[0], matrix.product(rows[1]))
+    assert torch.equal(outs[1], ordered.product(rows[0]))
+    gemv_rows_all([matrix, ordered], quantised, outs)
+    assert len(calls) == 1
+    assert torch.equal(outs[0], matrix.product(rows[0]))
+    gemv_rows_all([matrix], QuantisedActivations.of(rows[0], quantize(rows[1][:1])), outs[:1])
+    assert torch.equal(outs[0], matrix.product(rows[0]))  # that of other rows is not taken
 
 
 @pytest.mark.emulated
 @pytest.mark.usefixtures("emulated")
 def test_matrix_may_share_a_launch_with_others_than_before() -> None:
-    first, *others = (Weight(f"blk.{i}.made", "Q4_K", blocks("Q4_K", 16 + i, 256))
+    first, *others = (Weight(f"blk.{i}.random", "Q4_K", blocks("Q4_K", 16 + i, 256))
                       for i in range(3))
     x = torch.randn(2, 256, generator=torch.Generator().manual_seed(6))
     for other in (*others, others[0]):

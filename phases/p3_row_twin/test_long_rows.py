@@ -15,7 +15,7 @@ def make_operands(kind: str, m: int, n: int, groups: int) -> tuple[Weight, Tenso
     """Return a matrix, rows of activations, and room for their products."""
     k = 256 * groups
     out = torch.full((m, n), torch.nan)
-    return Weight("made", kind, blocks(kind, n, k)), activations(m, k), out
+    return Weight("random", kind, blocks(kind, n, k)), activations(m, k), out
 
 
 @pytest.mark.tier("interpret")
@@ -46,8 +46,9 @@ def test_tensor_cores_add_all_of_a_long_row(groups: int, m: int) -> None:
 def test_two_teams_keep_their_values_apart(monkeypatch: pytest.MonkeyPatch, groups: int,
                                            m: int) -> None:
     from phases.p3_row_twin import kernel_exact_mma
-    monkeypatch.setattr(kernel_exact_mma, "FEW", 0)  # else only matrices of 2,049 rows have two
-    monkeypatch.setattr(kernel_exact_mma, "_blocks", lambda device: 2)
+    # with the default only matrices of 2,049 rows and more have two teams
+    monkeypatch.setattr(kernel_exact_mma, "ONE_TEAM_TILES", 0)
+    monkeypatch.setattr(kernel_exact_mma, "_multiprocessors", lambda device: 2)
     weight, x, out = make_operands("Q5_K", m, 100, groups)
     gemv_rows(weight, x, out)
     assert torch.equal(out, weight.product(x))

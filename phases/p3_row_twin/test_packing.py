@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.blocks import TYPES
-from phases.p3_row_twin.kernel_exact_mma import plan_for, shares, slices_of
+from phases.p3_row_twin.kernel_exact_mma import plan_for, slices_and_warps, split_blocks
 from phases.p3_row_twin.packing import CODE, pack, tile_bytes, unpack
 
 
@@ -29,14 +29,14 @@ def test_a_short_group_is_filled_with_zero_blocks() -> None:
     tiles = pack("Q8_0", raw, 34)
     assert tiles.shape[:2] == (2, 2)
     assert torch.equal(unpack("Q8_0", tiles, 5, 352), raw)
-    whole = unpack("Q8_0", tiles, 5, 512)
-    assert not bool(whole[:, 11 * 34:].any())
+    unpacked = unpack("Q8_0", tiles, 5, 512)
+    assert not bool(unpacked[:, 11 * 34:].any())
 
 
 @pytest.mark.parametrize("m", [1, 16])
 @pytest.mark.parametrize("groups", range(1, 80))
 def test_slices_cover_all_groups_and_cut_between_segments(groups: int, m: int) -> None:
-    slices, warps = slices_of(groups, m)
+    slices, warps = slices_and_warps(groups, m)
     assert slices * warps >= groups > (slices - 1) * warps
     assert slices == 1 or warps % 4 == 0
     assert warps <= 16
@@ -57,7 +57,7 @@ def test_a_plan_fits_a_multiprocessor(tiles: int, groups: int, m: int) -> None:
 def test_parts_of_a_launch_share_its_blocks_by_what_they_have_to_do(
         tiles: tuple[int, ...], teams: int) -> None:
     room = 132
-    blocks = shares(tiles, (2880,) * len(tiles), teams, room, 1)
+    blocks = split_blocks(tiles, (2880,) * len(tiles), teams, room, 1)
     rounds = [ceil(t / (b * teams)) for t, b in zip(tiles, blocks, strict=True)]
     assert min(blocks) >= 1
     assert sum(blocks) <= room
@@ -66,7 +66,7 @@ def test_parts_of_a_launch_share_its_blocks_by_what_they_have_to_do(
 
 
 def test_costly_tiles_get_more_blocks() -> None:
-    cheap, costly = shares((300, 300), (1000, 3000), 1, 100, 1)
+    cheap, costly = split_blocks((300, 300), (1000, 3000), 1, 100, 1)
     assert costly > 2 * cheap
 
 
@@ -74,10 +74,10 @@ def test_costly_tiles_get_more_blocks() -> None:
 @pytest.mark.parametrize("groups", range(1, 80))
 def test_many_rows_are_cut_between_segments_too(groups: int, m: int) -> None:
     plan = plan_for(groups, m, 500)
-    hold = dict(plan.defines)["HOLD"]
-    assert plan.least == ceil(groups / hold)
-    assert hold == groups or hold % 4 == 0
+    shared_groups = dict(plan.defines)["SHARED_GROUPS"]
+    assert plan.min_blocks == ceil(groups / shared_groups)
+    assert shared_groups == groups or shared_groups % 4 == 0
     assert plan.items(5) == 2 * ceil(groups / 4)
-    (blocks,) = shares((plan.items(500),), (1,), plan.teams, 132, plan.least)
-    starts = [at * hold * blocks // groups for at in range(plan.least)]
+    (blocks,) = split_blocks((plan.items(500),), (1,), plan.teams, 132, plan.min_blocks)
+    starts = [at * shared_groups * blocks // groups for at in range(plan.min_blocks)]
     assert sorted(set(starts)) == starts  # each slice has a block

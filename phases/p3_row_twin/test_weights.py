@@ -210,11 +210,11 @@ def gate(monkeypatch: pytest.MonkeyPatch,
     run = make_main(command_entry(app, InputError), monkeypatch, capsys, "app", "gate",
                   "--json", "--device", "cpu", "--jobs", "1")
 
-    def told(*argv: object) -> tuple[int, Any]:
+    def run_gate(*argv: object) -> tuple[int, Any]:
         code, out, _ = run(*argv)
         return code, json.loads(out)
 
-    return told
+    return run_gate
 
 
 def test_gate_judges_a_candidate_on_a_file(gate: Callable[..., tuple[int, Any]], foreign: Path,
@@ -222,20 +222,20 @@ def test_gate_judges_a_candidate_on_a_file(gate: Callable[..., tuple[int, Any]],
     wrong = tmp_path / "wrong.py"
     wrong.write_text("def gemv_rows(weight, x, out):\n"
                      "    out.copy_(weight.product(x) * (1 if len(x) < 3 else 1.0001))\n")
-    code, told = gate("--phase", "3", "--weights", foreign, "--tensor", "router.weight",
+    code, result = gate("--phase", "3", "--weights", foreign, "--tensor", "router.weight",
                       "--candidate", f"file:{wrong}")
-    assert (code, told["verdict"]) == (1, "FAIL")
+    assert (code, result["verdict"]) == (1, "FAIL")
     # it holds at m = 2 and within the budget, and integers are not for an arithmetic of its own
-    assert (told["failed"], told["passed"], told["declined"]) == (3, 2, 1)
-    assert "weights-router.weight-F32-m3" in told["why"][0]
-    assert [one["tensor"] for one in told["weights"]["sampled"]] == ["router.weight"]
-    assert told["weights"]["left_out"][0]["tensors"] == 2
+    assert (result["failed"], result["passed"], result["declined"]) == (3, 2, 1)
+    assert "weights-router.weight-F32-m3" in result["why"][0]
+    assert [one["tensor"] for one in result["weights"]["sampled"]] == ["router.weight"]
+    assert result["weights"]["left_out"][0]["tensors"] == 2
 
 
 def test_gate_of_a_file_without_a_tensor_it_can_judge_is_not_a_pass(
         gate: Callable[..., tuple[int, Any]], tmp_path: Path) -> None:
     path = write_gguf(tmp_path, {}, three_bits=3)
-    code, told = gate("--phase", "3", "--weights", path)
-    assert (code, told["verdict"], told["cases"]) == (2, "UNMEASURABLE", 0)
-    assert told["weights"]["left_out"] == [{"why": "of type Q3_K, which P3 does not know",
+    code, result = gate("--phase", "3", "--weights", path)
+    assert (code, result["verdict"], result["cases"]) == (2, "UNMEASURABLE", 0)
+    assert result["weights"]["left_out"] == [{"why": "of type Q3_K, which P3 does not know",
                                            "tensors": 3, "example": "blk.0.attn_k.weight"}]

@@ -27,10 +27,10 @@ MAX_ROWS = 96
 FEW_ROWS = 4
 """Rows where each takes long: under the interpreter, and in Python integers."""
 MAX_COLUMNS: dict[Tier, int] = {"cpu": 1 << 15, "interpret": 512, "cuda": 1 << 15}
-"""Columns of a row that are judged, whole blocks from the first on."""
+"""Columns of a row that are judged: full blocks from the first one."""
 BATCH_WIDTHS: dict[Tier, tuple[int, ...]] = {
     "cpu": (2, 3, 8, 17), "interpret": (3,), "cuda": (2, 3, 4, 8, 9, 16, 17, 33, 64)}
-"""Every m at which rows are held against themselves alone."""
+"""Every m at which rows are compared with the same rows run by themselves."""
 UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9_.=+-]")
 open_cached = cache(open_gguf)
 

@@ -107,10 +107,10 @@ def whole_tiles_stored(weight: Weight, x: Tensor, out: Tensor) -> None:
 
 
 def whole_tiles_only(weight: Weight, x: Tensor, out: Tensor) -> None:
-    whole = weight.n // 16 * 16
-    if whole:
-        part = Weight(weight.name, weight.kind, weight.raw[:whole], weight.arithmetic)
-        gemv_rows(part, x, out[:, :whole])
+    covered = weight.n // 16 * 16
+    if covered:
+        part = Weight(weight.name, weight.kind, weight.raw[:covered], weight.arithmetic)
+        gemv_rows(part, x, out[:, :covered])
 
 
 def limited_grid(rows: int) -> GemvRows:
@@ -187,10 +187,10 @@ def halves_as_they_come() -> GemvRows:
         calls.append(1)
         w, order = dense_weights(weight), 1 - 2 * (len(calls) % 2)
         for row, into in zip(x, out, strict=True):
-            whole = torch.zeros(weight.n, dtype=torch.float16)
+            total = torch.zeros(weight.n, dtype=torch.float16)
             parts = zip(row.split(64), w.split(64, 1), strict=True)
             for a, b in list(parts)[::order]:
-                whole = whole + ordered_product(a, b, 256).half()
-            into.copy_(whole)
+                total = total + ordered_product(a, b, 256).half()
+            into.copy_(total)
 
     return product

@@ -1,4 +1,4 @@
-"""Wrong products of many rows: those past the first chunk meet the first chunk's integers."""
+"""Wrong products of many rows: later chunks use the first chunk's quantised activations."""
 
 from __future__ import annotations
 

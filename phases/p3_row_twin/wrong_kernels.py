@@ -1,4 +1,4 @@
-"""Wrong Triton kernels: one for F32 and one for Q6_K, each with a switch for its fault."""
+"""Wrong Triton kernels for F32 and Q6_K; the constant FAULT selects the fault."""
 
 # ruff: noqa: ANN001, ANN202
 # mypy: ignore-errors
@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels import launch
-from engine.kernels.decode import half_at, nibbles
+from engine.kernels.decode import load_half, load_nibbles
 from engine.kernels.device_bytes import device_bytes
 from engine.weights import Weight
 from phases.p3_row_twin import kernel_ordered
@@ -61,8 +61,8 @@ def _q6_rows(weight, x, out, n, k, row_words, row_bytes, N: tl.constexpr):
         two = tl.load(block[:, None] + 128 + tl.arange(0, 64)[None, :], mask=inside[:, None],
                       other=0).to(tl.int32)
         high = (tl.reshape(two, [N, 2, 1, 32]) >> (2 * tl.arange(0, 4)[None, None, :, None])) & 3
-        q = (nibbles(block, inside, N, 64) | (tl.reshape(high, [N, 256]) << 4)) - 32
-        step = half_at(block + 208, inside)[:, None] * scale.to(tl.float32)
+        q = (load_nibbles(block, inside, N, 64) | (tl.reshape(high, [N, 256]) << 4)) - 32
+        step = load_half(block + 208, inside)[:, None] * scale.to(tl.float32)
         w = step[:, :, None] * tl.reshape(q, [N, 16, 16]).to(tl.float32)
         sums = sums + tl.load(x + group * 256 + tl.arange(0, 256))[None, :] * tl.reshape(
             w, [N, 256])
@@ -70,7 +70,7 @@ def _q6_rows(weight, x, out, n, k, row_words, row_bytes, N: tl.constexpr):
 
 
 def f32_rows(fault: int, rows: int = 4) -> GemvRows:
-    """Return a product with F32 matrices whose kernel has one fault, or none."""
+    """Return an F32 product whose kernel has one fault, or none."""
     def product(weight: Weight, x: Tensor, out: Tensor) -> None:
         raw = device_bytes(weight, x.device).view(torch.float32)
         strides = (weight.k, weight.n) if fault == STRIDE else (x.stride(0), out.stride(0))

@@ -1,4 +1,4 @@
-"""A wrong product of the kind that only a device's counters show: a launch for every row."""
+"""A wrong product that only device counters detect: one launch per row."""
 
 from __future__ import annotations
 

@@ -115,10 +115,10 @@ class ContractedMinimum(Weight):
 
 class WithoutSegments(Weight):
     def _sum_groups(self, values: Tensor) -> Tensor:
-        whole = torch.zeros_like(values[0])
+        total = torch.zeros_like(values[0])
         for value in values:
-            whole = whole + value
-        return whole
+            total = total + value
+        return total
 
 
 class NonFiniteAsZero(Weight):
@@ -144,8 +144,8 @@ def eight_bits(weight: Weight, x: Tensor, out: Tensor) -> None:
     width = 256 if weight.k % 256 == 0 else 32 if weight.k % 32 == 0 else weight.k
     groups = x.float().unflatten(1, (-1, width))
     step = groups.abs().amax(-1, keepdim=True) / 127
-    whole = torch.where(step > 0, (groups / step).round() * step, groups)
-    gemv_rows(weight, whole.flatten(1), out)
+    total = torch.where(step > 0, (groups / step).round() * step, groups)
+    gemv_rows(weight, total.flatten(1), out)
 
 
 def ordered_product(x: Tensor, w: Tensor, lanes: int) -> Tensor:

@@ -17,7 +17,9 @@ from torch import Tensor
 from engine import arithmetic, ops
 from engine.encode import encode
 from engine.model import Model
+from engine.op_table import on_tier
 from engine.path import Path, Rows
+from engine.quantised import QuantisedActivations
 from engine.weights import Weight
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.poison import new_guarded
@@ -68,11 +70,11 @@ def kernel_path(path: Path, kinds: Collection[str]) -> Path:
     """
     def project(weight: Weight, x: Tensor, out: Tensor) -> None:
         own = path.project
-        (getattr(own, "kernel", own) if weight.kind in kinds else own)(weight, x, out)
+        (on_tier(own, "interpret") if weight.kind in kinds else own)(weight, x, out)
 
-    names = ("norm", "gated_norm", "silu_mul", "argmax")
-    return replace(path, project=project,
-                   **{n: getattr(getattr(path, n), "kernel", getattr(path, n)) for n in names})
+    others: dict[str, Any] = {name: on_tier(getattr(path, name), "interpret")
+                              for name in ("norm", "gated_norm", "silu_mul", "argmax")}
+    return replace(path, project=project, **others)
 
 
 def measure_decode_rates(path: Path, model: Model, steps: int = 20) -> dict[str, float]:
@@ -182,25 +184,26 @@ def check_add_norm(judge: Judge, add_norm: Callable[..., None], device: str, n: 
 
 def check_quantised_reuse(judge: Judge, path: Path, device: str, m: int, n: int,
                  kinds: Sequence[str] = ("Q4_K", "Q6_K")) -> None:
-    """Hold products of what an op made to those of a copy, which brings no integers with it."""
+    """Compare a product of an op's quantised result with the product of the result alone."""
     x, y, out, total = (
         _random_values(m * n, seed).view(m, n).to(device) for seed in (11, 12, 13, 14)
     )
     x[0, 5], x[m - 1, :256] = 1e30, 0.0
     weight, short = _random_values(n, 15).to(device), _random_values(128, 16).to(device)
     heads = [v.view(m, -1, 128) for v in (x, y, out)]
-    made: dict[str, Callable[[], None]] = {
-        "add_norm": lambda: path.add_norm(path.norm, x, y, weight, 1e-6, total, out),
+    factories: dict[str, Callable[[], Any]] = {
+        "add_norm": lambda: path.fused.add_norm(x, y, weight, 1e-6, total, out),
         "silu_mul": lambda: path.silu_mul(x, y, out),
         "gated_norm": lambda: path.gated_norm(*heads[:2], short, 1e-6, heads[2])}
     for kind in kinds:
         raw = encode(kind, _random_values(48 * n, 17).view(48, n).numpy())
         matrix = Weight("w", kind, raw, device=device)
-        for name, make in made.items():
+        for name, make in factories.items():
             products = [torch.empty(m, 48, device=device) for _ in range(2)]
-            make()
-            path.project(matrix, out, products[0])
-            path.project(matrix, out.clone(), products[1])
+            quantised = make()
+            given = quantised if isinstance(quantised, QuantisedActivations) else out
+            path.fused.project(matrix, given, products[0])
+            path.fused.project(matrix, out.clone(), products[1])
             judge.equal(f"product of {name}", products[0], products[1], kind=kind)
 
 

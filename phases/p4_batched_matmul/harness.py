@@ -7,6 +7,7 @@ from typing import Any
 
 from contracts.schema import Case
 from engine.candidate import Engine, PathEngine, engine_of, is_whole
+from engine.op_table import on_tier
 from engine.path import Path, Rows
 from engine.weights import EXACT
 from falsifiers.judging.batch_driver import SoloStream, make_prompt, run_solo
@@ -23,7 +24,7 @@ def select_kernel(case: Case, op: Callable[..., None]) -> Callable[..., None]:
 
     On the CPU it is the op as it is.
     """
-    return getattr(op, "kernel", op) if case.tier == "interpret" else op
+    return on_tier(op, "interpret") if case.tier == "interpret" else op
 
 
 def build_engine(case: Case, subject: Subject) -> tuple[Engine, Any]:
@@ -57,15 +58,15 @@ def require_op(op: str, subject: Subject) -> None:
 
 
 def expected_arithmetic(subject: Subject) -> str:
-    """Return the arithmetic whose bits products are held to."""
+    """Return the arithmetic that products must equal in bits."""
     candidate = subject.candidate
     return candidate.arithmetic if candidate is not None and candidate.bitwise else EXACT
 
 
 def require_bitwise(subject: Subject) -> None:
-    """Decline what is held to the engine for a candidate of its own arithmetic."""
+    """Decline a comparison with the engine for a candidate of its own arithmetic."""
     if subject.candidate is not None and not subject.candidate.bitwise:
-        raise Declined("a candidate of its own arithmetic is held to itself, not to the engine")
+        raise Declined("own arithmetic: the candidate is compared with itself, not with the engine")
 
 
 def solo_stream(engine: Engine, model: Any, seed: int, length: int, decode: int,

@@ -1,6 +1,6 @@
-"""The residual sum and its norm in one pass over a row: the sum stays in the program that needs it.
+"""Residual sum and RMS norm fused; one program per row.
 
-128 lanes in order, then adjacent pairs, as the engine's norm of the stored sum.
+The sum of squares has the engine's order: 128 lanes in order, then adjacent pairs.
 """
 
 # mypy: ignore-errors

@@ -1,7 +1,8 @@
-"""Argmax of m rows as one integer maximum: value and index packed, so no order can matter.
+"""Argmax of m rows as one integer maximum over packed (value, index) pairs.
 
-A value becomes an integer of the same order (-0 and +0 the same one), the index counts down below
-it, and the largest pair holds the lowest index of the largest value. NaN is above everything.
+A value is mapped to an integer of the same order (-0 and +0 to the same one); the low 32 bits are
+0x7FFFFFFF - index. The largest pair has the lowest index of the largest value, in any reduction
+order. NaN is larger than every number.
 """
 
 # mypy: ignore-errors
@@ -18,21 +19,21 @@ from engine.ops import refuse_nan
 
 
 @triton.jit
-def _largest_of_part(logits, best, n, stride, parts, BLOCK: tl.constexpr):
+def _part_argmax(logits, best, n, stride, parts, BLOCK: tl.constexpr):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = part * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(logits + row * stride + column, mask=column < n, other=0.0)
     bits = value.to(tl.int32, bitcast=True)
-    size = bits & 0x7FFFFFFF
-    key = tl.where(bits < 0, -size, size)
-    key = tl.where(size > 0x7F800000, 0x7FFFFFFF, key)
+    magnitude = bits & 0x7FFFFFFF
+    key = tl.where(bits < 0, -magnitude, magnitude)
+    key = tl.where(magnitude > 0x7F800000, 0x7FFFFFFF, key)
     pair = (key.to(tl.int64) << 32) | (0x7FFFFFFF - column).to(tl.int64)
     pair = tl.where(column < n, pair, -0x7FFFFFFFFFFFFFFF)
     tl.store(best + row * parts + part, tl.max(pair, axis=0))
 
 
 @triton.jit
-def _largest(best, out, parts, BLOCK: tl.constexpr):
+def _merge_parts(best, out, parts, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, BLOCK)
     pair = tl.load(best + row * parts + part, mask=part < parts, other=-0x7FFFFFFFFFFFFFFF)
@@ -44,14 +45,13 @@ def _largest(best, out, parts, BLOCK: tl.constexpr):
 def argmax(logits: Tensor, out: Tensor, refuse: bool = True, block: int = 4096) -> None:
     """Write each row's largest index of logits f32[m, vocab] into out i64[m], the lowest on ties.
 
-    Rows may be strided, columns not. A row that holds NaN is marked -1 and, unless `refuse` is
-    off, refused by name (`InputError`), the one thing the host waits for. `block` changes no
-    result.
+    Rows may be strided, columns not. A row with NaN gets -1. With `refuse` it raises `InputError`,
+    which makes the host wait for the result. `block` changes no result.
     """
     m, n = logits.shape
     parts = triton.cdiv(n, block)
     best = torch.empty(m, parts, dtype=torch.int64, device=logits.device)
-    launch(_largest_of_part, (m, parts), logits, best, n, logits.stride(0), parts, BLOCK=block)
-    launch(_largest, (m,), best, out, parts, BLOCK=triton.next_power_of_2(parts))
+    launch(_part_argmax, (m, parts), logits, best, n, logits.stride(0), parts, BLOCK=block)
+    launch(_merge_parts, (m,), best, out, parts, BLOCK=triton.next_power_of_2(parts))
     if refuse:
         refuse_nan(out)

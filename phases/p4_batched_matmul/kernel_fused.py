@@ -1,7 +1,7 @@
-"""What stands between two products on a device, in CUDA C++: each result with its integers.
+"""Residual sum + norm, SiLU * up and gated norm in CUDA C++, each fused with quantisation.
 
-The bits of `kernel_add_norm`, `kernel_silu_mul` and `kernel_gated_norm`; products that follow find
-the integers with the tensor and need not make them (`fused.cu`, compiled by NVRTC).
+`fused.cu`, compiled by NVRTC. Same bits as `kernel_add_norm`, `kernel_silu_mul` and
+`kernel_gated_norm`. The next product reuses the quantised result instead of quantising it again.
 """
 
 # mypy: ignore-errors
@@ -18,68 +18,65 @@ from torch import Tensor
 
 from engine.errors import InputError
 from engine.kernels.nvrtc import Kernel, compile_source
+from engine.quantised import QuantisedActivations
 from phases.p3_row_twin import increment as before
 
 SOURCE = Path(__file__).with_name("fused.cu")
 NORM_WARPS = 20
-"""Warps of a block that adds and norms a row: a thread has four values of a 4B model's row."""
+"""Warps per block of `add_norm`: four values per thread for a row of a 4B model."""
 OPTIONS = (f"-DWARPS={NORM_WARPS}",)
-"""The compiler options."""
-HEAD = 128
-"""Values of a head whose norm is gated."""
+"""NVRTC options of `fused.cu`."""
+HEAD_DIM = 128
+"""Values per head of a gated norm."""
 
 
 def source(path: Path = SOURCE) -> str:
-    """Return the text of a kernel that also makes integers, with what it includes."""
-    return before.integer_kernels().source(path)
+    """Return a source that also quantises its result, with its headers."""
+    return before.quantising_kernels().source(path)
 
 
 @cache
 def _function(name: str) -> Kernel:
-    return Kernel(compile_source(source(), OPTIONS), name, early=True)
+    return Kernel(compile_source(source(), OPTIONS), name, pdl=True)
 
 
 def room(rows: int, width: int, device: torch.device) -> tuple:
-    """Return room for the integers of rows, and a kernel's argument."""
-    made = before.integer_kernels().Integers.empty(rows, width, device)
-    return made, made.argument
+    """Allocate quantised activations for rows; return them and the kernel argument."""
+    quantised = before.quantising_kernels().QuantisedRows.empty(rows, width, device)
+    return quantised, quantised.argument
 
-
-def carry(out: Tensor, integers: object) -> None:
-    """Leave integers with `out`, of which one launch made both, for products that follow."""
-    before.integers_of(out)  # what an earlier result left in this memory is not this one's
-    before.carry(out, integers)
 
 
 def add_norm(x: Tensor, y: Tensor, weight: Tensor, eps: float, total: Tensor,
-             out: Tensor) -> None:
+             out: Tensor) -> QuantisedActivations:
     """Write x + y of f32[t, n] into `total` and its weighted RMS norm into `out`, all contiguous.
 
     `total` may be x or y.
     """
     rows, n = x.shape
-    integers, argument = room(rows, n, x.device)
+    quantised, argument = room(rows, n, x.device)
     _function("add_norm")((rows, 1), 32 * NORM_WARPS, ceil(n / 128) * 512, x, y, weight, n,
                           c_float(eps), total, out, argument)
-    carry(out, integers)
+    return QuantisedActivations.of(out, quantised)
 
 
-def silu_mul(gate: Tensor, up: Tensor, out: Tensor) -> None:
+def silu_mul(gate: Tensor, up: Tensor, out: Tensor) -> QuantisedActivations:
     """Write SILU(gate) * up of f32[t, n] into contiguous `out`; rows may be strided."""
     gate, up, flat = (x.flatten(0, -2) for x in (gate, up, out))
     rows, n = gate.shape
-    integers, argument = room(rows, n, out.device)
+    quantised, argument = room(rows, n, out.device)
     _function("silu_mul")((ceil(n / 256), rows), 32, 0, gate, c_longlong(gate.stride(0)), up,
                           c_longlong(up.stride(0)), n, flat, argument)
-    carry(out, integers)
+    return QuantisedActivations.of(out, quantised)
 
 
-def gated_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+def gated_norm(x: Tensor, z: Tensor, weight: Tensor, eps: float,
+               out: Tensor) -> QuantisedActivations:
     """Write the RMS norm of each head of x f32[t, V, 128] times SILU(z) into `out`, contiguous."""
     rows, heads, width = x.shape
-    if width != HEAD:
-        raise InputError(f"a gated norm on a device takes heads of {HEAD} values, not {width}")
-    integers, argument = room(rows, heads * width, out.device)
+    if width != HEAD_DIM:
+        raise InputError(f"a gated norm on a device takes heads of {HEAD_DIM} values, not {width}")
+    quantised, argument = room(rows, heads * width, out.device)
     _function("gated_norm")((ceil(heads / 2), rows), 32, 0, x, z, weight, heads * width,
                             c_float(eps), out, argument)
-    carry(out, integers)
+    return QuantisedActivations.of(out, quantised)

@@ -1,6 +1,6 @@
-"""The norm of each head times SILU of its gate in one pass: the engine's sum, then both products.
+"""RMS norm of each head times SILU of its gate, fused; one program per head.
 
-A head is one program of exactly its width, so the value stays in registers between sum and store.
+The block size is the head width, so values stay in registers between the sum and the store.
 """
 
 # mypy: ignore-errors
@@ -19,7 +19,7 @@ from engine.kernels.functions import silu
 def _gated_norm(x, z, weight, out, eps, LANES: tl.constexpr, STEPS: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     value = tl.load(x + at)
-    # from +0, as a lane of a longer row would begin; a square is never -0
+    # each lane has one square, which is never -0, so SUM's initial +0 is omitted
     mean = tl.div_rn(pair_sum(value * value, LANES, STEPS), LANES * 1.0)
     scale = tl.div_rn(1.0, tl.sqrt_rn(mean + eps))
     normed = (value * scale) * tl.load(weight + tl.arange(0, LANES))

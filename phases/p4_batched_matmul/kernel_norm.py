@@ -1,6 +1,6 @@
-"""The engine's RMS norm kernel over the last axis of t rows or heads, one a program.
+"""The engine's RMS norm kernel over the last axis of t rows or heads, one per program.
 
-Rows may be strided, as queries are that stand beside their gates.
+Rows may be strided, as queries are, because attn_q interleaves them with their gates.
 """
 
 # mypy: ignore-errors

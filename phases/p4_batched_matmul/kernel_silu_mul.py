@@ -1,4 +1,4 @@
-"""SILU(gate) * up in one pass over t rows: two loads and one store a value, nothing kept."""
+"""SILU(gate) * up for t rows: two loads and one store per value."""
 
 # mypy: ignore-errors
 
@@ -16,10 +16,10 @@ from engine.kernels.functions import silu
 def _silu_mul(gate, up, out, n, gate_stride, up_stride, out_stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < n
-    g = tl.load(gate + row * gate_stride + column, mask=inside, other=0.0)
-    u = tl.load(up + row * up_stride + column, mask=inside, other=0.0)
-    tl.store(out + row * out_stride + column, silu(g) * u, mask=inside)
+    mask = column < n
+    gate_value = tl.load(gate + row * gate_stride + column, mask=mask, other=0.0)
+    up_value = tl.load(up + row * up_stride + column, mask=mask, other=0.0)
+    tl.store(out + row * out_stride + column, silu(gate_value) * up_value, mask=mask)
 
 
 def silu_mul(gate: Tensor, up: Tensor, out: Tensor, block: int = 1024) -> None:

@@ -15,8 +15,5 @@ from engine.state import Pool
 def looped_step(model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
            sink: Sink | None = None) -> Tensor:
     """Advance each row by its tokens, one after another; return logits f32[m, vocab]."""
-    logits, at = [], 0
-    for slot, position, count in zip(rows.slots, rows.positions, rows.counts, strict=True):
-        logits.append(model.prefill(tokens[at:at + count], pool.slot(slot), position, sink))
-        at += count
-    return torch.stack(logits)
+    return torch.stack([model.prefill(own, pool.slot(slot), position, sink)
+                        for slot, position, own in rows.spans(tokens)])

@@ -1,4 +1,4 @@
-"""Single ops of a step: each row held to what it gets alone, and to the engine.
+"""Single ops of a step: each row against the row by itself, and against the engine.
 
 For an op that stands before a program in another language, whose files hold one call each.
 """
@@ -76,12 +76,12 @@ def _add_norm_runner(x: Tensor, y: Tensor, *_: Any) -> OpRunner:
 
     def run(path: Path, at: list[int]) -> dict[str, Tensor]:
         total = torch.full_like(x[at], torch.nan)
-        made = _run_into_new(
+        result = _run_into_new(
             "norm",
             x[at],
-            lambda out: path.add_norm(path.norm, x[at], y[at], weight, 1e-6, total, out),
+            lambda out: path.fused.add_norm(x[at], y[at], weight, 1e-6, total, out),
         )
-        return {"sum": total, **made}
+        return {"sum": total, **result}
 
     return run
 
@@ -148,9 +148,9 @@ def answer_op_call(call: Any) -> dict[str, Tensor]:
         return {"out": chosen.float()}
     if "weights" in given:
         weight = Weight(call.name, call.facts["type"], given["weights"].numpy())
-        made = weight.rows(given["tokens"].tolist()) if call.op == "embed" else \
+        result = weight.rows(given["tokens"].tolist()) if call.op == "embed" else \
             weight.product(given["x"])
-        return {"out": made}
+        return {"out": result}
     eps = [float(given.pop("eps"))] if "eps" in given else []
     first = [ops.norm] if call.op == "add_norm" else []
     getattr(ops, call.op)(*first, *given.values(), *eps, *outs.values())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from functools import partial
 
 import torch
 
@@ -56,8 +55,8 @@ def test_rows_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
 
 def test_ops_equal_looped_step(case: Case, subject: Subject, judge: Judge) -> None:
     (engine, model), oracle = build_engine(case, subject), subject.models(case["model"])
-    whole = is_whole(subject.candidate)  # whose ops cannot be traced
-    if whole:
+    whole_engine = is_whole(subject.candidate)  # whose ops cannot be traced
+    if whole_engine:
         oracle = oracle.with_arithmetic(expected_arithmetic(subject))
     if "counts" in case.given:
         own = subject.candidate is not None and not subject.candidate.bitwise
@@ -66,21 +65,21 @@ def test_ops_equal_looped_step(case: Case, subject: Subject, judge: Judge) -> No
         return
     require_bitwise(subject)
     m, draw = case["m"], random.Random(100 + case["m"])
-    pool, peer = (made.new_pool(m + 1, CAPACITY) for made in (engine, oracle))
-    slots, held = draw.sample(range(m + 1), m), dict.fromkeys(range(m + 1), 0)
+    pool, peer = (engine_.new_pool(m + 1, CAPACITY) for engine_ in (engine, oracle))
+    slots, lengths = draw.sample(range(m + 1), m), dict.fromkeys(range(m + 1), 0)
     for step in range(case["steps"]):
         counts = tuple(1 + (3 * i + step) % 5 if step % 2 == 0 else 1 for i in range(m))
-        rows = Rows(tuple(slots), tuple(held[s] for s in slots), counts)
+        rows = Rows(tuple(slots), tuple(lengths[s] for s in slots), counts)
         tokens = make_prompt(step, sum(counts), model.config.vocab)
         got, want = Trace(), Trace()
-        seen = engine if whole else PathEngine(traced(subject.path, got), model)
+        seen = engine if whole_engine else PathEngine(traced(subject.path, got), model)
         logits = seen.step(tokens, rows, pool)
         right = looped_step(oracle, peer, tokens, rows, want)
-        if not whole:
+        if not whole_engine:
             assert_traces_equal(judge, got, want, step=step)
         judge.equal("logits", logits, right, rule="truth", step=step)
-        held.update({s: held[s] + count for s, count in zip(slots, counts, strict=True)})
-        for slot, length in held.items():
+        lengths.update({s: lengths[s] + count for s, count in zip(slots, counts, strict=True)})
+        for slot, length in lengths.items():
             right_state, state = peer.slot(slot).named(length), engine.read_state(pool, slot)
             if state.keys() == right_state.keys():  # an engine of its own may keep it otherwise
                 for name, right in right_state.items():
@@ -151,9 +150,9 @@ def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judg
     for order in ((2, 0), (0, 2), (1, 0, 2)):
         pool = engine.new_pool(3, CAPACITY)
         for slot in (1, 2):
-            held = engine.read_state(pool, slot)
+            lengths = engine.read_state(pool, slot)
             engine.write_state(pool, slot, {name: torch.full_like(x, case["tenant"])
-                                            for name, x in held.items()})
+                                            for name, x in lengths.items()})
         row = order.index(0)
         for step, token in enumerate(victim.tokens[:len(victim.logits)]):
             tokens = [token if slot == 0 else 100 + step for slot in order]
@@ -210,8 +209,8 @@ def test_each_weight_is_met_once_a_step(case: Case, subject: Subject, judge: Jud
                   f"be met once, with all")
     judge.law(met.get(weights.head.name) == [m], f"the head was met with "
               f"{met.get(weights.head.name, [])} rows, but should be met once, with {m}")
-    due = attacks.expected_calls(model)
-    for op, number in due.items():
+    expected = attacks.expected_calls(model)
+    for op, number in expected.items():
         judge.law(calls[op] == number, f"{op} ran {calls[op]} times in a step, but should run "
                   f"{number} times whatever its rows")
     judge.engaged(matrices=len(met), times_met=1, tokens=sum(counts), head_rows=m)
@@ -263,7 +262,7 @@ def test_kernels_give_the_reference_bits(case: Case, subject: Subject, judge: Ju
         require_op(case["op"], subject)
         own = subject.path.add_norm
         kernel = select_kernel(case, own)  # the tree's alone is given no norm there
-        fused = partial(own, subject.path.norm) if kernel is own else kernel
+        fused = subject.path.fused.add_norm if kernel is own else kernel
         attacks.check_add_norm(judge, fused, subject.device, case["n"])
     else:
         hold = {"norm": attacks.check_norm, "gated_norm": attacks.check_gated_norm,

@@ -1,4 +1,4 @@
-"""What P4 asks of programs in other languages: whole steps, and the ops of a step's rows."""
+"""P4's vectors for programs in other languages: complete steps, and the row-wise ops of a step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cases() -> Iterator[Case]:
 
 
 def step_cases() -> Iterator[Case]:
-    """Yield cases of whole steps of a small model, none of which asks what an answer decides."""
+    """Yield cases of complete steps of a small model; no input depends on an answer."""
     for m in (1, 2, 3, 5, 8):
         yield _build_step_case("rows_equal_solo", f"m{m}", counts=[1] * m)
     yield _build_step_case("rows_equal_solo", "chunks", counts=[1, 4, 2, 1])
@@ -52,7 +52,7 @@ def step_cases() -> Iterator[Case]:
 
 
 def truth_cases() -> Iterator[Case]:
-    """Yield cases of whole steps that are held to the engine's."""
+    """Yield cases of complete steps that are compared with the engine."""
     for name, counts in (("m1", [1]), ("m3", [1, 1, 1]), ("chunks", [1, 4, 2, 1])):
         yield _build_step_case("ops_equal_looped_step", name, counts=counts)
 
@@ -64,7 +64,7 @@ def extra_cases() -> Iterator[Case]:
 
 
 def op_cases() -> Iterator[Case]:
-    """Yield cases of single ops on rows, which a whole step has inside."""
+    """Yield cases of the single row-wise ops that a step contains."""
     for op, n in (("norm", 300), ("add_norm", 300), ("gated_norm", 256), ("silu_mul", 300),
                   ("argmax", 509)):
         yield _build_case("rows_equal_solo", op, op=op, n=n, m=WIDTHS)

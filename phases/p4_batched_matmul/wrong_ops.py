@@ -10,10 +10,10 @@ from torch import Tensor
 
 from engine import ops
 from engine.errors import InputError
+from engine.op_table import Op as OpWithKernels
 from engine.state import Refs
 from engine.weights import Weight
 from falsifiers.judging.subject import Subject
-from phases.p4_batched_matmul.increment import OnDevice
 
 Builder = Callable[[Subject], Subject]
 Op = Callable[..., None]
@@ -30,7 +30,7 @@ def with_ops(**wrong: Op) -> Builder:
 def with_kernel(name: str, wrong: Op) -> Builder:
     """Return a builder whose op is right on the CPU and wrong as a kernel."""
     def build(subject: Subject) -> Subject:
-        own = OnDevice(getattr(ops, name), wrong)
+        own = OpWithKernels(getattr(ops, name), triton=wrong)
         return replace(subject, path=replace(subject.path, **{name: own}))
 
     return build
@@ -113,9 +113,9 @@ def other_eps(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
 def padding_in_the_sum(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
     behind = x.as_strided((*x.shape[:-1], x.shape[-1] + -x.shape[-1] % 32), x.stride())
     wide = torch.nn.functional.pad(weight, (0, behind.shape[-1] - x.shape[-1]))
-    whole = torch.empty(behind.shape)
-    ops.norm(behind, wide, eps, whole)
-    out.copy_(whole[..., :x.shape[-1]])
+    padded_sum = torch.empty(behind.shape)
+    ops.norm(behind, wide, eps, padded_sum)
+    out.copy_(padded_sum[..., :x.shape[-1]])
 
 
 def heads_side_by_side(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:

@@ -11,19 +11,20 @@ from torch import Tensor
 
 from engine.model import Model
 from engine.path import Held, Path, Rows, Sink, Step
-from engine.state import Pool
+from engine.quantised import Activations, rows_of
+from engine.state import Pool, Refs
 from falsifiers.judging.subject import Subject
+from phases.p4_batched_matmul.batched_step import BatchedStep, step_rows
 from phases.p4_batched_matmul.looped import looped_step
-from phases.p4_batched_matmul.reference import BatchedStep, step_rows
 
 Builder = Callable[[Subject], Subject]
 
 
 def with_step(wrong: Step | type) -> Builder:
-    """Return a builder that gives the subject's path another step, made anew if it keeps state."""
+    """Return a builder that gives the subject's path another step, built anew if it has state."""
     def build(subject: Subject) -> Subject:
-        made = wrong() if isinstance(wrong, type) else wrong
-        return replace(subject, path=replace(subject.path, step_rows=made))
+        step = wrong() if isinstance(wrong, type) else wrong
+        return replace(subject, path=replace(subject.path, step_rows=step))
 
     return build
 
@@ -39,11 +40,10 @@ def with_batched_step(wrong: type[BatchedStep]) -> Builder:
 
 def row_by_row(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                sink: Sink | None) -> Tensor:
-    logits, at = [], 0
-    for slot, position, count in zip(rows.slots, rows.positions, rows.counts, strict=True):
-        one = Rows((slot,), (position,), (count,))
-        logits.append(step_rows(path, model, pool, tokens[at:at + count], one, sink)[0])
-        at += count
+    logits = []
+    for slot, position, own in rows.spans(tokens):
+        one = Rows((slot,), (position,), (len(own),))
+        logits.append(step_rows(path, model, pool, own, one, sink)[0])
     return torch.stack(logits)
 
 
@@ -57,9 +57,9 @@ class HeadAtEveryToken(BatchedStep):
         return hidden
 
     def logits(self, hidden: Tensor, mixed: Tensor) -> Tensor:
-        x = self.joined("output_norm", hidden, mixed, self.model.weights.output_norm)[1]
-        whole = self.product(self.model.weights.head, x)
-        return whole[[span.stop - 1 for span in self.spans()]]
+        x = self.add_norm("output_norm", hidden, mixed, self.model.weights.output_norm)[1]
+        all_logits = self.multiply(self.model.weights.head, x)
+        return all_logits[[own.stop - 1 for own in self.rows.slices]]
 
 
 class TokenOfTheRowNumber(BatchedStep):
@@ -69,38 +69,36 @@ class TokenOfTheRowNumber(BatchedStep):
 
 class HeadOnTheFirstToken(BatchedStep):
     def last_tokens(self, hidden: Tensor) -> Tensor:
-        return hidden[[span.start for span in self.spans()]]
+        return hidden[[own.start for own in self.rows.slices]]
 
 
 class ResidualFromTheNorm(BatchedStep):
-    def joined(self, op: str, hidden: Tensor, mixed: Tensor | None, weight: Tensor,
-               spans: list[slice] | None = None) -> tuple[Tensor, Tensor]:
-        total, x = super().joined(op, hidden, mixed, weight, spans)
-        return (x if op.endswith("post_attention_norm") else total), x
+    def add_norm(self, op: str, hidden: Tensor, mixed: Tensor | None, weight: Tensor,
+                 slices: list[slice] | None = None) -> tuple[Tensor, Activations]:
+        total, x = super().add_norm(op, hidden, mixed, weight, slices)
+        return (rows_of(x) if op.endswith("post_attention_norm") else total), x
 
 
 class PositionsOfTheFirstRow(BatchedStep):
     @cached_property
     def held(self) -> Held:
-        turned = [self.rows.positions[0] + i for count in self.rows.counts for i in range(count)]
-        return replace(self.rows.holding(self.pool), positions=torch.tensor(turned))
+        first = replace(self.rows, positions=self.rows.positions[:1] * len(self.rows.slots))
+        return replace(self.rows.holding(self.pool), positions=torch.tensor(first.of_tokens()))
 
 
 class OnePositionAChunk(BatchedStep):
     @cached_property
     def held(self) -> Held:
-        turned = [p for p, count in zip(self.rows.positions, self.rows.counts, strict=True)
-                  for _ in range(count)]
+        turned = [position for _, position, own in self.rows.spans(range(sum(self.rows.counts)))
+                  for _ in own]
         return replace(self.rows.holding(self.pool), positions=torch.tensor(turned))
 
 
 class WindowByRow(BatchedStep):
-    def convolve(self, index: int, qkv: Tensor, taps: Tensor) -> Tensor:
-        mixed = torch.empty_like(qkv)
-        windows = self.pool.refs("conv", index, range(len(self.rows.slots)))
-        self.path.conv_step(qkv, taps, windows, self.rows.counts, mixed)
-        self.report(f"{index}.conv_step", (qkv,), mixed)
-        return mixed
+    def state(self, kind: str, index: int) -> Refs:
+        if kind == "conv":
+            return self.pool.refs(kind, index, range(len(self.rows.slots)))
+        return super().state(kind, index)
 
 
 def slots_by_row(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,

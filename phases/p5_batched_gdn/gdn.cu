@@ -1,201 +1,218 @@
-// The recurrent part of a GDN layer for m rows: causal convolution, gates, gated delta rule.
+// Recurrent ops of a gated DeltaNet (GDN) layer for m rows: causal convolution, gates, gated delta
+// rule. Row i has tokens starts[i]..starts[i + 1] - 1 of the packed batch and its own state at
+// pointer i. A row without tokens reads and writes nothing, not even its pointer.
 //
-// Row i has tokens starts[i] to starts[i + 1] of all, and its own state behind pointer i. A row
-// without tokens touches nothing, its pointer included. Every operation rounds once, in the order
-// of arithmetic.md (items 11 to 16 and 20 to 22); the program is compiled without contraction.
-// device.cuh stands before this source. A kernel may start before the one before it has ended: what
-// is not a weight is read after the wait, by pointers that do not say that nobody writes there.
+// Operations follow contracts/arithmetic.md (items 11 to 16 and 20 to 22) and round once each;
+// NVRTC compiles with contraction off. Options: -DWARPS (warps per block of `delta_step`),
+// -DMULTI_TOKEN (a row has more than one token). Included after device.cuh.
+//
+// An earlier kernel may still write the inputs. Everything but the weights is therefore read after
+// `pdl_wait`, and those pointers are not __restrict__: the compiler would move read-only loads up.
 
-constexpr int DIM = 128;     // width of a key and of a value head
-constexpr int KEYS = 16;     // keys that a thread holds, of as many columns of a value head
-constexpr int COLUMNS = RUN ? 2 : 4;
-constexpr int CHANNELS = 256;  // channels of a block of the convolution
-constexpr int AHEAD = 4;     // tokens whose inputs the convolution loads together
-constexpr int SPAN = 64;     // tokens of a row that a block of the convolution takes
+constexpr int DIM = 128;              // width of a key head and of a value head
+constexpr int KEYS_PER_THREAD = 16;   // state rows per thread
+constexpr int COLUMNS_PER_THREAD = MULTI_TOKEN ? 2 : 4;
+constexpr int CONV_CHANNELS = 256;    // channels per block of `conv_step`
+constexpr int TOKENS_PER_LOAD = 4;    // tokens whose inputs `conv_step` loads together
+constexpr int CONV_SPAN = 64;         // tokens of a row per block of `conv_step`
 
-// The blocks of a row's later spans begin with the inputs before them. The block of the first span
-// alone reads the window and writes what it becomes, so no other block can meet it half written.
-extern "C" __global__ void __launch_bounds__(CHANNELS) conv_step(
+// out = SILU(conv(x)), kernel width 4 [20]. windows[row] f32[channels, 3] is updated.
+// Grid: x spans times channel blocks, y rows. A block of a later span takes the three inputs before
+// the span from x. Only the first span's block reads and writes the window, so there is no race.
+extern "C" __global__ void __launch_bounds__(CONV_CHANNELS) conv_step(
     const float* x, i64 x_stride, const float4* __restrict__ taps, const u64* windows,
     const int* starts, int channels, float* out, i64 out_stride) {
-  __shared__ float held[3 * CHANNELS];
-  const int blocks = (channels + CHANNELS - 1) / CHANNELS, span = blockIdx.x / blocks;
-  const int first = blockIdx.x % blocks * CHANNELS, lane = threadIdx.x, channel = first + lane;
+  __shared__ float shared_window[3 * CONV_CHANNELS];
+  const int blocks = (channels + CONV_CHANNELS - 1) / CONV_CHANNELS, span = blockIdx.x / blocks;
+  const int first_channel = blockIdx.x % blocks * CONV_CHANNELS;
+  const int lane = threadIdx.x, channel = first_channel + lane;
   const float4 w = channel < channels ? taps[channel] : float4();
-  wait_for_inputs();
-  let_the_next_start();
-  const int end = starts[blockIdx.y + 1];
-  int at = starts[blockIdx.y] + span * SPAN;
-  if (at >= end) return;
-  const int stop = min(end, at + SPAN), values = 3 * min(CHANNELS, channels - first);
-  float* window = reinterpret_cast<float*>(windows[blockIdx.y]) + 3 * (i64)first;
+  pdl_wait();
+  pdl_launch_dependents();
+  const int row_end = starts[blockIdx.y + 1];
+  int token = starts[blockIdx.y] + span * CONV_SPAN;
+  if (token >= row_end) return;
+  const int span_end = min(row_end, token + CONV_SPAN);
+  const int window_values = 3 * min(CONV_CHANNELS, channels - first_channel);
+  float* window = reinterpret_cast<float*>(windows[blockIdx.y]) + 3 * (i64)first_channel;
   if (span == 0) {
-    for (int i = lane; i < values; i += CHANNELS) held[i] = window[i];
+    for (int i = lane; i < window_values; i += CONV_CHANNELS) shared_window[i] = window[i];
     __syncthreads();
   }
   if (channel < channels) {
-    const auto before = [&](int token, int back) { return x[(token - back) * x_stride + channel]; };
-    float a = span ? before(at, 3) : held[3 * lane];
-    float b = span ? before(at, 2) : held[3 * lane + 1];
-    float c = span ? before(at, 1) : held[3 * lane + 2];
-    for (; at < stop; at += AHEAD) {
-      float next[AHEAD];
+    const auto previous = [&](int from, int back) { return x[(from - back) * x_stride + channel]; };
+    float a = span ? previous(token, 3) : shared_window[3 * lane];
+    float b = span ? previous(token, 2) : shared_window[3 * lane + 1];
+    float c = span ? previous(token, 1) : shared_window[3 * lane + 2];
+    for (; token < span_end; token += TOKENS_PER_LOAD) {
+      float inputs[TOKENS_PER_LOAD];
 #pragma unroll
-      for (int i = 0; i < AHEAD; i++)
-        next[i] = at + i < stop ? x[(at + i) * x_stride + channel] : 0.0f;
+      for (int i = 0; i < TOKENS_PER_LOAD; i++)
+        inputs[i] = token + i < span_end ? x[(token + i) * x_stride + channel] : 0.0f;
 #pragma unroll
-      for (int i = 0; i < AHEAD; i++) {
-        if (at + i < stop) {
-          const float y = ((w.x * a + w.y * b) + w.z * c) + w.w * next[i];
-          out[(at + i) * out_stride + channel] = y * sigmoid_of(y);
+      for (int i = 0; i < TOKENS_PER_LOAD; i++) {
+        if (token + i < span_end) {
+          const float y = ((w.x * a + w.y * b) + w.z * c) + w.w * inputs[i];
+          out[(token + i) * out_stride + channel] = y * sigmoid_of(y);
           a = b;
           b = c;
-          c = next[i];
+          c = inputs[i];
         }
       }
     }
-    const bool longer = stop < end;
-    held[3 * lane] = longer ? before(end, 3) : a;
-    held[3 * lane + 1] = longer ? before(end, 2) : b;
-    held[3 * lane + 2] = longer ? before(end, 1) : c;
+    const bool more_spans = span_end < row_end;
+    shared_window[3 * lane] = more_spans ? previous(row_end, 3) : a;
+    shared_window[3 * lane + 1] = more_spans ? previous(row_end, 2) : b;
+    shared_window[3 * lane + 2] = more_spans ? previous(row_end, 1) : c;
   }
   if (span) return;
   __syncthreads();
-  for (int i = lane; i < values; i += CHANNELS) window[i] = held[i];
+  for (int i = lane; i < window_values; i += CONV_CHANNELS) window[i] = shared_window[i];
 }
 
-extern "C" __global__ void gates(
-    const float* a, i64 a_stride, const float* b, i64 b_stride, const float* __restrict__ decay,
-    const float* __restrict__ bias, int heads, int count, float* g, float* beta) {
+// alpha = EXP(neg_exp_a SOFTPLUS(a + dt_bias)), beta = SIGMOID(b) [21]. neg_exp_a is GGUF `ssm_a`,
+// which stores -exp(A_log). One thread per (token, head).
+extern "C" __global__ void gates(const float* a, i64 a_stride, const float* b, i64 b_stride,
+                                 const float* __restrict__ neg_exp_a,
+                                 const float* __restrict__ dt_bias, int heads, int count,
+                                 float* alpha, float* beta) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= count) return;
   const int token = i / heads, head = i - token * heads;
-  const float slope = decay[head], shift = bias[head];
-  wait_for_inputs();
-  let_the_next_start();
-  g[i] = exp_of(slope * softplus_of(a[token * a_stride + head] + shift));
+  const float head_neg_exp_a = neg_exp_a[head], head_dt_bias = dt_bias[head];
+  pdl_wait();
+  pdl_launch_dependents();
+  alpha[i] = exp_of(head_neg_exp_a * softplus_of(a[token * a_stride + head] + head_dt_bias));
   beta[i] = sigmoid_of(b[token * b_stride + head]);
 }
 
-struct alignas(4 * COLUMNS) Columns {
-  float of[COLUMNS];
+struct alignas(4 * COLUMNS_PER_THREAD) Columns {
+  float of[COLUMNS_PER_THREAD];
 };
 
-// What one token brings to a thread.
+// One token's inputs of a thread.
 struct Token {
-  float q[KEYS], k[KEYS];
+  float q[KEYS_PER_THREAD], k[KEYS_PER_THREAD];
   Columns v;
-  float g, beta;
+  float alpha, beta;
 };
 
-__device__ __forceinline__ void load_keys(float* into, const float* from) {
+__device__ __forceinline__ void load_keys(float* keys, const float* from) {
 #pragma unroll
-  for (int i = 0; i < KEYS / 4; i++) {
-    const float4 four = reinterpret_cast<const float4*>(from)[i];
-    into[4 * i] = four.x;
-    into[4 * i + 1] = four.y;
-    into[4 * i + 2] = four.z;
-    into[4 * i + 3] = four.w;
+  for (int i = 0; i < KEYS_PER_THREAD / 4; i++) {
+    const float4 key_quad = reinterpret_cast<const float4*>(from)[i];
+    keys[4 * i] = key_quad.x;
+    keys[4 * i + 1] = key_quad.y;
+    keys[4 * i + 2] = key_quad.z;
+    keys[4 * i + 3] = key_quad.w;
   }
 }
 
-// The sum of the thread's sixteen products, adjacent pairs first.
-__device__ __forceinline__ float own_sum(const float* p) {
+// Sum of sixteen products, adjacent pairs first.
+__device__ __forceinline__ float thread_sum(const float* p) {
   return (((p[0] + p[1]) + (p[2] + p[3])) + ((p[4] + p[5]) + (p[6] + p[7]))) +
          (((p[8] + p[9]) + (p[10] + p[11])) + ((p[12] + p[13]) + (p[14] + p[15])));
 }
 
-// The sum over all keys in every lane: lanes four apart hold neighbouring keys, and an addition of
-// two gives the same bits from either side. SUM begins at +0, which tells only where all addends
-// are -0, so adding it last is the same.
-__device__ __forceinline__ float whole_sum(const float* p) {
-  float sum = own_sum(p);
+// SUM over all 128 keys [11], the same bits in every lane. Lanes 4, 8 and 16 apart hold adjacent
+// key ranges, and a + b == b + a. SUM starts at +0; that only matters if all addends are -0, so
+// adding +0 last gives the same bits.
+__device__ __forceinline__ float warp_sum(const float* p) {
+  float sum = thread_sum(p);
   sum = sum + __shfl_xor_sync(~0u, sum, 4);
   sum = sum + __shfl_xor_sync(~0u, sum, 8);
   sum = sum + __shfl_xor_sync(~0u, sum, 16);
   return sum + 0.0f;
 }
 
-__device__ __forceinline__ float unit_of(const float* x) {
-  float square[KEYS];
+__device__ __forceinline__ float inverse_l2_norm(const float* x) {
+  float squares[KEYS_PER_THREAD];
 #pragma unroll
-  for (int i = 0; i < KEYS; i++) square[i] = x[i] * x[i];
-  return __fdiv_rn(1.0f, __fsqrt_rn(whole_sum(square) + 1e-6f));
+  for (int i = 0; i < KEYS_PER_THREAD; i++) squares[i] = x[i] * x[i];
+  return __fdiv_rn(1.0f, __fsqrt_rn(warp_sum(squares) + 1e-6f));
 }
 
-__device__ __forceinline__ float read_of(const Columns* state, const float* by, int c) {
-  float product[KEYS];
+// Column `column` of the state times a key or query vector, summed over keys.
+__device__ __forceinline__ float read_state(const Columns* state, const float* vector, int column) {
+  float products[KEYS_PER_THREAD];
 #pragma unroll
-  for (int i = 0; i < KEYS; i++) product[i] = state[i].of[c] * by[i];
-  return whole_sum(product);
+  for (int i = 0; i < KEYS_PER_THREAD; i++) products[i] = state[i].of[column] * vector[i];
+  return warp_sum(products);
 }
 
-__device__ __forceinline__ void normalise(Token& token, float scale) {
-  const float unit_k = unit_of(token.k), unit_q = unit_of(token.q);
+__device__ __forceinline__ void l2_normalise(Token& token, float scale) {
+  const float inverse_norm_k = inverse_l2_norm(token.k), inverse_norm_q = inverse_l2_norm(token.q);
 #pragma unroll
-  for (int i = 0; i < KEYS; i++) {
-    token.k[i] = token.k[i] * unit_k;
-    token.q[i] = (token.q[i] * unit_q) * scale;
+  for (int i = 0; i < KEYS_PER_THREAD; i++) {
+    token.k[i] = token.k[i] * inverse_norm_k;
+    token.q[i] = (token.q[i] * inverse_norm_q) * scale;
   }
 }
 
-// Four lanes of a warp stand side by side, each with its columns, eight times, each time with the
-// next sixteen keys. So a sum over keys is made of registers and three shuffles, and state passes
-// through registers once a call. With RUN, for rows of many tokens, a head has twice the warps, and
-// the next token is loaded and normed beside this one's work.
+// Gated delta rule [22] for each row's tokens in order: S = alpha S; v_new = beta (v - S^T k);
+// S = S + k v_new; out = S^T q. Grid: x groups of WARPS warps over heads and columns, y rows.
+//
+// A lane has KEYS_PER_THREAD keys of COLUMNS_PER_THREAD columns: lane % 4 selects the columns,
+// lane / 4 the keys. A sum over keys needs 15 register additions and three shuffles. The state is
+// loaded and stored once per launch. With MULTI_TOKEN a head has twice the warps, and the next
+// token is loaded and normalised while the present one is processed.
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 16 / WARPS) delta_step(
     const float* q, i64 q_stride, const float* k, i64 k_stride, const float* v, i64 v_stride,
-    const float* g, const float* beta, const u64* states, const int* starts, int key_heads,
+    const float* alpha, const float* beta, const u64* states, const int* starts, int key_heads,
     int heads, float scale, float* out) {
-  constexpr int of_warp = 4 * COLUMNS, of_head = DIM / of_warp;
-  wait_for_inputs();
-  let_the_next_start();
-  int at = starts[blockIdx.y];
-  const int end = starts[blockIdx.y + 1];
-  if (at >= end) return;
+  constexpr int columns_per_warp = 4 * COLUMNS_PER_THREAD, warps_per_head = DIM / columns_per_warp;
+  pdl_wait();
+  pdl_launch_dependents();
+  int index = starts[blockIdx.y];
+  const int row_end = starts[blockIdx.y + 1];
+  if (index >= row_end) return;
   const int lane = threadIdx.x & 31, warp = blockIdx.x * WARPS + (threadIdx.x >> 5);
-  const int head = warp / of_head, key = (lane >> 2) * KEYS;
-  const int value = warp % of_head * of_warp + (lane & 3) * COLUMNS;
+  const int head = warp / warps_per_head, key = (lane >> 2) * KEYS_PER_THREAD;
+  const int value = warp % warps_per_head * columns_per_warp + (lane & 3) * COLUMNS_PER_THREAD;
   q += head % key_heads * DIM + key;
   k += head % key_heads * DIM + key;
   v += head * DIM + value;
   out += head * DIM + value;
 
-  const auto load = [&](Token& token, int at) {
-    load_keys(token.k, k + at * k_stride);
-    load_keys(token.q, q + at * q_stride);
-    token.v = *reinterpret_cast<const Columns*>(v + at * v_stride);
-    token.g = g[(i64)at * heads + head];
-    token.beta = beta[(i64)at * heads + head];
+  const auto load = [&](Token& token, int index) {
+    load_keys(token.k, k + index * k_stride);
+    load_keys(token.q, q + index * q_stride);
+    token.v = *reinterpret_cast<const Columns*>(v + index * v_stride);
+    token.alpha = alpha[(i64)index * heads + head];
+    token.beta = beta[(i64)index * heads + head];
   };
   Token token, next;
-  load(token, at);
-  Columns* held = reinterpret_cast<Columns*>(
+  load(token, index);
+  Columns* state_in_memory = reinterpret_cast<Columns*>(
       reinterpret_cast<float*>(states[blockIdx.y]) + ((i64)head * DIM + key) * DIM + value);
-  Columns state[KEYS];
+  Columns state[KEYS_PER_THREAD];
 #pragma unroll
-  for (int i = 0; i < KEYS; i++) state[i] = held[i * (DIM / COLUMNS)];
+  for (int i = 0; i < KEYS_PER_THREAD; i++)
+    state[i] = state_in_memory[i * (DIM / COLUMNS_PER_THREAD)];
 
-  if (RUN) normalise(token, scale);
+  if (MULTI_TOKEN) l2_normalise(token, scale);
   while (true) {
-    if (RUN) load(next, min(at + 1, end - 1));
-    else normalise(token, scale);
-    Columns read;
+    if (MULTI_TOKEN) load(next, min(index + 1, row_end - 1));
+    else l2_normalise(token, scale);
+    Columns result;
 #pragma unroll
-    for (int c = 0; c < COLUMNS; c++) {
+    for (int column = 0; column < COLUMNS_PER_THREAD; column++) {
 #pragma unroll
-      for (int i = 0; i < KEYS; i++) state[i].of[c] = state[i].of[c] * token.g;
-      const float change = token.beta * (token.v.of[c] - read_of(state, token.k, c));
+      for (int i = 0; i < KEYS_PER_THREAD; i++)
+        state[i].of[column] = state[i].of[column] * token.alpha;
+      const float v_new = token.beta * (token.v.of[column] - read_state(state, token.k, column));
 #pragma unroll
-      for (int i = 0; i < KEYS; i++) state[i].of[c] = state[i].of[c] + token.k[i] * change;
-      read.of[c] = read_of(state, token.q, c);
+      for (int i = 0; i < KEYS_PER_THREAD; i++)
+        state[i].of[column] = state[i].of[column] + token.k[i] * v_new;
+      result.of[column] = read_state(state, token.q, column);
     }
-    if (RUN) normalise(next, scale);
-    if (lane < 4) *reinterpret_cast<Columns*>(out + (i64)at * heads * DIM) = read;
-    if (++at == end) break;
-    if (RUN) token = next;
-    else load(token, at);
+    if (MULTI_TOKEN) l2_normalise(next, scale);
+    if (lane < 4) *reinterpret_cast<Columns*>(out + (i64)index * heads * DIM) = result;
+    if (++index == row_end) break;
+    if (MULTI_TOKEN) token = next;
+    else load(token, index);
   }
 #pragma unroll
-  for (int i = 0; i < KEYS; i++) held[i * (DIM / COLUMNS)] = state[i];
+  for (int i = 0; i < KEYS_PER_THREAD; i++)
+    state_in_memory[i * (DIM / COLUMNS_PER_THREAD)] = state[i];
 }

@@ -1,7 +1,7 @@
-"""The causal convolution of m rows, each over the window behind its own pointer.
+"""Causal convolution of m rows; each row's window is at its own pointer.
 
-A program takes one row and a block of channels, and the row's tokens in order. A row without
-tokens is left before its pointer is read.
+A program processes one row and a block of channels, and loops over the row's tokens in order. For a
+row without tokens it returns before it reads the pointer.
 """
 
 # mypy: ignore-errors
@@ -25,31 +25,31 @@ def _conv_step(x, taps, windows, starts, out, channels, x_stride, out_stride, BL
     first, end = tl.load(starts + row), tl.load(starts + row + 1)
     if first < end:
         channel = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        inside = channel < channels
+        mask = channel < channels
         window = tl.load(windows + row).to(tl.pointer_type(tl.float32)) + channel * 3
-        a = tl.load(window, mask=inside, other=0.0)
-        b = tl.load(window + 1, mask=inside, other=0.0)
-        c = tl.load(window + 2, mask=inside, other=0.0)
-        w0 = tl.load(taps + channel * 4, mask=inside, other=0.0)
-        w1 = tl.load(taps + channel * 4 + 1, mask=inside, other=0.0)
-        w2 = tl.load(taps + channel * 4 + 2, mask=inside, other=0.0)
-        w3 = tl.load(taps + channel * 4 + 3, mask=inside, other=0.0)
+        a = tl.load(window, mask=mask, other=0.0)
+        b = tl.load(window + 1, mask=mask, other=0.0)
+        c = tl.load(window + 2, mask=mask, other=0.0)
+        w0 = tl.load(taps + channel * 4, mask=mask, other=0.0)
+        w1 = tl.load(taps + channel * 4 + 1, mask=mask, other=0.0)
+        w2 = tl.load(taps + channel * 4 + 2, mask=mask, other=0.0)
+        w3 = tl.load(taps + channel * 4 + 3, mask=mask, other=0.0)
         for token in range(end - first):
             at = first.to(tl.int64) + token
-            present = tl.load(x + at * x_stride + channel, mask=inside, other=0.0)
-            y = ((w0 * a + w1 * b) + w2 * c) + w3 * present
-            tl.store(out + at * out_stride + channel, silu(y), mask=inside)
-            a, b, c = b, c, present
-        tl.store(window, a, mask=inside)
-        tl.store(window + 1, b, mask=inside)
-        tl.store(window + 2, c, mask=inside)
+            newest = tl.load(x + at * x_stride + channel, mask=mask, other=0.0)
+            y = ((w0 * a + w1 * b) + w2 * c) + w3 * newest
+            tl.store(out + at * out_stride + channel, silu(y), mask=mask)
+            a, b, c = b, c, newest
+        tl.store(window, a, mask=mask)
+        tl.store(window + 1, b, mask=mask)
+        tl.store(window + 2, c, mask=mask)
 
 
 def conv_step(x: Tensor, taps: Tensor, windows: Refs, counts: tuple[int, ...], out: Tensor,
               block: int = 256) -> None:
     """Write the SiLU of the causal convolution of x[t, C] into out[t, C]; shift the windows.
 
-    Tokens of x and out may be strided; taps f32[C, 4] are dense. `block` changes no result.
+    Tokens of x and out may be strided; taps f32[C, 4] are contiguous. `block` changes no result.
     """
     counts = counts if isinstance(counts, Ints) else Ints(counts)
     channels = x.shape[1]

@@ -1,4 +1,4 @@
-"""Decay and write strength of every value head, for all tokens at once."""
+"""Gates of the delta rule, alpha and beta, for all tokens and value heads in one launch."""
 
 # mypy: ignore-errors
 
@@ -15,23 +15,25 @@ ARITHMETIC = "ordered"
 
 
 @triton.jit
-def _gates(a, b, decay, bias, g, beta, heads, total, a_stride, b_stride, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < total
-    token, head = (at // heads).to(tl.int64), at % heads
-    step = tl.load(a + token * a_stride + head, mask=inside, other=0.0)
-    step = softplus(step + tl.load(bias + head, mask=inside, other=0.0))
-    tl.store(g + at, exp(tl.load(decay + head, mask=inside, other=0.0) * step), mask=inside)
-    write = tl.load(b + token * b_stride + head, mask=inside, other=0.0)
-    tl.store(beta + at, sigmoid(write), mask=inside)
+def _gates(a, b, neg_exp_a, dt_bias, alpha, beta, heads, total, a_stride, b_stride,
+           BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < total
+    token, head = (index // heads).to(tl.int64), index % heads
+    dt = tl.load(a + token * a_stride + head, mask=mask, other=0.0)
+    dt = softplus(dt + tl.load(dt_bias + head, mask=mask, other=0.0))
+    tl.store(alpha + index, exp(tl.load(neg_exp_a + head, mask=mask, other=0.0) * dt), mask=mask)
+    b_value = tl.load(b + token * b_stride + head, mask=mask, other=0.0)
+    tl.store(beta + index, sigmoid(b_value), mask=mask)
 
 
-def gates(a: Tensor, b: Tensor, decay: Tensor, bias: Tensor, g: Tensor, beta: Tensor,
-          block: int = 128) -> None:
-    """Write EXP(decay * SOFTPLUS(a + bias)) into g[t, V] and SIGMOID(b) into beta[t, V].
+def gates(a: Tensor, b: Tensor, neg_exp_a: Tensor, dt_bias: Tensor, alpha: Tensor,
+          beta: Tensor, block: int = 128) -> None:
+    """Write EXP(neg_exp_a * SOFTPLUS(a + dt_bias)) into alpha[t, V], SIGMOID(b) into beta[t, V].
 
-    Tokens of a and b may be strided; g and beta are dense. `block` changes no result.
+    neg_exp_a is GGUF `ssm_a`, which stores -exp(A_log). Tokens of a and b may be strided; alpha and
+    beta are contiguous. `block` changes no result.
     """
     total, heads = a.numel(), a.shape[1]
-    launch(_gates, (triton.cdiv(total, block),), a, b, decay, bias, g, beta, heads, total,
-           a.stride(0), b.stride(0), BLOCK=block)
+    launch(_gates, (triton.cdiv(total, block),), a, b, neg_exp_a, dt_bias, alpha, beta, heads,
+           total, a.stride(0), b.stride(0), BLOCK=block)

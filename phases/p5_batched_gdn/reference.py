@@ -78,7 +78,7 @@ def conv_step(x: Tensor, taps: Tensor, windows: Refs, counts: tuple[int, ...],
         bunch.scatter(windows, held)
 
 
-def delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs,
+def delta_step(q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor, states: Refs,
                counts: tuple[int, ...], out: Tensor) -> None:
     """Advance the gated delta rule for each row's tokens in order; write reads into out[t, V, 128].
 
@@ -92,9 +92,9 @@ def delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states:
         held = bunch.gather(states)
         for at in bunch.turns():
             state = held[:len(at)]
-            state.mul_(g[at][:, :, None, None])
-            change = beta[at].unsqueeze(2) * (v[at] - over_keys(state * k[at]))
-            state.add_(k[at] * change.unsqueeze(2))
+            state.mul_(alpha[at][:, :, None, None])
+            v_new = beta[at].unsqueeze(2) * (v[at] - over_keys(state * k[at]))
+            state.add_(k[at] * v_new.unsqueeze(2))
             out[at] = over_keys(state * q[at])
         bunch.scatter(states, held)
 

@@ -14,7 +14,7 @@ from engine.kernels import launch
 from engine.kernels.functions import silu
 from engine.state import Refs
 from phases.p5_batched_gdn import kernel_conv, kernel_delta, kernel_gates
-from phases.p5_batched_gdn.kernel_delta import _over_keys, _unit
+from phases.p5_batched_gdn.kernel_delta import _l2_normalised, _sum_over_keys
 from phases.p5_batched_gdn.reference import scale_of
 
 NONE, ROW_ZERO, ROW_AS_SLOT, PADS, TAIL, BACKWARDS, FIRST_SAVED, HEADS, NEXT_HEAD, REREAD, LATE, \
@@ -63,7 +63,7 @@ def _conv_kernel(x, taps, windows, starts, out, channels, stride, FAULT: tl.cons
 
 
 @triton.jit
-def _delta_kernel(q, k, v, g, beta, states, starts, out, key_heads, heads, scale, size,
+def _delta_kernel(q, k, v, alpha, beta, states, starts, out, key_heads, heads, scale, size,
            q_stride, k_stride, v_stride, FAULT: tl.constexpr, KEYS: tl.constexpr,
            STEPS: tl.constexpr):
     head, row = tl.program_id(0), tl.program_id(1)
@@ -92,15 +92,16 @@ def _delta_kernel(q, k, v, g, beta, states, starts, out, key_heads, heads, scale
                 at = tl.minimum(at, tl.load(starts + tl.num_programs(1)) - 1)
             if FAULT == 9:
                 state = tl.load(place)
-            unit_k = _unit(tl.load(k + at * k_stride + shared * KEYS + key), KEYS, STEPS)
-            unit_q = _unit(tl.load(q + at * q_stride + shared * KEYS + key), KEYS, STEPS) * scale
-            decayed = state * tl.load(g + at * heads + head)
+            k_unit = _l2_normalised(tl.load(k + at * k_stride + shared * KEYS + key), KEYS, STEPS)
+            q_unit = _l2_normalised(tl.load(q + at * q_stride + shared * KEYS + key), KEYS, STEPS)
+            q_unit = q_unit * scale
+            decayed = state * tl.load(alpha + at * heads + head)
             seen = state if FAULT == 10 else decayed
-            read = _over_keys(seen * unit_k[None, :], KEYS, KEYS, STEPS)
+            read = _sum_over_keys(seen * k_unit[None, :], KEYS, KEYS, STEPS)
             value = tl.load(v + at * v_stride + head * KEYS + key)
-            change = tl.load(beta + at * heads + head) * (value - read)
-            state = decayed + unit_k[None, :] * change[:, None]
-            result = _over_keys(state * unit_q[None, :], KEYS, KEYS, STEPS)
+            v_new = tl.load(beta + at * heads + head) * (value - read)
+            state = decayed + k_unit[None, :] * v_new[:, None]
+            result = _sum_over_keys(state * q_unit[None, :], KEYS, KEYS, STEPS)
             into = row if FAULT == 11 else at
             tl.store(out + (into * heads + head) * KEYS + key, result,
                      mask=key + first < key + end)
@@ -123,10 +124,10 @@ def faulty_conv_step(fault: int) -> Any:
 
 def faulty_delta_step(fault: int) -> Any:
     """Return a delta rule whose kernel has one fault, or none."""
-    def delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Refs,
+    def delta_step(q: Tensor, k: Tensor, v: Tensor, alpha: Tensor, beta: Tensor, states: Refs,
                    counts: Any, out: Tensor) -> None:
         heads, width = v.shape[1:]
-        launch(_delta_kernel, (heads, len(counts)), q, k, v, g, beta,
+        launch(_delta_kernel, (heads, len(counts)), q, k, v, alpha, beta,
                states.pointers, counts.starts.on(q.device), out, k.shape[1], heads,
                scale_of(q), states.whole[0].nbytes, q.stride(0), k.stride(0),
                (k if fault == ONE_STRIDE else v).stride(0), FAULT=fault, KEYS=width,
@@ -136,29 +137,29 @@ def faulty_delta_step(fault: int) -> Any:
 
 
 def a_launch_for_each_row(*args: Any) -> None:
-    *given, refs, counts, out = args
+    *inputs, refs, counts, out = args
     starts = counts.starts
     for row, count in enumerate(counts):
         at = slice(starts[row], starts[row] + count)
-        cut = [x[at] if len(x) == len(out) else x for x in given]
-        run = kernel_conv.conv_step if len(given) == 2 else kernel_delta.delta_step
+        cut = [x[at] if len(x) == len(out) else x for x in inputs]
+        run = kernel_conv.conv_step if len(inputs) == 2 else kernel_delta.delta_step
         run(*cut, Refs(refs.whole, refs.slots[row:row + 1]), (count,), out[at])
 
 
-def gates_of_one_block(a: Tensor, b: Tensor, decay: Tensor, bias: Tensor, g: Tensor,
+def gates_of_one_block(a: Tensor, b: Tensor, neg_exp_a: Tensor, dt_bias: Tensor, alpha: Tensor,
                        beta: Tensor) -> None:
-    held = [x.clone() for x in (g, beta)]
-    kernel_gates.gates(a, b, decay, bias, g, beta)
-    for x, before in zip((g, beta), held, strict=True):
+    old = [x.clone() for x in (alpha, beta)]
+    kernel_gates.gates(a, b, neg_exp_a, dt_bias, alpha, beta)
+    for x, before in zip((alpha, beta), old, strict=True):
         x.view(-1)[128:] = before.view(-1)[128:]
 
 
-def gates_without_strides(a: Tensor, b: Tensor, decay: Tensor, bias: Tensor, g: Tensor,
+def gates_without_strides(a: Tensor, b: Tensor, neg_exp_a: Tensor, dt_bias: Tensor, alpha: Tensor,
                           beta: Tensor) -> None:
     packed = [x.as_strided(x.shape, (x.shape[1], 1)) for x in (a, b)]
-    kernel_gates.gates(*packed, decay, bias, g, beta)
+    kernel_gates.gates(*packed, neg_exp_a, dt_bias, alpha, beta)
 
 
-def gates_with_one_stride(a: Tensor, b: Tensor, decay: Tensor, bias: Tensor, g: Tensor,
+def gates_with_one_stride(a: Tensor, b: Tensor, neg_exp_a: Tensor, dt_bias: Tensor, alpha: Tensor,
                           beta: Tensor) -> None:
-    kernel_gates.gates(a, b.as_strided(b.shape, a.stride()), decay, bias, g, beta)
+    kernel_gates.gates(a, b.as_strided(b.shape, a.stride()), neg_exp_a, dt_bias, alpha, beta)

@@ -1,127 +1,134 @@
-// Attention of every row's tokens over the row's own slot (contracts/arithmetic.md, item 24).
-// `split` makes one split of 64 keys of one token and one KV head, and appends the token's key and
-// value; `merge` joins a head's splits in order, and makes the integers of its result, of which a
-// head is a group. Compiled by NVRTC with -DSHARING (query heads that share a KV head), and for
-// caches narrower than f32 with -DNARROW, their type's name in PTX. Contraction is off; each
-// + - * / below rounds once. limbs.cuh stands before this source, and device.cuh before that; a
-// kernel may start before the one before it has ended, and reads nothing until then.
+// Split-KV attention (flash-decoding) of each token over its row's slot (contracts/arithmetic.md,
+// item 24). Splits have a fixed size of 64 keys and are merged in order, so a row's bits depend
+// only on its own length, not on the batch.
 //
-// Nothing reads what a launch writes: keys from `length` on, those of this very step, come from
-// k and v as they were handed in, so tokens of a chunk need not wait for one another; a narrow
-// cache would have rounded them, so they are rounded here too.
+// `split` computes one split for one token, one KV head and all Q_PER_KV query heads, and appends
+// the token's key and value to the cache. `merge` combines a query head's splits, applies the gate
+// and quantises the result; a head is one group of 256 columns.
+//
+// NVRTC options: -DQ_PER_KV (query heads per KV head); -DNARROW_KV, the PTX type name of a cache
+// narrower than f32. Contraction is off; each + - * / rounds once. Included after limbs.cuh. An
+// earlier kernel may still run, so nothing is read before `pdl_wait`.
+//
+// No block reads what this launch writes. Keys from `length` on, those of this step, are read from
+// the arguments k and v. The tokens of a chunk are therefore independent. A narrow cache rounds
+// these keys, so they are rounded here too.
 
 #define DIM 256
-#define SPLIT 64
-#define LANES 8          // of a split's keys
+#define SPLIT_KEYS 64
+#define SUM_LANES 8          // key j of a split goes to lane j % 8
 #define THREADS 256
 #define WARPS 8
-#define KEYS 4           // of a warp, in registers at once
-#define ROUNDS (SPLIT / WARPS / KEYS)
-#define WIDE ((SHARING + 3) / 4 * 4)   // weights of a key's query heads, in whole float4
-#define NO_SCORE __int_as_float(0xff800000)  // minus infinity
-#define VALUES (SHARING * KEYS)        // scores that a warp makes in a round
+#define KEYS_PER_WARP 4      // keys that a warp has in registers at once
+#define KEY_ROUNDS (SPLIT_KEYS / WARPS / KEYS_PER_WARP)
+#define PADDED_HEADS ((Q_PER_KV + 3) / 4 * 4)  // row of `scores`, a multiple of float4
+#define NEG_INFINITY __int_as_float(0xff800000)
+#define SCORES_PER_WARP (Q_PER_KV * KEYS_PER_WARP)  // per round
 
-__device__ __forceinline__ void copy_16(float* to, const float* from, bool there) {
-  // asynchronous, past L1; an absent row becomes +0 and is not read
-  const u32 at = (u32)__cvta_generic_to_shared(to);
+__device__ __forceinline__ void copy_16(float* to, const float* from, bool valid) {
+  // asynchronous, bypasses L1; if not `valid`, writes +0 and reads nothing
+  const u32 shared_address = (u32)__cvta_generic_to_shared(to);
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-               :: "r"(at), "l"(from), "r"(there ? 16 : 0) : "memory");
+               :: "r"(shared_address), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
 
-#ifdef NARROW
-typedef unsigned short Held;  // a value of a cache
+#ifdef NARROW_KV
+typedef unsigned short CacheValue;  // bits of f16 or bf16
 
-__device__ __forceinline__ Held rounded(float x) {  // to nearest even; what is too large, to inf
-  Held y;
-  asm("cvt.rn." NARROW ".f32 %0, %1;" : "=h"(y) : "f"(x));
+__device__ __forceinline__ CacheValue to_cache(float x) {  // nearest even; overflow gives infinity
+  CacheValue y;
+  asm("cvt.rn." NARROW_KV ".f32 %0, %1;" : "=h"(y) : "f"(x));
   return y;
 }
 
-__device__ __forceinline__ float widened(Held x) {  // exact
+__device__ __forceinline__ float from_cache(CacheValue x) {  // exact
   float y;
-  asm("cvt.f32." NARROW " %0, %1;" : "=f"(y) : "h"(x));
+  asm("cvt.f32." NARROW_KV " %0, %1;" : "=f"(y) : "h"(x));
   return y;
 }
 #else
-typedef float Held;
+typedef float CacheValue;
 
-__device__ __forceinline__ float rounded(float x) { return x; }
-__device__ __forceinline__ float widened(float x) { return x; }
+__device__ __forceinline__ float to_cache(float x) { return x; }
+__device__ __forceinline__ float from_cache(float x) { return x; }
 #endif
 
-struct Rows {  // where a step's rows begin among its tokens, and what their slots held before
-  const int* starts;   // i32[m + 1]; null when every row has one token
-  const int* lengths;  // i32[m]
+struct RowInfo {  // packed rows of a step
+  const int* starts;   // i32[m + 1], first token of each row; null if every row has one token
+  const int* lengths;  // i32[m], keys in each row's cache before this step
   int m;
 };
 
-struct Place {  // of one token
-  int row, start, length, keys;  // keys: how many it sees, itself among them
+struct TokenInfo {
+  int row, start, length, n_keys;  // n_keys: visible keys, including its own
 };
 
-// Call with all threads of a block. A row of no tokens ends where it begins, so no token is its.
-__device__ __forceinline__ Place place_of(int token, const Rows& rows) {
-  Place p;
-  p.row = token, p.start = token;
+// Finds a token's row; a row without tokens matches none. All threads of the block must call it.
+__device__ __forceinline__ TokenInfo locate_token(int token, const RowInfo& rows) {
+  TokenInfo info;
+  info.row = token, info.start = token;
   if (rows.starts) {
-    p.row = 0;
+    info.row = 0;
     for (int i = 0; i < rows.m; i += THREADS) {
-      const int at = i + threadIdx.x;
-      p.row += __syncthreads_count(at < rows.m && rows.starts[at + 1] <= token);
+      const int next_row = i + threadIdx.x;
+      info.row += __syncthreads_count(next_row < rows.m && rows.starts[next_row + 1] <= token);
     }
-    p.start = rows.starts[p.row];
+    info.start = rows.starts[info.row];
   }
-  p.length = rows.lengths[p.row];
-  p.keys = p.length + (token - p.start) + 1;
-  return p;
+  info.length = rows.lengths[info.row];
+  info.n_keys = info.length + (token - info.start) + 1;
+  return info;
 }
 
-struct Source {  // a head's keys or values: those of the slot, then those of this step
-  const Held* held;
-  const float* fresh;  // where the step's would begin if key 0 were among them
-  i64 held_row, fresh_row;
+struct KvSource {  // keys or values of one head: `length` from the cache, then those of this step
+  const CacheValue* cached;
+  const float* new_rows;  // the step's keys, offset so that index `length` is the first
+  i64 cached_stride, new_stride;
   int length;
 
-#ifdef NARROW
-  static __device__ __forceinline__ ushort4 four(const float* from) {  // as a cache holds them
+#ifdef NARROW_KV
+  // Loads four values, rounded as in the cache.
+  static __device__ __forceinline__ ushort4 load_four(const float* from) {
     const float4 x = __ldg((const float4*)from);
-    return make_ushort4(rounded(x.x), rounded(x.y), rounded(x.z), rounded(x.w));
+    return make_ushort4(to_cache(x.x), to_cache(x.y), to_cache(x.z), to_cache(x.w));
   }
 
-  // A lane's dimensions of a key: 4 lane..4 lane + 3, and those 128 further on.
-  __device__ __forceinline__ void load(float4 to[2], int key, int lane) const {
-    const bool old = key < length;
-    const ushort4* const at = (const ushort4*)(held + key * held_row) + lane;
-    const float* const own = fresh + key * fresh_row + 4 * lane;
+  // Loads a lane's dimensions of a key: 4 * lane..4 * lane + 3, and the same + 128.
+  __device__ __forceinline__ void load(float4 out[2], int key, int lane) const {
+    const bool is_cached = key < length;
+    const ushort4* const cached_row = (const ushort4*)(cached + key * cached_stride) + lane;
+    const float* const new_row = new_rows + key * new_stride + 4 * lane;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      const ushort4 x = old ? __ldg(at + 32 * i) : four(own + 128 * i);
-      to[i] = make_float4(widened(x.x), widened(x.y), widened(x.z), widened(x.w));
+      const ushort4 x = is_cached ? __ldg(cached_row + 32 * i) : load_four(new_row + 128 * i);
+      out[i] = make_float4(from_cache(x.x), from_cache(x.y), from_cache(x.z), from_cache(x.w));
     }
   }
 
-  // Four values on their way to shared memory, as a cache holds them; +0 for an absent key.
-  __device__ __forceinline__ void copy(Held* to, int key, int d, bool there) const {
+  // Copies four values to shared memory, rounded as in the cache; +0 if not `valid`.
+  __device__ __forceinline__ void copy(CacheValue* out, int key, int dim, bool valid) const {
     if (key < length) {
-      const u32 at = (u32)__cvta_generic_to_shared(to);
+      const u32 shared_address = (u32)__cvta_generic_to_shared(out);
       asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;"
-                   :: "r"(at), "l"(held + key * held_row + d), "r"(there ? 8 : 0) : "memory");
+                   :: "r"(shared_address), "l"(cached + key * cached_stride + dim),
+                      "r"(valid ? 8 : 0) : "memory");
     } else {
-      *(ushort4*)to = there ? four(fresh + key * fresh_row + d) : make_ushort4(0, 0, 0, 0);
+      *(ushort4*)out =
+          valid ? load_four(new_rows + key * new_stride + dim) : make_ushort4(0, 0, 0, 0);
     }
   }
 #else
   __device__ __forceinline__ const float* operator[](int key) const {
-    const bool old = key < length;
-    return (old ? held : fresh) + key * (old ? held_row : fresh_row);
+    const bool is_cached = key < length;
+    return (is_cached ? cached : new_rows) + key * (is_cached ? cached_stride : new_stride);
   }
-  __device__ __forceinline__ void load(float4 to[2], int key, int lane) const {
-    const float4* const at = (const float4*)(*this)[key] + lane;
-    to[0] = __ldg(at);  // read-only: what the launch writes lies elsewhere
-    to[1] = __ldg(at + 32);
+  __device__ __forceinline__ void load(float4 out[2], int key, int lane) const {
+    const float4* const cached_row = (const float4*)(*this)[key] + lane;
+    out[0] = __ldg(cached_row);  // read-only path: the launch writes no address that it reads
+    out[1] = __ldg(cached_row + 32);
   }
-  __device__ __forceinline__ void copy(Held* to, int key, int d, bool there) const {
-    copy_16(to, (*this)[key] + d, there);
+  __device__ __forceinline__ void copy(CacheValue* out, int key, int dim, bool valid) const {
+    copy_16(out, (*this)[key] + dim, valid);
   }
 #endif
 };
@@ -130,232 +137,249 @@ struct Strides {
   i64 token, head;
 };
 
-// Grid: x splits, y tokens times KV heads.
+// Grid: x splits, y tokens times KV heads. Writes per split and query head: the largest score and
+// the sum of weights to `stats`, and the weighted values to `partials`.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
 split(const float* q, const float* k, const float* v, const u64* keys, const u64* values,
-      const int* starts, const int* lengths, int m, int first, int groups, Strides q_at,
-      Strides k_at, Strides v_at, Strides key_at, Strides value_at, float* tops, float* parts) {
+      const int* starts, const int* lengths, int m, int first_token, int kv_heads,
+      Strides q_strides, Strides k_strides, Strides v_strides, Strides key_strides,
+      Strides value_strides, float* stats, float* partials) {
   extern __shared__ float4 shared[];
-  Held* const v_rows = (Held*)shared;                // [SPLIT][DIM]
-  float* const q_rows = (float*)(v_rows + SPLIT * DIM);  // [SHARING][DIM]
-  float* const scores = q_rows + SHARING * DIM;        // [SPLIT][WIDE], then their weights
+  CacheValue* const v_rows = (CacheValue*)shared;             // [SPLIT_KEYS][DIM]
+  float* const q_rows = (float*)(v_rows + SPLIT_KEYS * DIM);  // [Q_PER_KV][DIM]
+  float* const scores = q_rows + Q_PER_KV * DIM;  // [SPLIT_KEYS][PADDED_HEADS]; later the weights
   const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-  const int local = blockIdx.y / groups, group = blockIdx.y % groups, token = first + local;
-  wait_for_inputs();
-  let_the_next_start();
-  const Place place = place_of(token, Rows{starts, lengths, m});
-  const int start = blockIdx.x * SPLIT, here = min(place.keys - start, SPLIT);
-  if (here <= 0) return;
+  const int local_token = blockIdx.y / kv_heads, kv_head = blockIdx.y % kv_heads;
+  const int token = first_token + local_token;
+  pdl_wait();
+  pdl_launch_dependents();
+  const TokenInfo token_info = locate_token(token, RowInfo{starts, lengths, m});
+  const int first_key = blockIdx.x * SPLIT_KEYS;
+  const int split_keys = min(token_info.n_keys - first_key, SPLIT_KEYS);
+  if (split_keys <= 0) return;
 
-  Held* const slot_k = (Held*)keys[place.row] + group * key_at.head;
-  Held* const slot_v = (Held*)values[place.row] + group * value_at.head;
-  const float* const own_k = k + place.start * k_at.token + group * k_at.head;
-  const float* const own_v = v + place.start * v_at.token + group * v_at.head;
-  const Source from_k = {slot_k, own_k - place.length * k_at.token, key_at.token, k_at.token,
-                         place.length};
-  const Source from_v = {slot_v, own_v - place.length * v_at.token, value_at.token, v_at.token,
-                         place.length};
+  CacheValue* const slot_k = (CacheValue*)keys[token_info.row] + kv_head * key_strides.head;
+  CacheValue* const slot_v = (CacheValue*)values[token_info.row] + kv_head * value_strides.head;
+  const float* const new_k = k + token_info.start * k_strides.token + kv_head * k_strides.head;
+  const float* const new_v = v + token_info.start * v_strides.token + kv_head * v_strides.head;
+  const KvSource k_source = {slot_k, new_k - token_info.length * k_strides.token, key_strides.token,
+                             k_strides.token, token_info.length};
+  const KvSource v_source = {slot_v, new_v - token_info.length * v_strides.token,
+                             value_strides.token, v_strides.token, token_info.length};
 
-  // The first round's keys, then every value, then the second round's keys: all in flight at once.
-  // A lane holds dimensions 4 lane..4 lane + 3 of a key, and those 128 further on.
-  float4 held[ROUNDS][KEYS][2];
+  // Loads in flight together: the first round's keys, all values, then the second round's keys. A
+  // lane has dimensions 4 * lane..4 * lane + 3 of a key, and the same + 128.
+  float4 k_values[KEY_ROUNDS][KEYS_PER_WARP][2];
 #pragma unroll
-  for (int round = 0; round < ROUNDS; round++) {
+  for (int round = 0; round < KEY_ROUNDS; round++) {
 #pragma unroll
-    for (int i = 0; i < KEYS; i++) {
-      const int j = (round * KEYS + i) * WARPS + warp;
-      held[round][i][0] = held[round][i][1] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (j < here) from_k.load(held[round][i], start + j, lane);
+    for (int i = 0; i < KEYS_PER_WARP; i++) {
+      const int j = (round * KEYS_PER_WARP + i) * WARPS + warp;
+      k_values[round][i][0] = k_values[round][i][1] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (j < split_keys) k_source.load(k_values[round][i], first_key + j, lane);
     }
     if (round == 0) {
-      for (int i = tid; i < SHARING * DIM / 4; i += THREADS) {
+      for (int i = tid; i < Q_PER_KV * DIM / 4; i += THREADS) {
         const int h = i / (DIM / 4), d = i % (DIM / 4) * 4;
         copy_16(q_rows + h * DIM + d,
-                q + token * q_at.token + (group * SHARING + h) * q_at.head + d, true);
+                q + token * q_strides.token + (kv_head * Q_PER_KV + h) * q_strides.head + d, true);
       }
       asm volatile("cp.async.commit_group;" ::: "memory");
-      const int whole = (here + LANES - 1) / LANES * LANES;  // up to a full round of lanes
-      for (int j = tid / (DIM / 4); j < whole; j += THREADS / (DIM / 4)) {
+      const int padded_keys = (split_keys + SUM_LANES - 1) / SUM_LANES * SUM_LANES;
+      for (int j = tid / (DIM / 4); j < padded_keys; j += THREADS / (DIM / 4)) {
         const int d = tid % (DIM / 4) * 4;
-        from_v.copy(v_rows + j * DIM + d, start + min(j, here - 1), d, j < here);
+        v_source.copy(v_rows + j * DIM + d, first_key + min(j, split_keys - 1), d, j < split_keys);
       }
       asm volatile("cp.async.commit_group;" ::: "memory");
     }
   }
-  if (start + here == place.keys) {  // this token's own key and value, which nobody reads here
-    const i64 at = place.keys - 1;
-    slot_k[at * key_at.token + tid] = rounded(own_k[(token - place.start) * k_at.token + tid]);
-    slot_v[at * value_at.token + tid] = rounded(own_v[(token - place.start) * v_at.token + tid]);
+  if (first_key + split_keys == token_info.n_keys) {  // append this token's key and value
+    const i64 position = token_info.n_keys - 1;
+    slot_k[position * key_strides.token + tid] =
+        to_cache(new_k[(token - token_info.start) * k_strides.token + tid]);
+    slot_v[position * value_strides.token + tid] =
+        to_cache(new_v[(token - token_info.start) * v_strides.token + tid]);
   }
-  asm volatile("cp.async.wait_group 1;" ::: "memory");  // the queries; values are still on their way
+  // The queries have arrived; the values may not have.
+  asm volatile("cp.async.wait_group 1;" ::: "memory");
   __syncthreads();
 
-  // Scores: SUM is 128 lanes, lane i with x_i + x_(i + 128), then adjacent pairs: two levels inside
-  // a lane, five across the warp. Which of two equal-sized sums stands left changes no bit. A lane
-  // of the text begins at +0; without it only the sign of a sum of zeros can differ, and a score
-  // of -0 does in every later step what +0 does. Sums travel so that each exchange halves what a
-  // lane still has to add: after it, `base` says which of the warp's VALUES it kept.
+  // Scores. SUM has 128 lanes: lane i adds x_i and x_(i + 128), then adjacent pairs are added, two
+  // levels within a thread and five across the warp. The order of the two addends changes no bit.
+  // SUM starts at +0, omitted here: only the sign of a zero sum can differ, and later steps treat a
+  // score of -0 as +0. Each exchange halves the sums that a thread still adds; afterwards
+  // `first_score` is the index of the first of the SCORES_PER_WARP that the thread has.
 #pragma unroll
-  for (int round = 0; round < ROUNDS; round++) {
-    float sum[VALUES];
+  for (int round = 0; round < KEY_ROUNDS; round++) {
+    float sum[SCORES_PER_WARP];
 #pragma unroll
-    for (int h = 0; h < SHARING; h++) {
+    for (int h = 0; h < Q_PER_KV; h++) {
       const float4 a = ((const float4*)(q_rows + h * DIM))[lane];
       const float4 b = ((const float4*)(q_rows + h * DIM))[lane + 32];
 #pragma unroll
-      for (int i = 0; i < KEYS; i++) {
-        const float4 x = held[round][i][0], y = held[round][i][1];
+      for (int i = 0; i < KEYS_PER_WARP; i++) {
+        const float4 x = k_values[round][i][0], y = k_values[round][i][1];
         const float l0 = __fadd_rn(__fmul_rn(a.x, x.x), __fmul_rn(b.x, y.x));
         const float l1 = __fadd_rn(__fmul_rn(a.y, x.y), __fmul_rn(b.y, y.y));
         const float l2 = __fadd_rn(__fmul_rn(a.z, x.z), __fmul_rn(b.z, y.z));
         const float l3 = __fadd_rn(__fmul_rn(a.w, x.w), __fmul_rn(b.w, y.w));
-        sum[i * SHARING + h] = __fadd_rn(__fadd_rn(l0, l1), __fadd_rn(l2, l3));
+        sum[i * Q_PER_KV + h] = __fadd_rn(__fadd_rn(l0, l1), __fadd_rn(l2, l3));
       }
     }
-    int base = 0, left = VALUES;
+    int first_score = 0, remaining = SCORES_PER_WARP;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const bool upper = lane & step;
-      if (left % 2 == 0) {
-        left /= 2;
+      if (remaining % 2 == 0) {
+        remaining /= 2;
 #pragma unroll
-        for (int i = 0; i < VALUES / 2; i++)
-          if (i < left) {
-            const float kept = upper ? sum[i + left] : sum[i], given = upper ? sum[i] : sum[i + left];
-            sum[i] = __fadd_rn(kept, __shfl_xor_sync(~0u, given, step));
+        for (int i = 0; i < SCORES_PER_WARP / 2; i++)
+          if (i < remaining) {
+            const float keep = upper ? sum[i + remaining] : sum[i];
+            const float send = upper ? sum[i] : sum[i + remaining];
+            sum[i] = __fadd_rn(keep, __shfl_xor_sync(~0u, send, step));
           }
-        base += upper ? left : 0;
+        first_score += upper ? remaining : 0;
       } else {
 #pragma unroll
-        for (int i = 0; i < VALUES; i++)
-          if (i < left) sum[i] = __fadd_rn(sum[i], __shfl_xor_sync(~0u, sum[i], step));
+        for (int i = 0; i < SCORES_PER_WARP; i++)
+          if (i < remaining) sum[i] = __fadd_rn(sum[i], __shfl_xor_sync(~0u, sum[i], step));
       }
     }
 #pragma unroll
-    for (int i = 0; i < VALUES; i++)
-      if (i < left) {
-        const int number = base + i, j = (round * KEYS + number / SHARING) * WARPS + warp;
-        scores[j * WIDE + number % SHARING] = __fmul_rn(sum[i], 0.0625f);
+    for (int i = 0; i < SCORES_PER_WARP; i++)
+      if (i < remaining) {
+        const int score_index = first_score + i;
+        const int j = (round * KEYS_PER_WARP + score_index / Q_PER_KV) * WARPS + warp;
+        scores[j * PADDED_HEADS + score_index % Q_PER_KV] = __fmul_rn(sum[i], 0.0625f);
       }
   }
   __syncthreads();
 
-  // Weights of a query head, a warp each: lane has keys `lane` and `lane + 32`. A score that is NaN
-  // is passed over by the maximum and makes the head's sums NaN all the same.
-  const i64 part_of = ((i64)local * groups + group) * SHARING * gridDim.x + blockIdx.x;
-  for (int h = warp; h < SHARING; h += WARPS) {
-    float* const at = scores + lane * WIDE + h;
-    const bool one = lane < here, two = lane + 32 < here;
-    float top = fmaxf(one ? at[0] : NO_SCORE, two ? at[32 * WIDE] : NO_SCORE);
+  // Weights: one warp per query head; a lane has keys `lane` and `lane + 32`. The maximum ignores a
+  // NaN score; its weight makes the head's sums NaN.
+  const i64 partial_index =
+      ((i64)local_token * kv_heads + kv_head) * Q_PER_KV * gridDim.x + blockIdx.x;
+  for (int h = warp; h < Q_PER_KV; h += WARPS) {
+    float* const score = scores + lane * PADDED_HEADS + h;
+    const bool first_valid = lane < split_keys, second_valid = lane + 32 < split_keys;
+    float max_score = fmaxf(first_valid ? score[0] : NEG_INFINITY,
+                            second_valid ? score[32 * PADDED_HEADS] : NEG_INFINITY);
 #pragma unroll
-    for (int step = 16; step; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
-    at[0] = one ? exp_of(__fsub_rn(at[0], top)) : 0.0f;
-    at[32 * WIDE] = two ? exp_of(__fsub_rn(at[32 * WIDE], top)) : 0.0f;
+    for (int step = 16; step; step /= 2)
+      max_score = fmaxf(max_score, __shfl_xor_sync(~0u, max_score, step));
+    score[0] = first_valid ? exp_of(__fsub_rn(score[0], max_score)) : 0.0f;
+    score[32 * PADDED_HEADS] =
+        second_valid ? exp_of(__fsub_rn(score[32 * PADDED_HEADS], max_score)) : 0.0f;
     __syncwarp();
-    float low = 0.0f;  // lane l of the text, in threads l, l + 8, l + 16 and l + 24
+    float exp_sum = 0.0f;  // threads l, l + 8, l + 16 and l + 24 all compute SUM lane l
 #pragma unroll
-    for (int j = 0; j < SPLIT; j += LANES)
-      low = __fadd_rn(low, scores[(j + lane % LANES) * WIDE + h]);
+    for (int j = 0; j < SPLIT_KEYS; j += SUM_LANES)
+      exp_sum = __fadd_rn(exp_sum, scores[(j + lane % SUM_LANES) * PADDED_HEADS + h]);
 #pragma unroll
-    for (int step = 1; step < LANES; step *= 2)
-      low = __fadd_rn(low, __shfl_xor_sync(~0u, low, step));
+    for (int step = 1; step < SUM_LANES; step *= 2)
+      exp_sum = __fadd_rn(exp_sum, __shfl_xor_sync(~0u, exp_sum, step));
     if (lane == 0) {
-      float* const told = tops + 2 * (part_of + (i64)h * gridDim.x);
-      told[0] = top, told[1] = low;
+      float* const split_stats = stats + 2 * (partial_index + (i64)h * gridDim.x);
+      split_stats[0] = max_score, split_stats[1] = exp_sum;
     }
   }
   asm volatile("cp.async.wait_all;" ::: "memory");
   __syncthreads();
 
-  // Weighted values: a thread has one dimension, for each query head eight lanes of keys.
-  float acc[SHARING][LANES];
+  // Weighted values: a thread has one dimension, and SUM_LANES sums per query head.
+  float acc[Q_PER_KV][SUM_LANES];
 #pragma unroll
-  for (int h = 0; h < SHARING; h++)
+  for (int h = 0; h < Q_PER_KV; h++)
 #pragma unroll
-    for (int l = 0; l < LANES; l++) acc[h][l] = 0.0f;
-  for (int j = 0; j < here; j += LANES) {
+    for (int l = 0; l < SUM_LANES; l++) acc[h][l] = 0.0f;
+  for (int j = 0; j < split_keys; j += SUM_LANES) {
 #pragma unroll
-    for (int l = 0; l < LANES; l++) {
-      const float value = widened(v_rows[(j + l) * DIM + tid]);
-      float weight[WIDE];
+    for (int l = 0; l < SUM_LANES; l++) {
+      const float value = from_cache(v_rows[(j + l) * DIM + tid]);
+      float weight[PADDED_HEADS];
 #pragma unroll
-      for (int i = 0; i < WIDE / 4; i++)
-        ((float4*)weight)[i] = ((const float4*)(scores + (j + l) * WIDE))[i];
+      for (int i = 0; i < PADDED_HEADS / 4; i++)
+        ((float4*)weight)[i] = ((const float4*)(scores + (j + l) * PADDED_HEADS))[i];
 #pragma unroll
-      for (int h = 0; h < SHARING; h++)
+      for (int h = 0; h < Q_PER_KV; h++)
         acc[h][l] = __fadd_rn(acc[h][l], __fmul_rn(weight[h], value));
     }
   }
 #pragma unroll
-  for (int h = 0; h < SHARING; h++) {
+  for (int h = 0; h < Q_PER_KV; h++) {
     const float* a = acc[h];
     const float low = __fadd_rn(__fadd_rn(a[0], a[1]), __fadd_rn(a[2], a[3]));
     const float high = __fadd_rn(__fadd_rn(a[4], a[5]), __fadd_rn(a[6], a[7]));
-    parts[(part_of + (i64)h * gridDim.x) * DIM + tid] = __fadd_rn(low, high);
+    partials[(partial_index + (i64)h * gridDim.x) * DIM + tid] = __fadd_rn(low, high);
   }
 }
 
-#define AHEAD 32   // partial results that a thread has in flight
+#define SPLITS_IN_FLIGHT 32   // splits that a thread loads together
 
-__device__ __forceinline__ void ahead(float held[AHEAD], const float* from, int there) {
+__device__ __forceinline__ void load_splits(float values[SPLITS_IN_FLIGHT], const float* partial,
+                                            int count) {
 #pragma unroll
-  for (int u = 0; u < AHEAD; u++) held[u] = u < there ? from[(i64)u * DIM] : 0.0f;
+  for (int u = 0; u < SPLITS_IN_FLIGHT; u++) values[u] = u < count ? partial[(i64)u * DIM] : 0.0f;
 }
 
-// Grid: x query heads, y tokens; a thread has one dimension.
+// Grid: x query heads, y tokens. A thread has one dimension.
 extern "C" __global__ void __launch_bounds__(THREADS)
-merge(const float* gate, const int* starts, const int* lengths, int m, int first, int splits,
-      const float* tops, const float* parts, float* out, Strides gate_at, Strides out_at,
-      Integers to) {
-  __shared__ float share[THREADS], low[THREADS], largest[WARPS], made[DIM];
-  const int tid = threadIdx.x, head = blockIdx.x, token = first + blockIdx.y;
-  wait_for_inputs();
-  let_the_next_start();
-  const Place place = place_of(token, Rows{starts, lengths, m});
-  const int own = (place.keys + SPLIT - 1) / SPLIT;
-  const i64 part = ((i64)blockIdx.y * gridDim.x + head) * splits;
-  const float2* const told = (const float2*)tops + part;
-  const float* const from = parts + part * DIM + tid;
-  const float opened = sigmoid_of(gate[token * gate_at.token + head * gate_at.head + tid]);
+merge(const float* gate, const int* starts, const int* lengths, int m, int first_token,
+      int max_splits, const float* stats, const float* partials, float* out, Strides gate_strides,
+      Strides out_strides, QuantisedActivations quantised) {
+  __shared__ float split_weight[THREADS], weighted_exp_sum[THREADS], warp_max[WARPS], result[DIM];
+  const int tid = threadIdx.x, head = blockIdx.x, token = first_token + blockIdx.y;
+  pdl_wait();
+  pdl_launch_dependents();
+  const TokenInfo token_info = locate_token(token, RowInfo{starts, lengths, m});
+  const int n_splits = (token_info.n_keys + SPLIT_KEYS - 1) / SPLIT_KEYS;
+  const i64 partial_index = ((i64)blockIdx.y * gridDim.x + head) * max_splits;
+  const float2* const split_stats = (const float2*)stats + partial_index;
+  const float* const partial = partials + partial_index * DIM + tid;
+  const float gate_value =
+      sigmoid_of(gate[token * gate_strides.token + head * gate_strides.head + tid]);
 
-  float held[AHEAD];  // on its way while the shares are found
-  ahead(held, from, own);
-  float top = NO_SCORE;
-  for (int i = tid; i < own; i += THREADS) top = fmaxf(top, told[i].x);
+  float values[SPLITS_IN_FLIGHT];  // in flight while the split weights are computed
+  load_splits(values, partial, n_splits);
+  float max_score = NEG_INFINITY;
+  for (int i = tid; i < n_splits; i += THREADS) max_score = fmaxf(max_score, split_stats[i].x);
 #pragma unroll
-  for (int step = 16; step; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
-  if (tid % 32 == 0) largest[tid / 32] = top;
+  for (int step = 16; step; step /= 2)
+    max_score = fmaxf(max_score, __shfl_xor_sync(~0u, max_score, step));
+  if (tid % 32 == 0) warp_max[tid / 32] = max_score;
   __syncthreads();
 #pragma unroll
-  for (int w = 0; w < WARPS; w++) top = fmaxf(top, largest[w]);
+  for (int w = 0; w < WARPS; w++) max_score = fmaxf(max_score, warp_max[w]);
 
-  float bottom = 0.0f, whole = 0.0f;
-  for (int i = 0; i < own; i += AHEAD) {
+  float denominator = 0.0f, numerator = 0.0f;
+  for (int i = 0; i < n_splits; i += SPLITS_IN_FLIGHT) {
     if (i % THREADS == 0) {
       __syncthreads();
-      share[tid] = low[tid] = 0.0f;  // an absent split adds +0
-      if (i + tid < own) {
-        const float2 mine = told[i + tid];
-        share[tid] = exp_of(__fsub_rn(mine.x, top));
-        low[tid] = __fmul_rn(share[tid], mine.y);
+      split_weight[tid] = weighted_exp_sum[tid] = 0.0f;  // a missing split adds +0
+      if (i + tid < n_splits) {
+        const float2 stat = split_stats[i + tid];
+        split_weight[tid] = exp_of(__fsub_rn(stat.x, max_score));
+        weighted_exp_sum[tid] = __fmul_rn(split_weight[tid], stat.y);
       }
       __syncthreads();
     }
 #pragma unroll
-    for (int u = 0; u < AHEAD; u++) {
-      bottom = __fadd_rn(bottom, low[i % THREADS + u]);
-      whole = __fadd_rn(whole, __fmul_rn(share[i % THREADS + u], held[u]));
+    for (int u = 0; u < SPLITS_IN_FLIGHT; u++) {
+      denominator = __fadd_rn(denominator, weighted_exp_sum[i % THREADS + u]);
+      numerator = __fadd_rn(numerator, __fmul_rn(split_weight[i % THREADS + u], values[u]));
     }
-    ahead(held, from + (i64)(i + AHEAD) * DIM, own - i - AHEAD);
+    load_splits(values, partial + (i64)(i + SPLITS_IN_FLIGHT) * DIM,
+                n_splits - i - SPLITS_IN_FLIGHT);
   }
-  const float value = __fmul_rn(__fdiv_rn(whole, bottom), opened);
-  out[token * out_at.token + head * out_at.head + tid] = value;
-  if (!to.limbs) return;
-  made[tid] = value;
+  const float value = __fmul_rn(__fdiv_rn(numerator, denominator), gate_value);
+  out[token * out_strides.token + head * out_strides.head + tid] = value;
+  if (!quantised.limbs) return;
+  result[tid] = value;
   __syncthreads();
   if (tid >= 32) return;
-  float eight[8];  // side by side, as a lane has them
+  float group_values[8];  // adjacent columns, as `quantize_group` expects
 #pragma unroll
-  for (int i = 0; i < 8; i++) eight[i] = made[tid * 8 + i];
-  store_group(eight, head, token, to);
+  for (int i = 0; i < 8; i++) group_values[i] = result[tid * 8 + i];
+  quantize_group(group_values, head, token, quantised);
 }

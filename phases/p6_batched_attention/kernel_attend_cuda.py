@@ -1,8 +1,8 @@
-"""Split attention in CUDA C++: every key and value read once for all query heads of its group.
+"""Split-KV attention in CUDA C++ (`attend.cu`, compiled by NVRTC); same bits as `kernel_attend`.
 
-`attend.cu` compiled by NVRTC, the bits of `kernel_attend`: a block asks for all of its split's
-memory before it computes; the append is part of the launch, and decode needs two launches a layer.
-The result brings its integers along for the product that follows.
+Each key and value is read once for all query heads of its KV head. A block starts all loads of its
+split before it computes. The append to the cache is part of the launch, so decode takes two
+launches per layer. The result is also quantised for the next product.
 """
 
 # mypy: ignore-errors
@@ -19,41 +19,42 @@ from torch import Tensor
 
 from engine.errors import InputError
 from engine.kernels.nvrtc import Kernel, compile_source
+from engine.quantised import QuantisedActivations
 from engine.state import Refs
 from phases.p5_batched_gdn import increment as before
 from phases.p6_batched_attention.launches import DIM, SPLIT, as_ints, check_operands, plan_launches
 
 SOURCE = Path(__file__).with_name("attend.cu")
-ALIGNED = 16
-"""Bytes of one load."""
+ALIGNMENT = 16
+"""Bytes of the widest load."""
 
 
 class Strides(Structure):
-    """How far apart tokens (or rows of a cache) and heads stand, in values."""
+    """Strides of tokens (or cache rows) and of heads, in elements."""
 
     _fields_ = (("token", c_longlong), ("head", c_longlong))
 
 
 def source() -> str:
-    """Return the text that is compiled, with what it includes."""
-    return before.integer_kernels().source(SOURCE)
+    """Return the source of `attend.cu` with its headers."""
+    return before.quantising_kernels().source(SOURCE)
 
 
-def options(group: int, kv: torch.dtype = torch.float32) -> tuple[str, ...]:
-    """Return the compiler options for so many query heads a KV head, and a type of cache."""
+def options(q_per_kv: int, kv: torch.dtype = torch.float32) -> tuple[str, ...]:
+    """Return the NVRTC options for a number of query heads per KV head, and a cache type."""
     narrow = {torch.float16: "f16", torch.bfloat16: "bf16"}.get(kv)
-    return (f"-DSHARING={group}", *([f'-DNARROW="{narrow}"'] if narrow else ()))
+    return (f"-DQ_PER_KV={q_per_kv}", *([f'-DNARROW_KV="{narrow}"'] if narrow else ()))
 
 
-def shared_bytes(group: int, kv: torch.dtype) -> int:
-    """Return the shared memory of a block: values as they are cached, queries and weights."""
-    wide = -(-group // 4) * 4
-    return kv.itemsize * SPLIT * DIM + 4 * (group * DIM + SPLIT * wide)
+def shared_bytes(q_per_kv: int, kv: torch.dtype) -> int:
+    """Return the shared memory per block: values in the cache type, queries and weights."""
+    padded_heads = -(-q_per_kv // 4) * 4
+    return kv.itemsize * SPLIT * DIM + 4 * (q_per_kv * DIM + SPLIT * padded_heads)
 
 
 @cache
-def _function(name: str, group: int, kv: torch.dtype) -> Kernel:
-    return Kernel(compile_source(source(), options(group, kv)), name, early=True)
+def _function(name: str, q_per_kv: int, kv: torch.dtype) -> Kernel:
+    return Kernel(compile_source(source(), options(q_per_kv, kv)), name, pdl=True)
 
 
 def strides(x: Tensor) -> Strides:
@@ -62,33 +63,34 @@ def strides(x: Tensor) -> Strides:
 
 
 def is_aligned(x: Tensor) -> bool:
-    """Return whether each head of x [..., heads, D] begins at a whole load."""
-    width = x.element_size()
-    return not any(at % ALIGNED for at in (x.data_ptr(), *(width * s for s in x.stride()[:-1])))
+    """Return whether each head of x [..., heads, D] is aligned to ALIGNMENT bytes."""
+    offsets = (x.data_ptr(), *(x.element_size() * stride for stride in x.stride()[:-1]))
+    return not any(offset % ALIGNMENT for offset in offsets)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
-           lengths: Sequence[int], counts: Sequence[int], out: Tensor) -> None:
+           lengths: Sequence[int], counts: Sequence[int], out: Tensor) -> QuantisedActivations:
     """Append k and v [t, G, D] to each row's cache and write gated attention into out[t, H, D]."""
     check_operands(q, k, v, gate, keys, values, out)
     for name, cache_ in (("key", keys.whole), ("value", values.whole)):
         if not is_aligned(cache_):
-            raise InputError(f"heads of the {name} cache must begin at multiples of {ALIGNED} "
+            raise InputError(f"heads of the {name} cache must begin at multiples of {ALIGNMENT} "
                              f"bytes")
     q, k, v = (x if is_aligned(x) else x.contiguous().clone() for x in (q, k, v))
-    heads, groups, m = q.shape[1], k.shape[1], len(counts)
+    heads, kv_heads, m = q.shape[1], k.shape[1], len(counts)
     lengths, counts = as_ints(lengths), as_ints(counts)
-    single = all(count == 1 for count in counts)
-    rows = (c_void_p() if single else counts.starts.on(out.device), lengths.on(out.device), m)
+    one_token_each = all(count == 1 for count in counts)
+    starts = c_void_p() if one_token_each else counts.starts.on(out.device)
+    rows = starts, lengths.on(out.device), m
     pointers = keys.pointers, values.pointers
-    at = [strides(x) for x in (q, k, v, keys.whole, values.whole)]
-    group, kv = heads // groups, keys.whole.dtype
-    split, merge = (_function(name, group, kv) for name in ("split", "merge"))
-    integers, argument = before.integer_kernels().room(len(q), heads * DIM, out.device)
-    for one in plan_launches(lengths, counts, heads):
-        tops, parts = one.scratch(heads, out)
-        split((one.splits, one.tokens * groups), 256, shared_bytes(group, kv), q, k, v, *pointers,
-              *rows, one.first, groups, *at, tops, parts)
-        merge((heads, one.tokens), 256, 0, gate, *rows, one.first, one.splits, tops, parts, out,
-              strides(gate), strides(out), argument)
-    before.integer_kernels().carry(out, integers)
+    input_strides = [strides(x) for x in (q, k, v, keys.whole, values.whole)]
+    q_per_kv, kv = heads // kv_heads, keys.whole.dtype
+    split, merge = (_function(name, q_per_kv, kv) for name in ("split", "merge"))
+    quantised, argument = before.quantising_kernels().room(len(q), heads * DIM, out.device)
+    for launch in plan_launches(lengths, counts, heads):
+        stats, partials = launch.scratch(heads, out)
+        split((launch.splits, launch.tokens * kv_heads), 256, shared_bytes(q_per_kv, kv), q, k, v,
+              *pointers, *rows, launch.first, kv_heads, *input_strides, stats, partials)
+        merge((heads, launch.tokens), 256, 0, gate, *rows, launch.first, launch.splits, stats,
+              partials, out, strides(gate), strides(out), argument)
+    return QuantisedActivations.of(out, quantised)

@@ -1,7 +1,7 @@
-"""Norm and rotation of queries and keys in one launch that may start early, in CUDA C++.
+"""RMS norm and rotary embedding of queries and keys in one PDL launch, in CUDA C++.
 
-The bits of the engine's norm and of `kernel_rotate` (`norm_rotate.cu`, compiled by NVRTC); what
-was normed is written too, so that a step which reports it runs as any other.
+`norm_rotate.cu`, compiled by NVRTC. Same bits as the engine's norm followed by `kernel_rotate`. The
+normed values are also an output, so a step that reports them runs the same kernel.
 """
 
 # mypy: ignore-errors
@@ -24,38 +24,37 @@ from phases.p6_batched_attention.launches import DIM
 SOURCE = Path(__file__).with_name("norm_rotate.cu")
 
 
-class _Part(Structure):
-    """Queries or keys, and where they go."""
+class _HeadSet(Structure):
+    """Queries or keys and their outputs (`norm_rotate.cu`)."""
 
-    _fields_ = (("x", c_void_p), ("token", c_longlong), ("head", c_longlong),
-                ("weight", c_void_p), ("normed", c_void_p), ("out", c_void_p), ("heads", c_int))
+    _fields_ = (("x", c_void_p), ("token_stride", c_longlong), ("head_stride", c_longlong),
+                ("weight", c_void_p), ("normed", c_void_p), ("out", c_void_p), ("n_heads", c_int))
 
 
 @cache
 def _function() -> Kernel:
-    return Kernel(compile_source(source_of(SOURCE), ()), "norm_rotate", early=True)
+    return Kernel(compile_source(source_of(SOURCE), ()), "norm_rotate", pdl=True)
 
 
 def norm_rotate(xs: Sequence[Tensor], weights: Sequence[Tensor], eps: float, table: Tensor,
                 positions: Tensor | list[int], normed: Sequence[Tensor],
                 outs: Sequence[Tensor]) -> None:
-    """Norm queries and keys f32[t, heads, 256] into `normed`, and turn those into `outs`.
+    """Norm queries and keys f32[t, heads, 256] into `normed`, and rotate these into `outs`.
 
     Tokens and heads may be strided, `normed` and `outs` are contiguous; table is
     f32[positions, 2, pairs].
     """
-    for x, *made in zip(xs, normed, outs, strict=True):
+    for x, *results in zip(xs, normed, outs, strict=True):
         if x.shape[2] != DIM or x.stride(2) != 1:
-            raise InputError(f"heads to be normed and turned on a device must be {DIM} "
-                             f"neighbouring values, but are {list(x.shape)} with strides "
-                             f"{list(x.stride())}")
-        if not all(out.shape == x.shape and out.is_contiguous() for out in made):
-            raise InputError("what is normed and turned must go to contiguous tensors of its shape")
+            raise InputError(f"norm_rotate needs heads of {DIM} contiguous values, but x is "
+                             f"{list(x.shape)} with strides {list(x.stride())}")
+        if not all(out.shape == x.shape and out.is_contiguous() for out in results):
+            raise InputError("outputs of norm_rotate must be contiguous and have the input's shape")
     if not len(xs[0]):
         return
-    parts = [_Part(x.data_ptr(), x.stride(0), x.stride(1), weight.data_ptr(), middle.data_ptr(),
-                   out.data_ptr(), x.shape[1])
-             for x, weight, middle, out in zip(xs, weights, normed, outs, strict=True)]
+    sets = [_HeadSet(x.data_ptr(), x.stride(0), x.stride(1), weight.data_ptr(),
+                     normed_out.data_ptr(), out.data_ptr(), x.shape[1])
+            for x, weight, normed_out, out in zip(xs, weights, normed, outs, strict=True)]
     positions = to_device(torch.as_tensor(positions, dtype=torch.int64), table.device)
-    _function()((len(xs[0]), sum(x.shape[1] for x in xs)), 32, 0, *parts, c_float(eps), table,
+    _function()((len(xs[0]), sum(x.shape[1] for x in xs)), 32, 0, *sets, c_float(eps), table,
                 table.shape[2], positions)

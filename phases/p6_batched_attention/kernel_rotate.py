@@ -1,6 +1,6 @@
-"""Rotation of every head of t tokens in one launch, each token at its own position.
+"""Rotary embedding of every head of t tokens in one launch, each token at its own position.
 
-A program takes one head; the partner of a dimension is read again, from cache.
+A program processes one head. It loads each dimension's partner a second time, from cache.
 """
 
 # mypy: ignore-errors
@@ -22,23 +22,23 @@ def _rotate(x, table, positions, out, x_token, x_head, out_token, out_head, PAIR
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     position = tl.load(positions + token).to(tl.int64)
     d = tl.arange(0, DIM)
-    turned = d < 2 * PAIRS
-    mine = x + token * x_token + head * x_head
-    value = tl.load(mine + d)
-    partner = tl.load(mine + tl.where(d < PAIRS, d + PAIRS, d - PAIRS), mask=turned, other=0.0)
-    entry = table + position * (2 * PAIRS) + d % PAIRS
-    cos = tl.load(entry, mask=turned, other=1.0)
-    sin = tl.load(entry + PAIRS, mask=turned, other=0.0)
-    low = value * cos - partner * sin
-    high = value * cos + partner * sin
-    value = tl.where(d < PAIRS, low, tl.where(turned, high, value))
+    rotated = d < 2 * PAIRS
+    x_ptr = x + token * x_token + head * x_head
+    value = tl.load(x_ptr + d)
+    partner = tl.load(x_ptr + tl.where(d < PAIRS, d + PAIRS, d - PAIRS), mask=rotated, other=0.0)
+    table_ptr = table + position * (2 * PAIRS) + d % PAIRS
+    cos = tl.load(table_ptr, mask=rotated, other=1.0)
+    sin = tl.load(table_ptr + PAIRS, mask=rotated, other=0.0)
+    first_half = value * cos - partner * sin
+    second_half = value * cos + partner * sin
+    value = tl.where(d < PAIRS, first_half, tl.where(rotated, second_half, value))
     tl.store(out + token * out_token + head * out_head + d, value)
 
 
 def rotate(x: Tensor, table: Tensor, positions: Tensor | list[int], out: Tensor) -> None:
     """Write x f32[t, heads, dim] rotated at each token's own position into `out`.
 
-    table is f32[positions, 2, pairs], contiguous; values of a head are neighbours.
+    table is f32[positions, 2, pairs], contiguous; the values of a head are contiguous.
     """
     if not len(x):
         return

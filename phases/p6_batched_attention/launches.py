@@ -1,4 +1,4 @@
-"""How attention is cut into launches, for Triton and CUDA alike; nothing here decides a bit."""
+"""Splits a step's attention into launches, for Triton and CUDA. It affects no bit."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ from engine.ops import SPLIT
 from engine.state import KV_TYPES, Ints, Refs
 
 DIM = 256
-"""Width of a head; a model of another is refused when it is loaded."""
+"""Head width; loading a model with another width fails."""
 MAX_TOKENS = 1024
-"""Tokens of one launch."""
-SCRATCH_FLOATS = 1 << 25
-"""Floats of partial results that one launch may leave for the next."""
+"""Largest number of tokens per launch."""
+MAX_SCRATCH = 1 << 25
+"""Largest number of floats of partial results per launch."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Some of a step's tokens, few enough for the room."""
+    """Consecutive tokens of a step whose partial results fit the scratch limit."""
 
     first: int
     tokens: int
     splits: int
-    """Splits of the longest of them; a token with fewer leaves the rest alone."""
+    """Splits of the longest token; shorter tokens do not use the rest."""
 
     def scratch(self, heads: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return room for each split's largest score and sum, and for its weighted values."""
-        parts = self.tokens * heads * self.splits
-        return like.new_empty(parts * 2), like.new_empty(parts * DIM)
+        """Allocate each split's statistics (largest score, sum of weights) and weighted values."""
+        n_partials = self.tokens * heads * self.splits
+        return like.new_empty(n_partials * 2), like.new_empty(n_partials * DIM)
 
 
 def plan_launches(lengths: Sequence[int], counts: Sequence[int], heads: int) -> Iterator[Launch]:
     """Yield the launches of a step: tokens in order, partial results bounded."""
-    reach = [length + i + 1 for length, count in zip(lengths, counts, strict=True)
+    n_keys = [length + i + 1 for length, count in zip(lengths, counts, strict=True)
              for i in range(count)]
-    room = SCRATCH_FLOATS // (heads * DIM)
+    max_splits = MAX_SCRATCH // (heads * DIM)
     first = 0
-    while first < len(reach):
-        last, longest = first + 1, reach[first]
-        while last < min(len(reach), first + MAX_TOKENS):
-            wider = max(longest, reach[last])
-            if -(-wider // SPLIT) * (last + 1 - first) > room:
+    while first < len(n_keys):
+        last, longest = first + 1, n_keys[first]
+        while last < min(len(n_keys), first + MAX_TOKENS):
+            new_longest = max(longest, n_keys[last])
+            if -(-new_longest // SPLIT) * (last + 1 - first) > max_splits:
                 break
-            last, longest = last + 1, wider
+            last, longest = last + 1, new_longest
         yield Launch(first, last - first, -(-longest // SPLIT))
         first = last
 
 
 def as_ints(values: Sequence[int]) -> Ints:
-    """Return rows' integers in the form that can be asked for on a device."""
+    """Return per-row integers as `Ints`, which can be copied to a device."""
     return values if isinstance(values, Ints) else Ints(values)
 
 
 def check_operands(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
           out: Tensor) -> None:
-    """Refuse operands that a kernel would misread, before anything is written."""
+    """Raise `InputError` for operands that a kernel would misread, before anything is written."""
     caches = {"the key cache": keys.whole, "the value cache": values.whole}
     for name, x in {"q": q, "k": k, "v": v, "gate": gate, "out": out, **caches}.items():
         fits = x.dtype in KV_TYPES.values() if name in caches else x.dtype == torch.float32

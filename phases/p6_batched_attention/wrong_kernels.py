@@ -1,12 +1,10 @@
-"""Wrong kernels: one part of a right one exchanged for another while it runs."""
+"""Wrong kernels: a right kernel with one function or one source string replaced."""
 
 # ruff: noqa: ANN001, ANN002, ANN003, ANN201, ANN202
 # mypy: ignore-errors
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 
 import torch
@@ -15,8 +13,9 @@ import triton.language as tl
 
 from engine.kernels import launch
 from engine.kernels.nvrtc import Kernel, compile_source, source_of
+from engine.op_table import Op
 from engine.state import Refs
-from falsifiers.judging.subject import Subject
+from falsifiers.judging.subject import Builder
 from falsifiers.mutation.mutants import replace_source
 from phases.p6_batched_attention import (
     kernel_attend,
@@ -25,55 +24,46 @@ from phases.p6_batched_attention import (
     kernel_rotate,
     reference,
 )
-from phases.p6_batched_attention.increment import OnDevice
-from phases.p6_batched_attention.kernel_attend import _pairs_of_columns, _pairs_of_lanes, _widened
-
-Builder = Callable[[Subject], Subject]
+from phases.p6_batched_attention.kernel_attend import _from_cache, _sum_columns, _sum_lanes
+from phases.wrong_refs import with_ops
 
 
 @contextmanager
 def _patch_module(module, **parts):
-    """Run with some of a module's functions exchanged."""
-    own = {name: getattr(module, name) for name in parts}
+    """Run with some functions of a module replaced."""
+    originals = {name: getattr(module, name) for name in parts}
     try:
         for name, part in parts.items():
             setattr(module, name, part)
         yield
     finally:
-        for name, part in own.items():
+        for name, part in originals.items():
             setattr(module, name, part)
 
 
 def with_attend_parts(before=None, **parts) -> Builder:
-    """Return a builder whose Triton attention has other parts; the reference stays as it is."""
+    """Return a builder whose Triton attention has some functions replaced."""
     def run(*args):
         if before is not None:
             before(*args)
         with _patch_module(kernel_attend, **parts):
             kernel_attend.attend(*args)
 
-    return _with_ops(attend=OnDevice(reference.attend, run))
+    return with_ops(attend=Op(reference.attend, triton=run))
 
 
 def with_attend(run) -> Builder:
-    """Return a builder whose attention kernel is another; the reference stays as it is."""
-    return _with_ops(attend=OnDevice(reference.attend, run))
+    """Return a builder whose attention kernel is `run`."""
+    return with_ops(attend=Op(reference.attend, triton=run))
 
 
 def with_rotate_parts(**parts) -> Builder:
-    """Return a builder whose rotation kernel is another; the reference stays as it is."""
+    """Return a builder whose rotation kernel has some functions replaced."""
     def run(*args):
         with _patch_module(kernel_rotate, **parts):
             kernel_rotate.rotate(*args)
 
-    return _with_ops(rotate=OnDevice(reference.rotate, run))
-
-
-def _with_ops(**wrong) -> Builder:
-    def build(subject: Subject) -> Subject:
-        return replace(subject, path=replace(subject.path, **wrong))
-
-    return build
+    return with_ops(rotate=Op(reference.rotate, triton=run))
 
 
 @triton.jit
@@ -101,35 +91,35 @@ def library_exp(x):
 
 
 @triton.jit
-def scores_without_a_mask(q, keys, left, q_head, key_row, GROUP: tl.constexpr,
+def scores_without_a_mask(q, keys, left, q_head, key_row, Q_PER_KV: tl.constexpr,
                           HEADS: tl.constexpr, SPLIT: tl.constexpr, HALF: tl.constexpr,
                           SCALE: tl.constexpr, KV: tl.constexpr):
     lane, j = tl.arange(0, HALF), tl.minimum(tl.arange(0, SPLIT), left)
     at = keys + j.to(tl.int64)[:, None] * key_row + lane[None, :]
-    low, high = _widened(tl.load(at), KV), _widened(tl.load(at + HALF), KV)
+    low, high = _from_cache(tl.load(at), KV), _from_cache(tl.load(at + HALF), KV)
     scores = tl.zeros([HEADS, SPLIT], tl.float32)
-    for r in tl.static_range(GROUP):
+    for r in tl.static_range(Q_PER_KV):
         mine = q + r * q_head + lane
         sums = (0.0 + tl.load(mine)[None, :] * low) + tl.load(mine + HALF)[None, :] * high
-        own = _pairs_of_columns(sums, SPLIT, HALF, 7) * SCALE
+        own = _sum_columns(sums, SPLIT, HALF, 7) * SCALE
         scores = tl.where((tl.arange(0, HEADS) == r)[:, None], own[None, :], scores)
     return scores
 
 
 @triton.jit
-def scores_read_by_each_head(q, keys, left, q_head, key_row, GROUP: tl.constexpr,
+def scores_read_by_each_head(q, keys, left, q_head, key_row, Q_PER_KV: tl.constexpr,
                              HEADS: tl.constexpr, SPLIT: tl.constexpr, HALF: tl.constexpr,
                              SCALE: tl.constexpr, KV: tl.constexpr):
     j, lane = tl.arange(0, SPLIT), tl.arange(0, HALF)
     at = keys + j.to(tl.int64)[:, None] * key_row + lane[None, :]
     there = (j < left)[:, None]
     scores = tl.zeros([HEADS, SPLIT], tl.float32)
-    for r in tl.static_range(GROUP):
-        low = _widened(tl.load(at, mask=there, other=0), KV)
-        high = _widened(tl.load(at + HALF, mask=there, other=0), KV)
+    for r in tl.static_range(Q_PER_KV):
+        low = _from_cache(tl.load(at, mask=there, other=0), KV)
+        high = _from_cache(tl.load(at + HALF, mask=there, other=0), KV)
         mine = q + r * q_head + lane
         sums = (0.0 + tl.load(mine)[None, :] * low) + tl.load(mine + HALF)[None, :] * high
-        own = _pairs_of_columns(sums, SPLIT, HALF, 7) * SCALE
+        own = _sum_columns(sums, SPLIT, HALF, 7) * SCALE
         scores = tl.where((tl.arange(0, HEADS) == r)[:, None], own[None, :], scores)
     return scores
 
@@ -142,13 +132,13 @@ def eight_keys_a_lane(p, values, left, value_row, HEADS: tl.constexpr, SPLIT: tl
     low, whole = tl.zeros([HEADS, 8, 1], tl.float32), tl.zeros([HEADS, 8, DIM], tl.float32)
     for i in range(SPLIT // 8):
         j = eight * 8 + i
-        v = _widened(tl.load(values + j.to(tl.int64)[:, None] * value_row + d[None, :],
-                             mask=(j < left)[:, None], other=0), KV)
+        v = _from_cache(tl.load(values + j.to(tl.int64)[:, None] * value_row + d[None, :],
+                                mask=(j < left)[:, None], other=0), KV)
         mine = tl.sum(tl.where((octet == i)[None, None, :], p, 0.0), axis=2)
         low = low + mine[:, :, None]
         whole = whole + mine[:, :, None] * v[None, :, :]
-    return (tl.reshape(_pairs_of_lanes(low, HEADS, 1), [HEADS]),
-            _pairs_of_lanes(whole, HEADS, DIM))
+    return (tl.reshape(_sum_lanes(low, HEADS, 1), [HEADS]),
+            _sum_lanes(whole, HEADS, DIM))
 
 
 @triton.jit
@@ -219,30 +209,29 @@ def _compile_kernel(source: str, name: str, options: tuple[str, ...]) -> Kernel:
 
 
 def with_cuda_source(right: str, wrong: str) -> Builder:
-    """Return a builder whose CUDA source of attention has one text for another."""
+    """Return a builder whose CUDA attention has one source string replaced."""
     def run(*args):
         source = replace_source(kernel_attend_cuda.source(), right, wrong)
         with _patch_module(kernel_attend_cuda, _function=lambda name, *of: _compile_kernel(
                 source, name, kernel_attend_cuda.options(*of))):
-            kernel_attend_cuda.attend(*args)
+            return kernel_attend_cuda.attend(*args)
 
-    return _with_ops(attend=OnDevice(reference.attend, run))
+    return with_ops(attend=Op(reference.attend, cuda=run))
 
 
 def with_norm_rotate_source(right: str, wrong: str) -> Builder:
-    """Return a builder whose CUDA source of norm and rotation has one text for another."""
+    """Return a builder whose CUDA norm and rotation have one source string replaced."""
     def run(norm, rotate, *args):
         source = replace_source(source_of(kernel_norm_rotate.SOURCE), right, wrong)
-        with _patch_module(
-            kernel_norm_rotate, _function=lambda: _compile_kernel(source, "norm_rotate", ())
-        ):
+        with _patch_module(kernel_norm_rotate,
+                           _function=lambda: _compile_kernel(source, "norm_rotate", ())):
             kernel_norm_rotate.norm_rotate(*args)
 
-    return _with_ops(norm_rotate=run)
+    return with_ops(norm_rotate=run)
 
 
 def offset_of_31_bits(q, k, v, gate, keys, values, lengths, counts, out) -> None:
-    """Find each row of a cache where its offset would lie if it lost its upper bits."""
+    """Use cache rows at the address that an offset without its upper bits would give."""
     near = []
     for cache_ in (keys, values):
         rows, apart = cache_.whole.shape[1], cache_.whole.stride(1)
@@ -255,5 +244,5 @@ def offset_of_31_bits(q, k, v, gate, keys, values, lengths, counts, out) -> None
 
 
 def with_short_offsets() -> Builder:
-    """Return a builder whose attention on a device loses the upper bits of offsets."""
-    return _with_ops(attend=OnDevice(reference.attend, offset_of_31_bits))
+    """Return a builder whose attention on a device drops the upper bits of offsets."""
+    return with_ops(attend=Op(reference.attend, cuda=offset_of_31_bits))

@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 
 from engine import ops
+from engine.op_table import op_table
 from engine.path import Path
-from engine.state import to_device
 from engine.weights import Weight
 from phases.p6_batched_attention import increment as before
 from phases.p8_decode_graph.kernel_graphs import Graphs
 
+op = op_table(__name__)
+
 
 def path(graphs: bool = True) -> Path:
     """Return the predecessor's path with its decode steps as graphs, or eager if asked for."""
-    eager = replace(before.path(), name="p8", embed=embed)
+    eager = replace(before.path(), name="p8", embed=EMBED)
     if not graphs:
         return eager
     kept = Graphs(eager)
@@ -26,13 +28,9 @@ def path(graphs: bool = True) -> Path:
 
 
 def embed(weight: Weight, tokens: Sequence[int] | Tensor, out: Tensor) -> None:
-    """Write the dequantised rows of `tokens`, ids of the host or a graph's input, into `out`.
+    """Write the dequantised rows of `tokens`, ids of the host or a graph's input, into `out`."""
+    ops.embed(weight, torch.as_tensor(tokens).tolist(), out)
 
-    On a device it gathers them there, so that a prompt does not wait for the host to unpack them.
-    """
-    ids = torch.as_tensor(tokens)
-    if out.is_cuda:
-        from phases.p8_decode_graph.kernel_embed import embed as gather
-        gather(weight, to_device(ids, out.device), out)
-    else:
-        ops.embed(weight, ids.tolist(), out)
+
+EMBED = op(embed, triton="kernel_embed.embed")
+"""On a device rows are gathered there, so that a prompt does not wait for the host."""

@@ -1,4 +1,4 @@
-"""The graphs of a path: which one a step replays, when one is captured, how many are kept."""
+"""The graph cache of a path: which graph a step replays, capture, and eviction."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from phases.p8_decode_graph.reference import capture as record
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 SHORTEST = 128
-"""Tokens of the least bucket of lengths; each next one is twice as long."""
+"""Tokens of the shortest length bucket; each next bucket is twice as long."""
 MOST = 32
-"""Graphs kept; the one not replayed for longest goes first."""
+"""Largest number of graphs; the least recently replayed one is evicted first."""
 
 Capture = Callable[[Path, Callable[[Path], Tensor], Callable[[Tensor], None]],
                    tuple[Callable[[], None], Tensor]]
@@ -30,20 +30,20 @@ Capture = Callable[[Path, Callable[[Path], Tensor], Callable[[Tensor], None]],
 
 @dataclass
 class Meter:
-    """What was done, for whoever asks whether graphs are really used."""
+    """Counters that show whether graphs are used."""
 
     captures: int = 0
     replays: int = 0
     eager_steps: int = 0
     failed_captures: int = 0
     failure: str = ""
-    """What the device said of the last capture that failed."""
+    """The error message of the last failed capture."""
     evictions: int = 0
 
 
 @dataclass(frozen=True)
 class Key:
-    """Everything that changes the launches of a step; what has ids is kept as long as they are."""
+    """Everything that changes a step's launches. The cache references the objects of the ids."""
 
     path: int
     model: int
@@ -57,7 +57,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Graph:
-    """One captured step with its inputs, and what must live as long as it does."""
+    """One captured step with its inputs, and references to the memory that it reads."""
 
     inputs: Inputs
     spare: Pool
@@ -68,12 +68,12 @@ class Graph:
 
 
 def width_of(m: int) -> int:
-    """Return the least width that holds m rows."""
+    """Return the smallest width of at least m rows."""
     return next(width for width in WIDTHS if width >= m)
 
 
 def reach_of(tokens: int) -> int:
-    """Return the least bucket of lengths that holds sequences of so many tokens."""
+    """Return the smallest length bucket of at least `tokens` tokens."""
     reach = SHORTEST
     while reach < tokens:
         reach *= 2
@@ -81,7 +81,7 @@ def reach_of(tokens: int) -> int:
 
 
 class Graphs:
-    """A step that replays graphs for decode rows and leaves all else to the eager step."""
+    """A step that replays graphs for decode rows and runs the eager step otherwise."""
 
     inputs: type[Inputs] = Inputs
 
@@ -108,7 +108,7 @@ class Graphs:
 
     def greedy_rows(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                     steps: int) -> list[list[int]]:
-        """Take greedy steps that the host does not wait for; return each row's tokens."""
+        """Take greedy steps without a host synchronisation per step; return each row's tokens."""
         m = len(rows.slots)
         graph = None
         if max(rows.counts) == 1 and m <= WIDTHS[-1]:
@@ -126,25 +126,25 @@ class Graphs:
         return columns
 
     def refuse(self, chosen: Tensor) -> None:
-        """Refuse tokens chosen i64[steps, m] of which one is the mark of NaN."""
+        """Raise `InputError` if one of the tokens i64[steps, m] is -1, the mark of NaN."""
         for step in chosen:
             refuse_nan(step)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that graphs hold: what captures set aside, their inputs and their spare slots."""
+        """Bytes that graphs use: memory that captures reserved, inputs and spare slots."""
         graphs = [graph for graph in self.kept() if graph is not None]
         spares = {id(graph.spare): graph.spare.nbytes for graph in graphs}
         return (self._captures.nbytes + sum(spares.values())
                 + sum(graph.inputs.raw.nbytes for graph in graphs))
 
     def kept(self) -> list[Graph | None]:
-        """Return the graphs that are kept now, None for a failed one."""
+        """Return the cached graphs, None for a failed capture."""
         return [graph for graph, *_ in self._held.values()]
 
     def _graph(self, path: Path, model: Model, pool: Pool, m: int, reach: int,
                greedy: bool) -> Graph | None:
-        """Return the graph of a step, captured now if it is new, or None if that failed once."""
+        """Return the graph of a step, captured if it is new, or None if its capture failed."""
         key = Key(id(path), id(model.weights), id(model.rope), pool.device, pool.kv,
                   width_of(m), reach_of(reach), greedy)
         place = self.place(key)
@@ -157,14 +157,14 @@ class Graphs:
         return self._held[place][0]
 
     def place(self, key: Key) -> Key:
-        """Return what a graph is kept under: all of its key."""
+        """Return the cache key of a graph: its complete key."""
         return key
 
     def _captured(self, key: Key, path: Path, model: Model) -> Graph | None:
         room = min(SHORTEST, model.config.context)
         spare = self._spare(key) or Pool(model.config, 1, room, key.device, key.kv)
         inputs = self.inputs.make(len(spare.places), key.width, key.device)
-        inputs.fill(spare, None, (), Rows((), (), ()))  # all padding: a capture touches no slot
+        inputs.fill(spare, None, (), Rows((), (), ()))  # padding: a capture must touch no slot
         rows = inputs.rows(spare, key.reach)
         chosen = torch.zeros(key.width, dtype=torch.int64, device=key.device)
 
@@ -182,16 +182,16 @@ class Graphs:
         capture = self._capture or (self._captures if key.device.startswith("cuda") else record)
         try:
             replay, out = capture(path, run, tail)
-        except RuntimeError as error:  # the device refused: the eager step does the same
+        except RuntimeError as error:  # capture failed: use the eager step
             self.meter.failed_captures += 1
             self.meter.failure = str(error)
             return None
         self.meter.captures += 1
-        # what the warm run put on the device for its rows, the launches read at every replay
+        # replays read the arrays that the warm-up run copied to the device
         return Graph(inputs, spare, replay, out, (model, model.rope.table_for(key.reach), rows))
 
     def _spare(self, key: Key) -> Pool | None:
-        """Return the slot that padding of the same model's graphs points into, if there is one."""
+        """Return the spare slot of the same model's graphs, if there is one."""
         return next((graph.spare for other, (graph, *_) in self._held.items() if graph is not None
                      and (other.model, other.device, other.kv)
                      == (key.model, key.device, key.kv)), None)

@@ -1,4 +1,4 @@
-"""What a graph reads that changes from step to step: one buffer, written in place, never moved."""
+"""The inputs of a graph that change with each step: one buffer, written in place."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from engine.state import CACHED, Ints, Pool, Refs, Table
 
 @dataclass(frozen=True)
 class Followed(Refs):
-    """State found by the addresses in a graph's input alone, whatever pool they point into.
+    """State at the addresses in a graph's input, which may point into any pool.
 
-    `whole` is that of the spare slot and tells kernels of strides and types.
+    `whole` is the spare slot's tensor; kernels take strides and types from it.
     """
 
     shape: tuple[int, ...] = ()
-    """What a host op may see behind an address."""
+    """Shape of the state at an address, for ops on the host."""
 
     @property
     def views(self) -> list[Tensor]:
-        """Views over the memory that the input points at now."""
+        """Views of the memory that the input points at now."""
         assert self.held is not None
         return [_at(address, self.shape, self.whole.dtype) for address in self.held.tolist()]
 
@@ -40,10 +40,10 @@ def _at(address: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class FollowedTable(Table):
-    """A table whose addresses are a graph's input."""
+    """A table whose addresses are part of a graph's input."""
 
     reach: int = 0
-    """Rows of keys and values that a sequence may have in this graph."""
+    """Largest number of keys of a sequence in this graph."""
 
     def refs(self, kind: str, layer: int) -> Refs:
         """Return one kind of one layer, in row order."""
@@ -54,13 +54,13 @@ class FollowedTable(Table):
 
 @dataclass(frozen=True)
 class Inputs:
-    """A graph's inputs for `width` rows; rows past a step's own point into the spare slot."""
+    """A graph's inputs for `width` rows; padding rows point to the spare slot."""
 
     raw: Tensor
     tokens: Tensor
     positions: Tensor
     live: Tensor
-    """1 for a step's own rows, 0 for the padding: by how much a row advances, i64[width]."""
+    """i64[width], the increment of a row per step: 1 for a real row, 0 for padding."""
     pointers: Tensor
     """u64[layers of every kind, width]."""
     lengths: Tensor
@@ -68,7 +68,7 @@ class Inputs:
 
     @classmethod
     def make(cls, places: int, width: int, device: str) -> Self:
-        """Return inputs over one new buffer."""
+        """Allocate inputs in one buffer."""
         words = (3 + places) * width
         raw = torch.zeros(8 * words + 4 * width, dtype=torch.uint8, device=device)
         numbers = raw[:8 * words].view(torch.int64).view(-1, width)
@@ -76,9 +76,9 @@ class Inputs:
                    raw[8 * words:].view(torch.int32))
 
     def fill(self, spare: Pool, pool: Pool | None, tokens: Sequence[int], rows: Rows) -> None:
-        """Write a step's rows, and padding behind them, without making the host wait."""
+        """Write a step's rows and then padding, without a host synchronisation."""
         width, m = len(self.tokens), len(rows.slots)
-        words = np.zeros((len(self.pointers) + 3, width), np.uint64)  # NumPy is quicker at this
+        words = np.zeros((len(self.pointers) + 3, width), np.uint64)  # NumPy is faster here
         lengths = np.zeros(width, np.int32)
         if m < width:
             words[3:, m:] = spare.addresses((0,)).numpy()
@@ -91,16 +91,16 @@ class Inputs:
         self.raw.copy_(host.pin_memory() if self.raw.is_cuda else host, non_blocking=True)
 
     def rows(self, spare: Pool, reach: int) -> Rows:
-        """Return rows whose ops read these inputs, for sequences of up to `reach` tokens."""
+        """Return rows that read these inputs, for sequences of up to `reach` tokens."""
         width = len(self.tokens)
-        lengths = Ints((reach - 1,) * width)  # the host's part: what a launch must have room for
+        lengths = Ints((reach - 1,) * width)  # host side: the launch dimensions
         lengths.held = self.lengths
         table = FollowedTable(spare, (0,) * width, self.pointers, reach)
         held = Held(self.positions, lengths, Ints((1,) * width), table, reach)
         return Rows((0,) * width, (reach - 1,) * width, (1,) * width, held)
 
     def advance(self, chosen: Tensor) -> None:
-        """Make the tokens chosen i64[width] the next ones, a position further; padding stays."""
+        """Set the next tokens to `chosen` i64[width] and advance the positions; padding stays."""
         self.tokens.copy_(chosen.clamp(min=0))
         self.positions.add_(self.live)
         self.lengths.add_(self.live.to(torch.int32))
