@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 
@@ -39,6 +40,20 @@ Builder = Callable[[Subject], Subject]
 def mutant_id(wrong: type) -> str:
     """Return the id of the mutant that a class is: `frees_twice` for `FreesTwice`."""
     return re.sub(r"(?<=.)([A-Z])", r"_\1", wrong.__name__).lower()
+
+
+def stack_mutants(fields: Mapping[str, type], *modules: ModuleType) -> dict[str, Builder]:
+    """Return builders for the public classes of `modules`, by mutant id.
+
+    fields: for each field of the serving stack the base class of its faulty versions.
+    """
+    def build_with(part: type) -> Builder:
+        (field,) = [name for name, base in fields.items() if issubclass(part, base)]
+        return lambda subject: replace(subject, stack=replace(subject.stack, **{field: part}))
+
+    return {mutant_id(part): build_with(part)
+            for module in modules for name, part in vars(module).items()
+            if isinstance(part, type) and part.__module__ == module.__name__ and name[0] != "_"}
 
 
 @dataclass(frozen=True)
