@@ -1,9 +1,8 @@
 """A GGUF file, opened without trusting it: every count, length and offset is checked first.
 
-The header is walked here and not by `gguf.GGUFReader`, which trusts lengths and needs many
-seconds for a vocabulary of real size; tests hold that both read the same. A small file is read
-whole. Weights of a larger one stay in the file and are memory-mapped: as with any mapped file,
-whoever shortens it between `hold` and a read ends the process.
+`gguf.GGUFReader` is not used: it trusts lengths and takes many seconds for a real vocabulary. Tests
+compare what both read. A small file is read into memory, a larger one is memory-mapped. If another
+process shortens a mapped file after `check_size`, the next read ends this process.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from engine.gguf_header import (
 
 ALIGNMENT = 32
 MAX_UNMAPPED_BYTES = 1 << 25
-"""A file of at most this many bytes is read whole, not mapped."""
+"""A file of at most this many bytes is read into memory, not mapped."""
 _TYPES_BY_NUMBER = {t.ggml: t for t in TYPES.values()}
 
 
@@ -57,7 +56,7 @@ class GgufFile:
 
     path: Path
     size: int
-    """Bytes of the whole file."""
+    """Bytes of the file when it was opened."""
     metadata: dict[str, object]
     tensors: dict[str, TensorEntry]
     unsupported_tensors: dict[str, str] = field(default_factory=dict)
@@ -65,17 +64,17 @@ class GgufFile:
     _digest: list[str] = field(default_factory=list, repr=False)
 
     def check_size(self) -> None:
-        """Refuse a file that has become shorter since it was opened, before it is read further."""
+        """Raise `InputError` if the file has become shorter since it was opened."""
         try:
             size = self.path.stat().st_size
-        except OSError:  # unlinked, so that its bytes stay as long as they are mapped
+        except OSError:  # unlinked: its bytes stay as long as they are mapped
             return
         if size < self.size:
             raise InputError(f"{self.path} had {self.size} bytes when it was opened, but has "
                              f"{size} now")
 
     def sha256(self) -> str:
-        """Return the digest of the whole file, computed when it is first asked for."""
+        """Return the sha256 of the file, computed on the first call."""
         if not self._digest:
             with self.path.open("rb") as handle:
                 self._digest.append(hashlib.file_digest(handle, "sha256").hexdigest())
@@ -83,9 +82,9 @@ class GgufFile:
 
 
 def open_gguf(path: str | os.PathLike[str], *, partly: bool = False) -> GgufFile:
-    """Open a GGUF file; `InputError` says in one sentence why one cannot be used.
+    """Open a GGUF file; raise `InputError` if it cannot be used.
 
-    With `partly`, tensors of types that are not supported are left out and named, not refused.
+    With `partly`, tensors of unsupported types are skipped and listed instead of refused.
     """
     path = Path(path)
     data = _read_or_map(path)
@@ -106,7 +105,7 @@ def open_gguf(path: str | os.PathLike[str], *, partly: bool = False) -> GgufFile
 def _read_or_map(path: Path) -> mmap.mmap | bytes:
     """Return the bytes of a regular, non-empty file, mapped when there are many."""
     try:
-        # Opening a pipe would wait for a writer, so the kind of file is asked for first.
+        # Opening a pipe would wait for a writer, so the kind of file is checked first.
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise InputError(f"{path} is not a file")
@@ -133,11 +132,11 @@ def _read_alignment(metadata: dict[str, object]) -> int:
 
 def _locate_tensors(data: mmap.mmap | bytes, infos: dict[str, TensorInfo], left_out: Container[str],
                     start: int, metadata: dict[str, object]) -> dict[str, TensorEntry]:
-    """Place every tensor that is not left out in the mapped file, in the header's order."""
+    """Return every tensor that is not left out, as a view of the data, in the header's order."""
     if not infos:
         raise HeaderError("it has no tensors")
     alignment = _read_alignment(metadata)
-    whole = np.frombuffer(data, np.uint8)
+    file_bytes = np.frombuffer(data, np.uint8)
     tensors, spans = {}, []
     for info in (info for info in infos.values() if info.name not in left_out):
         rows, row_bytes = _extent(info, len(data))
@@ -154,7 +153,7 @@ def _locate_tensors(data: mmap.mmap | bytes, infos: dict[str, TensorInfo], left_
             )
         spans.append((first, last, info.name))
         tensors[info.name] = TensorEntry(info.name, _TYPES_BY_NUMBER[info.kind].name, info.shape,
-                                         whole[first:last].reshape(rows, row_bytes))
+                                         file_bytes[first:last].reshape(rows, row_bytes))
     spans.sort()
     for (_, end, before), (begin, _, after) in pairwise(spans):
         if begin < end:
@@ -163,7 +162,7 @@ def _locate_tensors(data: mmap.mmap | bytes, infos: dict[str, TensorInfo], left_
 
 
 def _extent(info: TensorInfo, size: int) -> tuple[int, int]:
-    """Return the rows of a tensor and the bytes of a row, or refuse its type or shape."""
+    """Return a tensor's rows and bytes a row; raise `HeaderError` for its type or shape."""
     what = f"tensor {abbreviate(info.name)}"
     if info.kind not in _TYPES_BY_NUMBER:
         raise HeaderError(f"{what} has type {_type_name(info.kind)}, which is not supported "
@@ -174,8 +173,8 @@ def _extent(info: TensorInfo, size: int) -> tuple[int, int]:
                           f"{size} bytes")
     kind = _TYPES_BY_NUMBER[info.kind]
     if info.shape[-1] % kind.weights:
-        raise HeaderError(f"{what} has rows of {info.shape[-1]} weights, not whole {kind.name} "
-                          f"blocks of {kind.weights}")
+        raise HeaderError(f"{what} has rows of {info.shape[-1]} weights, not a multiple of "
+                          f"{kind.weights}, the weights of a {kind.name} block")
     return math.prod(info.shape[:-1]), kind.row_bytes(info.shape[-1])
 
 

@@ -1,4 +1,4 @@
-"""The header of a GGUF file, walked without trusting it: counts and lengths are checked first."""
+"""Parser for the header of a GGUF file; every count and length is checked before use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 MAX_HEADER_BYTES = 1 << 28
 """A header of more bytes is refused; a vocabulary of 248,320 tokens takes 10 million."""
 MAX_LIST_ENTRIES = 1 << 23
-"""The most list entries all metadata may have together."""
+"""The most list entries of all metadata together."""
 MAX_COUNT = 1 << 16
 """The most metadata keys, and the most tensors."""
 MAX_DIMENSIONS = 4
@@ -26,7 +26,7 @@ class HeaderError(Exception):
 
 
 class Cursor:
-    """Reads forward through the header and refuses to leave the file."""
+    """Reads the header from start to end; raises `HeaderError` at the end of the file."""
 
     def __init__(self, data: mmap.mmap | bytes) -> None:
         self.data = data
@@ -35,14 +35,11 @@ class Cursor:
         self.entries = 0
 
     def take(self, size: int, what: str) -> int:
-        """Step over `size` bytes and return where they start."""
+        """Advance by `size` bytes and return their first offset."""
         start = self.offset
         if size > self.end - start:
-            limit = (
-                "the file ends"
-                if self.end == len(self.data)
-                else f"{MAX_HEADER_BYTES} bytes are over"
-            )
+            limit = ("the file ends" if self.end == len(self.data)
+                     else f"{MAX_HEADER_BYTES} bytes are over")
             raise HeaderError(f"{what} needs {size} bytes at offset {start}, but {limit} "
                               f"after {self.end - start}")
         self.offset = start + size
@@ -65,9 +62,8 @@ class Cursor:
         """Return `count` values of one kind."""
         self.entries += count
         if self.entries > MAX_LIST_ENTRIES:
-            raise HeaderError(
-                f"{what} brings the list entries to {self.entries}, over {MAX_LIST_ENTRIES}"
-            )
+            raise HeaderError(f"{what} brings the list entries to {self.entries}, over "
+                              f"{MAX_LIST_ENTRIES}")
         if kind == _STRING:
             return [self.read_string(what) for _ in range(count)]
         form = np.dtype(_SCALARS[kind])
@@ -97,7 +93,7 @@ def read_preamble(cursor: Cursor) -> tuple[int, int]:
 
 
 def read_metadata(cursor: Cursor, count: int) -> dict[str, object]:
-    """Read the metadata as plain values; a list stays a list."""
+    """Return the metadata by key as Python values and lists."""
     metadata: dict[str, object] = {}
     for number in range(count):
         key = cursor.read_string(f"the name of metadata key {number}")
@@ -118,7 +114,7 @@ def read_metadata(cursor: Cursor, count: int) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What the header says of one tensor, not yet held against the file."""
+    """The header's entry of one tensor, not yet checked against the file."""
 
     name: str
     shape: tuple[int, ...]
@@ -126,11 +122,11 @@ class TensorInfo:
     kind: int
     """The number of its type."""
     offset: int
-    """Where its bytes begin, counted from the end of the header."""
+    """First byte of its data, relative to the end of the header."""
 
 
 def read_tensor_infos(cursor: Cursor, count: int) -> dict[str, TensorInfo]:
-    """Read what the header says of each tensor."""
+    """Return the header's entry of each tensor, by name."""
     infos: dict[str, TensorInfo] = {}
     for number in range(count):
         name = cursor.read_string(f"the name of tensor {number}")
@@ -147,6 +143,6 @@ def read_tensor_infos(cursor: Cursor, count: int) -> dict[str, TensorInfo]:
 
 
 def abbreviate(value: object) -> str:
-    """Return a value as one short line of a sentence."""
+    """Return a string, or the repr of another value, at most 80 characters long."""
     text = value if isinstance(value, str) and value.isprintable() else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

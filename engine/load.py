@@ -1,4 +1,4 @@
-"""Load weights by a ledger: each tensor used once or ignored by name, each parameter filled."""
+"""Load weights: each tensor of a file is used once or ignored by name, none is defaulted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Weights:
-    """Every parameter of the trunk, and the ledger of what the file held beside them."""
+    """Every parameter of the trunk, and the names of the file's other tensors."""
 
     embedding: Weight
     layers: tuple[Layer, ...]
@@ -81,20 +81,20 @@ def vector_shapes(config: Config, recurrent: bool) -> dict[str, tuple[int, ...]]
 
 
 class TensorReader:
-    """Hands out a file's tensors, each once, and knows which are left."""
+    """Returns each tensor of a file once and records which remain."""
 
     def __init__(self, file: GgufFile) -> None:
         self.file = file
         self.remaining = dict(file.tensors)
 
     def take(self, name: str, shape: tuple[int, ...]) -> TensorEntry:
-        """Return one tensor of the expected numpy shape, or refuse the file by its name."""
+        """Return one tensor of the expected numpy shape; raise `InputError` with its name otherwise."""
         entry = self.remaining.pop(name, None)
         if entry is None:
             raise InputError(f"{self.file.path}: tensor {name} is missing")
         if tuple(entry.shape) != shape:
             raise InputError(f"{self.file.path}: tensor {name} has shape {list(entry.shape)}, but "
-                             f"the metadata ask for {list(shape)}")
+                             f"the metadata imply {list(shape)}")
         self.file.check_size()
         if not has_finite_scales(entry.kind, entry.data):
             raise InputError(f"{self.file.path}: tensor {name} holds values that are not finite")
@@ -106,7 +106,7 @@ class TensorReader:
         return Weight(name, entry.kind, entry.data, EXACT)
 
     def read_vector(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Return one f32 parameter; a quantised one is refused."""
+        """Return one parameter as f32; raise `InputError` if it is quantised."""
         entry = self.take(name, shape)
         if entry.kind not in ("F32", "F16", "BF16"):
             raise InputError(f"{self.file.path}: tensor {name} has type {entry.kind}, but a norm, "
@@ -114,7 +114,7 @@ class TensorReader:
         return torch.from_numpy(dequantize(entry.kind, entry.data).reshape(shape).copy())
 
     def ignore_rest(self, layers: int) -> tuple[str, ...]:
-        """Return the names left over, if each is of a kind that text decoding skips."""
+        """Return the remaining names; raise `InputError` if text decoding needs one of them."""
         for name in self.remaining:
             block = name.split(".")[1] if name.startswith("blk.") else ""
             predicted = block.isdigit() and int(block) >= layers
@@ -125,26 +125,26 @@ class TensorReader:
 
 
 def load_weights(file: GgufFile,
-                 keep: Callable[[GgufFile], TensorReader] = TensorReader) -> tuple[Config, Weights]:
-    """Read configuration and weights of an open file; raise `InputError` if anything is off."""
+                 reader: Callable[[GgufFile], TensorReader] = TensorReader) -> tuple[Config, Weights]:
+    """Return the configuration and weights of an open file; raise `InputError` if one is wrong."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise InputError(f"{file.path}: tensor token_embd.weight is missing")
     tied = "output.weight" not in file.tensors
     config = Config.from_metadata(file.metadata, embedding.shape[0], tied)
-    ledger = keep(file)
-    embed = ledger.read_matrix("token_embd.weight", (config.vocab, config.embd))
-    layers = tuple(_read_layer(ledger, config, i) for i in range(config.layers))
-    norm = ledger.read_vector("output_norm.weight", (config.embd,))
-    head = embed if tied else ledger.read_matrix("output.weight", (config.vocab, config.embd))
-    return config, Weights(embed, layers, norm, head, ledger.ignore_rest(config.layers))
+    tensors = reader(file)
+    embed = tensors.read_matrix("token_embd.weight", (config.vocab, config.embd))
+    layers = tuple(_read_layer(tensors, config, i) for i in range(config.layers))
+    norm = tensors.read_vector("output_norm.weight", (config.embd,))
+    head = embed if tied else tensors.read_matrix("output.weight", (config.vocab, config.embd))
+    return config, Weights(embed, layers, norm, head, tensors.ignore_rest(config.layers))
 
 
-def _read_layer(ledger: TensorReader, config: Config, index: int) -> Layer:
+def _read_layer(tensors: TensorReader, config: Config, index: int) -> Layer:
     recurrent = config.recurrent[index]
-    matrices = {name: ledger.read_matrix(f"blk.{index}.{name}.weight", shape)
+    matrices = {name: tensors.read_matrix(f"blk.{index}.{name}.weight", shape)
                 for name, shape in matrix_shapes(config, recurrent).items()}
     suffix = {"ssm_a": "", "ssm_dt": ".bias"}
-    vectors = {name: ledger.read_vector(f"blk.{index}.{name}{suffix.get(name, '.weight')}", shape)
+    vectors = {name: tensors.read_vector(f"blk.{index}.{name}{suffix.get(name, '.weight')}", shape)
                for name, shape in vector_shapes(config, recurrent).items()}
     return Layer(matrices, vectors)

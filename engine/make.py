@@ -1,4 +1,4 @@
-"""Made models: complete GGUF files with live random weights, the same on every machine."""
+"""Generated models: complete GGUF files of random weights, the same bytes on every machine."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from engine.vocabulary import CHAT_TEMPLATE, END_TOKEN, PAD_TOKEN, build_vocabul
 EPS, ROPE_BASE, ROPE_DIM, ROPE_SECTIONS = 1e-6, 1e7, 64, (11, 11, 10, 0)
 DEFAULT_SEED = 1
 FAINT_SCALE = 1e-4
-"""How much smaller one GDN layer's q and k channels are, which makes the l2 epsilon count."""
+"""Factor of one GDN layer's q and k channels: so small that the l2 epsilon matters."""
 GAINS = {"attn_output": 5.0, "ssm_out": 2.5}
 """Deviation of a matrix times the root of its columns, 1 where a role is not named.
 
 Mixing must outweigh the feed-forward part, or a damaged state would change no token.
 """
 QUIET_GAIN = 0.03
-"""Gain of an embedding with a head of its own: so small that the first norm's epsilon counts.
+"""Gain of an embedding with a head of its own: so small that the first norm's epsilon matters.
 
-A tied head has 1, where logits are of order 1 and the token just read seldom wins again.
+A tied head uses 1, so that logits are of order 1 and the token just read seldom wins again.
 """
 Progress = Callable[[int, int], None]
-"""Told the bytes written and the bytes in all."""
+"""Receives the bytes written and the total bytes."""
 
 
 def make_model(out: str | os.PathLike[str], shape: str, quant: str, seed: int = DEFAULT_SEED, *,
@@ -46,13 +46,13 @@ def make_model(out: str | os.PathLike[str], shape: str, quant: str, seed: int = 
     """Write a complete model file and return its path.
 
     `shape` and `quant` are names of `engine.shapes`; `overrides` change fields of the shape. The
-    file appears whole or not at all, and replaces another only with `force`.
+    file is written atomically and replaces another only with `force`.
     """
     out, chosen = Path(out), _resolve_shape(shape, overrides)
     if out.is_dir():
         raise InputError(f"{out} is a directory")
     if os.path.lexists(out) and (out.is_symlink() or not out.is_file()):
-        raise InputError(f"{out} is not a regular file, so it is not replaced")
+        raise InputError(f"{out} is not a regular file and is not replaced")
     if out.exists() and not force:
         raise InputError(f"{out} exists; --force replaces it")
     if not 0 <= seed < 1 << 63:
@@ -70,7 +70,7 @@ def make_model(out: str | os.PathLike[str], shape: str, quant: str, seed: int = 
 
 
 def _resolve_shape(name: str, overrides: dict[str, Any]) -> Shape:
-    """Return a named shape with changes, held to what a config allows."""
+    """Return a named shape with changes; raise `InputError` if a config refuses it."""
     if name not in SHAPES:
         raise InputError(f"--shape {name} is not known; known are {', '.join(SHAPES)}")
     changes = {key: value for key, value in overrides.items() if value is not None}
@@ -182,7 +182,7 @@ def _write_chunk(file: BinaryIO, first: bool, chunk: Future[Bytes]) -> int:
 
 def _draw_jobs(shape: Shape, seed: int,
                tensors: list[TensorSpec]) -> Iterator[tuple[bool, Callable[[], Bytes]]]:
-    """Yield what draws each chunk of each tensor, and whether it is the tensor's first."""
+    """Yield a function that draws each chunk, and whether it is its tensor's first."""
     for tensor in tensors:
         key = f"{seed}/{tensor.name}"
         if tensor.kind == "F32" and (tensor.role in _VECTOR_DRAWS or tensor.role.endswith("norm")):
@@ -215,7 +215,7 @@ def _draw_sharp_norm(shape: Shape, key: str, tensor: TensorSpec) -> Floats:
 
 
 def _draw_decay(shape: Shape, key: str, tensor: TensorSpec) -> Floats:
-    """Draw one head in four from each of slow, middling, quick and immediate forgetting."""
+    """Draw decays of four strengths in turn, from slow to immediate forgetting."""
     base = np.array([-0.02, -0.1, -0.6, -4.0], np.float32)
     spread = draw.uniform(key, 1, shape.value_heads, 0.6, 1.8)
     return np.resize(base, (1, shape.value_heads)) * spread

@@ -1,4 +1,4 @@
-"""Rotary tables by a written method in f64, since host `cos` and `pow` are not pinned.
+"""Rotary tables by a written method in f64: the bits of host `cos` and `pow` vary.
 
 With n pairs (a power of two) and base b: root = b^(1/n) by log2(n) square roots, power_i =
 power_(i-1) * root from 1, angle = DIV(position, power_i). The angle is reduced by n * pi/2 in three
@@ -66,16 +66,14 @@ def sin_cos(angle: Tensor) -> tuple[Tensor, Tensor]:
 def rope_table(positions: int, rope_dim: int, base: float) -> Tensor:
     """Return f32[positions, 2, rope_dim / 2]: cosine and sine of every position and pair."""
     if not 0 < positions <= _MAX_POSITIONS:
-        raise InputError(
-            f"a rotary table of {positions} positions is refused: 1 to {_MAX_POSITIONS}"
-        )
+        raise InputError(f"a rotary table of {positions} positions is refused: use 1 to {_MAX_POSITIONS}")
     powers = torch.tensor(rope_powers(rope_dim // 2, base), dtype=torch.float64)
     s, c = sin_cos(torch.arange(positions, dtype=torch.float64)[:, None] / powers)
     return torch.stack([c.float(), s.float()], dim=1)
 
 
 class RopeTable:
-    """A rotary table that grows, by doubling, with the positions asked for."""
+    """A rotary table that grows by doubling."""
 
     def __init__(self, rope_dim: int, base: float, device: str = "cpu") -> None:
         self.rope_dim, self.base, self.device = rope_dim, base, device
@@ -83,8 +81,8 @@ class RopeTable:
 
     def table_for(self, positions: int) -> Tensor:
         """Return f32[at least `positions`, 2, pairs]; raise `InputError` past 2^20 positions."""
-        held = self._table.shape[0]
-        if positions > held:
-            wanted = min(_MAX_POSITIONS, max(positions, 2 * held))
-            self._table = rope_table(wanted, self.rope_dim, self.base).to(self.device)
+        size = self._table.shape[0]
+        if positions > size:
+            size = min(_MAX_POSITIONS, max(positions, 2 * size))
+            self._table = rope_table(size, self.rope_dim, self.base).to(self.device)
         return self._table

@@ -1,4 +1,4 @@
-"""The shapes of made models and the mixes of weight types their files have."""
+"""Shapes of generated models and the weight types of their tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.errors import InputError
 
 @dataclass(frozen=True)
 class Shape:
-    """What a made model looks like; the released sizes have the shapes of their originals."""
+    """The shape of a generated model; released sizes equal the originals."""
 
     embd: int
     ffn: int
@@ -24,7 +24,7 @@ class Shape:
     tied: bool = True
     context: int = 262144
     attention_interval: int | None = 4
-    """Every how many layers one is full attention; None writes a list of layer kinds instead."""
+    """Every n-th layer is full attention; None writes a list of layer kinds instead."""
     released: bool = True
     """True for released sizes, whose weights are drawn as block bytes without encoding."""
 
@@ -111,7 +111,7 @@ def _plan_matrix(role: str, layer: int, rows: int, columns: int, shape: Shape,
                  quant: str) -> TensorSpec:
     mix = {"f32": lambda *_: "F32", "mixed": _mixed_kind, "q4_k_m": _q4_k_m_kind}[quant]
     kind = mix(role, layer, shape.layers)
-    # As real quantisers do, a row that is not whole blocks takes a type with smaller ones.
+    # As in real quantisers, a row that ends within a block takes a type with smaller blocks.
     for other in (kind, "Q8_0", "F16"):
         if columns % TYPES[other].weights == 0:
             kind = other
@@ -121,7 +121,7 @@ def _plan_matrix(role: str, layer: int, rows: int, columns: int, shape: Shape,
 
 
 def _q4_k_m_kind(role: str, layer: int, layers: int) -> str:
-    """Return the type a released Q4_K_M file of this architecture has."""
+    """Return the type in a released Q4_K_M file of this architecture."""
     if role == "ffn_down":
         eighth = layers // 8
         more = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
@@ -131,7 +131,7 @@ def _q4_k_m_kind(role: str, layer: int, layers: int) -> str:
 
 
 def _mixed_kind(role: str, layer: int, layers: int) -> str:
-    """Let every supported type occur, even in a model of two layers."""
+    """Return a type so that every supported type occurs, even in a model of two layers."""
     kinds = {"token_embd": "Q6_K", "output": "Q4_K", "attn_qkv": "Q5_K", "attn_gate": "Q4_K",
              "ssm_alpha": "Q8_0", "ssm_beta": "F32", "ssm_out": "Q5_K", "attn_q": "Q4_K",
              "attn_k": "F16", "attn_v": "Q6_K", "attn_output": "BF16", "ffn_gate": "Q4_K",

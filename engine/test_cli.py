@@ -1,4 +1,4 @@
-"""Holds the `model` commands to what they print, write and refuse."""
+"""What the `model` commands print, write and refuse."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from engine.errors import InputError
 RUN = CliRunner()
 
 
-def test_make_writes_a_file_of_the_shape_asked_for(tmp_path: Path) -> None:
-    out = tmp_path / "made.gguf"
+def test_make_writes_a_file_of_the_requested_shape(tmp_path: Path) -> None:
+    out = tmp_path / "new.gguf"
     got = RUN.invoke(app, ["model", "make", str(out), "--shape", "nano", "--quant", "q4_k_m",
                            "--seed", "5", "--key-heads", "1", "--value-heads", "3", "--tied"])
     assert got.exit_code == 0
@@ -28,7 +28,7 @@ def test_make_writes_a_file_of_the_shape_asked_for(tmp_path: Path) -> None:
 
 
 def test_make_refuses_to_replace_a_file(tmp_path: Path) -> None:
-    out = tmp_path / "made.gguf"
+    out = tmp_path / "new.gguf"
     out.touch()
     got = RUN.invoke(app, ["model", "make", str(out)])
     assert isinstance(got.exception, InputError)
@@ -63,7 +63,7 @@ def test_inspect_on_a_terminal_draws_tables(monkeypatch: pytest.MonkeyPatch) -> 
     assert "━" in shown
 
 
-def test_inspect_refuses_what_is_no_model(tmp_path: Path) -> None:
+def test_inspect_refuses_a_file_that_is_no_model(tmp_path: Path) -> None:
     got = RUN.invoke(app, ["model", "inspect", str(tmp_path / "none.gguf")])
     assert isinstance(got.exception, InputError)
     assert "No such file" in str(got.exception)

@@ -1,4 +1,4 @@
-"""Holds `generate` and `logits` to what they print, write and refuse."""
+"""What `generate` and `logits` print, write and refuse."""
 
 from __future__ import annotations
 

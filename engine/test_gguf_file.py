@@ -1,4 +1,4 @@
-"""Holds the file reader to the `gguf` package, and hostile files to one sentence each."""
+"""The file reader equals the `gguf` package, and each hostile file gives one sentence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def pack_tensor_info(name: str | bytes, dims: tuple[int, ...], kind: int = 0,
 
 def pack_file(keys: tuple[bytes, ...] = (), tensors: tuple[bytes, ...] = (), *, version: int = 3,
               data: int = 256) -> bytes:
-    """Pack a whole file whose data are `data` zero bytes."""
+    """Pack a file with `data` zero bytes after the header."""
     raw = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(keys))
     raw += b"".join(keys) + b"".join(tensors)
     return raw + bytes(-len(raw) % 32) + bytes(data)
@@ -45,7 +45,7 @@ FLAG_KEY = pack_string("flag") + struct.pack("<I?", 7, True)
 
 
 @pytest.fixture(scope="module")
-def written_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a file of every tensor type and value type with the gguf package."""
     path = tmp_path_factory.mktemp("gguf") / "all.gguf"
     writer = gguf.GGUFWriter(path, "qwen35")
@@ -96,7 +96,7 @@ def test_tensor_bytes_are_rows_that_cannot_be_written(written: Path) -> None:
     assert open_gguf(written).tensors["vector"].data.shape == (1, 20)
 
 
-def test_the_digest_is_that_of_the_whole_file(written: Path) -> None:
+def test_digest_covers_the_complete_file(written: Path) -> None:
     import hashlib
 
     assert open_gguf(written).sha256() == hashlib.sha256(written.read_bytes()).hexdigest()
@@ -161,8 +161,8 @@ REFUSED_FILES: dict[str, tuple[bytes, str]] = {
                          r"blk\.3\.attn_k\.weight has type Q3_K"),
     "unknown-type": (pack_file(tensors=(pack_tensor_info("a", (32,), 9999),)),
                      "a has type number 9999"),
-    "not-whole-blocks": (pack_file(tensors=(pack_tensor_info("a", (300,), 12),)),
-                         "whole Q4_K blocks"),
+    "row-that-ends-within-a-block": (pack_file(tensors=(pack_tensor_info("a", (300,), 12),)),
+                         "the weights of a Q4_K block"),
     "unaligned": (pack_file(tensors=(pack_tensor_info("a", (32,), offset=8),)),
                   "not a multiple of 32"),
     "data-past-the-end": (pack_file(tensors=(pack_tensor_info("a", (32, 3)),)),
@@ -276,7 +276,7 @@ def test_changed_bytes_end_in_a_file_or_in_a_sentence(
     assert all(entry.data.size for entry in got.tensors.values())
 
 
-def test_small_file_that_is_cut_while_it_is_in_use_is_still_whole(written: Path,
+def test_small_file_that_is_cut_while_in_use_keeps_its_data(written: Path,
                                                                   tmp_path: Path) -> None:
     path = tmp_path / "small.gguf"
     path.write_bytes(written.read_bytes())
@@ -320,6 +320,6 @@ def test_header_ends_at_256_mib_of_a_longer_file(tmp_path: Path) -> None:
             cursor.take(1, "one more")
 
 
-def test_names_are_told_whole_up_to_80_characters() -> None:
+def test_names_are_printed_in_full_up_to_80_characters() -> None:
     assert gguf_header.abbreviate("x" * 80) == "x" * 80
     assert gguf_header.abbreviate("x" * 81) == "x" * 77 + "..."

@@ -1,4 +1,4 @@
-"""The ledger: every tensor used once or ignored by name, every parameter filled and finite."""
+"""Every tensor is used once or ignored by name; every parameter is present and finite."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _f32_entry(name: str, shape: tuple[int, ...], value: float = 1.0) -> TensorE
     return TensorEntry(name, "F32", shape, data)
 
 
-def test_the_made_file_is_used_up() -> None:
+def test_every_tensor_of_a_generated_file_is_used() -> None:
     config, weights = load_weights(_nano_with())
     assert weights.ignored_names == ()
     assert len(weights.layers) == config.layers

@@ -1,4 +1,4 @@
-"""The reading of machine code sees what it must: contraction, approximation, flushing, spills."""
+"""Machine code is searched for contraction, approximation, flushing and spills."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_separate_roundings_are_clean() -> None:
     ("a[0] = a[1] + a[2];", ("-ftz=true",), "flush to zero"),
     ("float v[64]; for (int j = 0; j < i; j++) v[j * i % 64] = a[j]; a[0] = v[i];", (),
      "bytes of stack")])
-def test_what_must_not_be_is_named(body: str, options: tuple[str, ...], fault: str) -> None:
+def test_forbidden_instructions_are_named(body: str, options: tuple[str, ...], fault: str) -> None:
     assert any(
         fault in found for found in machine_code.faults_of(KERNEL_TEMPLATE.format(body), options)
     )
@@ -51,11 +51,11 @@ def test_absent_compiler_is_an_error_that_says_how_to_get_one(
         nvrtc.load_nvrtc.__wrapped__()
 
 
-def test_spills_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spills_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     for usage, found in ((" REG:64 STACK:0 SHARED:1024 LOCAL:0", []),
                          (" REG:255 STACK:88 SHARED:0 LOCAL:16",
                           ["88 bytes of stack", "16 bytes of local"]),
                          ("", ["no resource usage found"])):
-        told = subprocess.CompletedProcess([], 0, stdout=usage)
-        monkeypatch.setattr(subprocess, "run", lambda *args, told=told, **options: told)
+        result = subprocess.CompletedProcess([], 0, stdout=usage)
+        monkeypatch.setattr(subprocess, "run", lambda *args, result=result, **options: result)
         assert machine_code.spilled(b"") == found

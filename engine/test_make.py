@@ -1,4 +1,4 @@
-"""Holds made files to be complete, whole, the same everywhere, and of the shapes they claim."""
+"""Generated files are complete, the same on every machine, and of the shapes they name."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ DIGESTS = {
 
 
 @pytest.mark.parametrize(("shape", "quant"), DIGESTS)
-def test_a_made_file_has_the_bytes_written_down(shape: str, quant: str, tmp_path: Path) -> None:
-    path = make_model(tmp_path / "made.gguf", shape, quant)
+def test_a_generated_file_has_its_recorded_bytes(shape: str, quant: str, tmp_path: Path) -> None:
+    path = make_model(tmp_path / "new.gguf", shape, quant)
     assert hashlib.sha256(path.read_bytes()).hexdigest() == DIGESTS[shape, quant]
 
 
 @pytest.fixture(scope="module", params=["nano", "tiny"])
-def mixed_model(request: pytest.FixtureRequest,
-                tmp_path_factory: pytest.TempPathFactory) -> GgufFile:
-    """Make a small model of mixed types."""
-    path = tmp_path_factory.mktemp("made") / f"{request.param}.gguf"
+def mixed(request: pytest.FixtureRequest,
+          tmp_path_factory: pytest.TempPathFactory) -> GgufFile:
+    """Write a small model of mixed types."""
+    path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
     return open_gguf(make_model(path, request.param, "mixed"))
 
 
@@ -57,7 +57,7 @@ def test_every_weight_type_occurs_in_a_mixed_file(mixed: GgufFile) -> None:
     assert matrices == set(TYPES)
 
 
-def test_the_package_reads_a_made_file_and_the_model_uses_all_of_it(mixed: GgufFile) -> None:
+def test_the_package_reads_a_generated_file_and_the_model_uses_all_of_it(mixed: GgufFile) -> None:
     reader = gguf.GGUFReader(mixed.path)
     assert {t.name for t in reader.tensors} == set(mixed.tensors)
     assert Model.load(mixed.path).weights.ignored_names == ()
@@ -132,9 +132,9 @@ def test_a_4b_file_has_the_types_and_the_bytes_of_a_real_one() -> None:
 
 
 @pytest.mark.parametrize("quant", QUANTS)
-def test_a_released_shape_made_small_is_drawn_directly_and_loads(quant: str,
-                                                                 tmp_path: Path) -> None:
-    path = make_model(tmp_path / "made.gguf", "4b", quant, embd=512, ffn=512, layers=4, heads=2,
+def test_a_small_released_shape_is_drawn_directly_and_loads(quant: str,
+                                                            tmp_path: Path) -> None:
+    path = make_model(tmp_path / "new.gguf", "4b", quant, embd=512, ffn=512, layers=4, heads=2,
                       kv_heads=1, key_heads=1, value_heads=2, vocab=4100)
     model = Model.load(path)
     logits = model.forward_single(7, model.new_state(1), 0)
@@ -142,7 +142,7 @@ def test_a_released_shape_made_small_is_drawn_directly_and_loads(quant: str,
 
 
 @pytest.mark.parametrize("kind", TYPES)
-def test_blocks_drawn_directly_have_the_mean_and_deviation_asked_for(kind: str) -> None:
+def test_blocks_drawn_directly_have_the_requested_mean_and_deviation(kind: str) -> None:
     rows = dequantize(kind, draw.random_blocks(kind, "a stream", 256, 2048, 0.02)).astype(float)
     assert abs(rows.std() / 0.02 - 1) < 0.03
     assert abs(rows.mean()) < 0.02 * 5 / np.sqrt(rows.size) + (0.5 * 0.02 / 74)
@@ -163,7 +163,7 @@ def test_minima_drawn_directly_cancel_the_mean_of_every_sub_block(kind: str) -> 
 def test_a_tensor_of_several_chunks_is_not_the_same_chunk_again(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draw, "CHUNK", 256 * 100)
-    file = open_gguf(make_model(tmp_path / "made.gguf", "nano", "f32"))
+    file = open_gguf(make_model(tmp_path / "new.gguf", "nano", "f32"))
     rows = dequantize("F32", file.tensors["token_embd.weight"].data)
     assert rows.shape == (509, 256)
     assert len(np.unique(rows, axis=0)) == 509
@@ -185,7 +185,7 @@ def test_seeds_give_different_weights_and_the_same_metadata(tmp_path: Path) -> N
         assert entry.data.tobytes() != two.tensors[name].data.tobytes()
 
 
-def test_other_head_shapes_are_made_and_rows_that_fit_no_block_take_a_smaller_one(
+def test_rows_that_fit_no_block_take_a_smaller_type_in_other_head_shapes(
         tmp_path: Path) -> None:
     file = open_gguf(make_model(tmp_path / "odd.gguf", "nano", "q4_k_m", embd=288, ffn=300,
                                 key_heads=3, value_heads=6, heads=3, kv_heads=1, tied=True))
@@ -205,10 +205,10 @@ def test_other_head_shapes_are_made_and_rows_that_fit_no_block_take_a_smaller_on
     ({"embd": 0}, "embd must lie between"), ({"heads": 3}, "3 query heads cannot share 2"),
     ({"value_heads": 3}, "3 value heads cannot share 2"), ({"layers": 0}, "layers must lie"),
 ])
-def test_what_cannot_be_made_is_refused_and_nothing_is_written(
+def test_impossible_shapes_are_refused_and_nothing_is_written(
         changes: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=sentence):
-        make_model(tmp_path / "made.gguf", **{"shape": "nano", "quant": "mixed", **changes})
+        make_model(tmp_path / "new.gguf", **{"shape": "nano", "quant": "mixed", **changes})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -223,7 +223,7 @@ def test_a_file_that_exists_is_replaced_only_by_force(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is a directory"):
         make_model(tmp_path, "nano", "mixed", force=True)
     with pytest.raises(InputError, match=r"cannot write .*: No such file"):
-        make_model(tmp_path / "no" / "made.gguf", "nano", "mixed")
+        make_model(tmp_path / "no" / "new.gguf", "nano", "mixed")
 
 
 def test_a_file_in_use_keeps_its_bytes_when_its_name_is_given_to_another(tmp_path: Path) -> None:
@@ -249,13 +249,10 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path,
     assert path.read_bytes() == b"precious"
 
 
-def test_progress_is_told_up_to_the_last_byte(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    make_model(tmp_path / "made.gguf", "nano", "mixed",
-               progress=lambda done, total: told.append((done, total)))
-    assert told == sorted(told)
-    assert (
-        told[-1][0]
-        == told[-1][1]
-        == sum(make._tensor_bytes(t) for t in plan_tensors(SHAPES["nano"], "mixed"))
-    )
+def test_progress_ends_at_the_last_byte(tmp_path: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    make_model(tmp_path / "new.gguf", "nano", "mixed",
+               progress=lambda done, total: calls.append((done, total)))
+    assert calls == sorted(calls)
+    total = sum(make._tensor_bytes(t) for t in plan_tensors(SHAPES["nano"], "mixed"))
+    assert calls[-1] == (total, total)

@@ -1,4 +1,4 @@
-"""Holds the test models to be made once, under a name that says from which sources."""
+"""Test models are written once, under a name with the digest of their sources."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
         testmodels.model_path("huge")
 
 
-def test_a_file_that_was_made_is_not_made_again(tmp_path: Path,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_file_is_not_written_again(tmp_path: Path,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(testmodels, "_CACHE", tmp_path / "models")
     path = testmodels.model_path("nano")
-    path.write_bytes(b"kept")
-    assert testmodels.model_path("nano").read_bytes() == b"kept"
+    path.write_bytes(b"cached")
+    assert testmodels.model_path("nano").read_bytes() == b"cached"
 
 
 @pytest.mark.parametrize(("name", "tied", "kinds"), [
@@ -45,10 +45,10 @@ def test_a_changed_source_gives_another_name(monkeypatch: pytest.MonkeyPatch) ->
     testmodels._source_digest.cache_clear()
 
 
-def test_two_processes_that_make_one_model_at_once_both_get_it(tmp_path: Path) -> None:
+def test_two_processes_that_write_one_model_at_once_both_get_it(tmp_path: Path) -> None:
     code = (f"import pathlib; from engine import testmodels; "
             f"testmodels._CACHE = pathlib.Path({str(tmp_path / 'models')!r}); "
-            f"print(testmodels.path_of('nano').stat().st_size)")
+            f"print(testmodels.model_path('nano').stat().st_size)")
     runs = [subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
             for _ in range(2)]
     sizes = [run.communicate()[0] for run in runs]

@@ -1,4 +1,4 @@
-"""Holds made vocabularies to valid merges, and draws to their pinned bits."""
+"""Generated vocabularies have valid merges, and draws have their recorded bits."""
 
 from __future__ import annotations
 

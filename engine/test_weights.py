@@ -22,14 +22,14 @@ def _random_blocks(kind: str, n: int, k: int) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K", "Q8_0", "F16"])
 @pytest.mark.parametrize("arithmetic", ["exact-23", "ordered"])
-def test_chunked_and_whole_matrices_have_the_same_bits(
+def test_chunked_and_widened_matrices_have_the_same_bits(
         kind: str, arithmetic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     raw, x = (_random_blocks(kind, 37, 512),
               torch.randn(3, 512, generator=torch.Generator().manual_seed(1)))
-    whole = Weight("w", kind, raw, arithmetic).product(x)
+    want = Weight("w", kind, raw, arithmetic).product(x)
     monkeypatch.setattr(weights, "_MAX_WIDENED_WEIGHTS", 0)
     monkeypatch.setattr(weights, "_CHUNK", 5 * 512)
-    assert torch.equal(Weight("w", kind, raw, arithmetic).product(x), whole)
+    assert torch.equal(Weight("w", kind, raw, arithmetic).product(x), want)
 
 
 def test_unit_vectors_return_each_weight() -> None:
@@ -43,5 +43,5 @@ def test_unknown_arithmetics_are_refused() -> None:
         Weight("w", "Q4_K", _random_blocks("Q4_K", 1, 256), "exact-8")
 
 
-def test_float_types_have_the_ordered_product_alone() -> None:
+def test_float_types_have_only_the_ordered_product() -> None:
     assert Weight("w", "F16", _random_blocks("F16", 1, 256)).arithmetic == "ordered"

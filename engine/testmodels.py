@@ -1,6 +1,6 @@
-"""The test models by name, made when they are first asked for.
+"""The test models by name, generated on first use.
 
-A name is a shape, then `-f32` for float weights in place of the mix of all types, then `-tied`
+A name is a shape, then `-f32` for float weights instead of a mix of all types, then `-tied`
 for a head that is the embedding: `nano`, `tiny-f32`, `nano-f32-tied`.
 """
 
@@ -23,7 +23,7 @@ _CACHE = Path(__file__).parent.parent / ".cache" / "models"
 
 
 def model_path(name: str) -> Path:
-    """Return the file of a test model, making it if no such file was made from these sources."""
+    """Return the file of a test model; write it if no file of these sources is cached."""
     if name not in NAMES:
         raise InputError(f"test model {name} is not known; known are {', '.join(NAMES)}")
     path = _CACHE / f"{name}-{_source_digest()}.gguf"
@@ -31,7 +31,7 @@ def model_path(name: str) -> Path:
         from engine.make import make_model
 
         _CACHE.mkdir(parents=True, exist_ok=True)
-        # Two processes may both make it: each writes the same bytes and puts them in place whole.
+        # Two processes may both write it: the bytes are equal and the rename is atomic.
         make_model(path, name.split("-")[0], "f32" if "-f32" in name else "mixed", force=True,
                    tied=name.endswith("-tied"))
     return path
@@ -39,7 +39,7 @@ def model_path(name: str) -> Path:
 
 @cache
 def load(name: str) -> Model:
-    """Load a test model; a process loads each once."""
+    """Load a test model; the result is cached for the process."""
     from engine.model import Model
 
     return Model.load(model_path(name))
@@ -47,7 +47,7 @@ def load(name: str) -> Model:
 
 @cache
 def _source_digest() -> str:
-    """Return what changes when anything that decides a file's bytes does."""
+    """Return a digest of the sources that determine a file's bytes."""
     here, digest = Path(__file__).parent, hashlib.sha256()
     for name in _SOURCES:
         digest.update((here / name).read_bytes())

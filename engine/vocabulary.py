@@ -1,4 +1,4 @@
-"""A vocabulary for made models: 256 bytes, merges of them, and control tokens last."""
+"""A vocabulary for generated models: 256 bytes, their merges, then control tokens."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def build_vocabulary(size: int) -> Vocabulary:
 
 
 def _merge_candidates(letters: dict[int, str]) -> Iterator[str]:
-    """Yield beginnings of words, then all strings, each after what it is without its last."""
+    """Yield prefixes of words, then all strings; each follows its own prefix."""
     for word in WORDS.split():
         for text in (letters[ord(" ")] + word, word):
             yield from (text[:end] for end in range(2, len(text) + 1))
