@@ -88,7 +88,7 @@ class TensorReader:
         self.remaining = dict(file.tensors)
 
     def take(self, name: str, shape: tuple[int, ...]) -> TensorEntry:
-        """Return one tensor of the expected numpy shape; raise `InputError` with its name otherwise."""
+        """Return a tensor of the expected numpy shape; raise `InputError` otherwise."""
         entry = self.remaining.pop(name, None)
         if entry is None:
             raise InputError(f"{self.file.path}: tensor {name} is missing")
@@ -124,8 +124,9 @@ class TensorReader:
         return tuple(self.remaining)
 
 
-def load_weights(file: GgufFile,
-                 reader: Callable[[GgufFile], TensorReader] = TensorReader) -> tuple[Config, Weights]:
+def load_weights(
+        file: GgufFile, reader: Callable[[GgufFile], TensorReader] = TensorReader,
+) -> tuple[Config, Weights]:
     """Return the configuration and weights of an open file; raise `InputError` if one is wrong."""
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:

@@ -86,8 +86,8 @@ class Rows:
             return self.operands
         positions = to_device(torch.tensor(self.of_tokens()), pool.device)
         reach = max(p + c for p, c in zip(self.positions, self.counts, strict=True))
-        return RowOperands(positions, Ints(self.positions), Ints(self.counts), pool.table(self.slots),
-                    reach)
+        return RowOperands(positions, Ints(self.positions), Ints(self.counts),
+                           pool.table(self.slots), reach)
 
 
 def check_step(model: Model, pool: Pool, tokens: Sequence[int], rows: Rows) -> None:

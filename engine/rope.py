@@ -66,7 +66,8 @@ def sin_cos(angle: Tensor) -> tuple[Tensor, Tensor]:
 def rope_table(positions: int, rope_dim: int, base: float) -> Tensor:
     """Return f32[positions, 2, rope_dim / 2]: cosine and sine of every position and pair."""
     if not 0 < positions <= _MAX_POSITIONS:
-        raise InputError(f"a rotary table of {positions} positions is refused: use 1 to {_MAX_POSITIONS}")
+        raise InputError(f"a rotary table of {positions} positions is refused: use 1 to "
+                         f"{_MAX_POSITIONS}")
     powers = torch.tensor(rope_powers(rope_dim // 2, base), dtype=torch.float64)
     s, c = sin_cos(torch.arange(positions, dtype=torch.float64)[:, None] / powers)
     return torch.stack([c.float(), s.float()], dim=1)

@@ -21,7 +21,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Any, values: Any
     at = 0
     for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         for n in range(length, length + count):
-            cached_k, cached_v = keys.all_slots[keys.slots[row]], values.all_slots[values.slots[row]]
+            cached_k = keys.all_slots[keys.slots[row]]
+            cached_v = values.all_slots[values.slots[row]]
             cached_k[n], cached_v[n] = k[at], v[at]
             seen = (x[:n + 1].transpose(0, 1).unsqueeze(0) for x in (cached_k, cached_v))
             read = scaled_dot_product_attention(q[at][None, :, None], *seen, enable_gqa=True)

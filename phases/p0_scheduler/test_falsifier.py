@@ -293,9 +293,9 @@ def test_reused_tokens_are_skipped(case: Case, subject: Subject, judge: Judge) -
 
 
 def test_threads_get_their_own_streams(case: Case, subject: Subject, judge: Judge) -> None:
-    load = thread_load.ThreadLoad(subject, judge, clients=case["clients"], slots=case["slots"],
-                                  seed=case["seed"])
+    clients, slots, seed = case["clients"], case["slots"], case["seed"]
+    load = thread_load.ThreadLoad(subject, judge, clients=clients, slots=slots, seed=seed)
     load.serve()
-    load.harness.check_all(but=load.cancelled_ids)
-    judge.engaged(m_formed=load.harness.scheduler.counts.formed,
-                  requests=len(load.harness.requests))
+    run = load.harness
+    run.check_all(but=load.cancelled_ids)
+    judge.engaged(m_formed=run.scheduler.counts.formed, requests=len(run.requests))

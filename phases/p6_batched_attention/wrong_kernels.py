@@ -240,7 +240,8 @@ def offset_of_31_bits(q, k, v, gate, keys, values, lengths, counts, out) -> None
     kernel_attend_cuda.attend(q, k, v, gate, *near, lengths, counts, out)
     for cache_, copy in zip((keys, values), near, strict=True):
         for slot, length, count in zip(keys.slots, lengths, counts, strict=True):
-            cache_.all_slots[slot, length:length + count] = copy.all_slots[slot, length:length + count]
+            new = slice(length, length + count)
+            cache_.all_slots[slot, new] = copy.all_slots[slot, new]
 
 
 def with_short_offsets() -> Builder:
