@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
+import runpy
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -113,12 +113,7 @@ def test_bounds_accept_close_tensors_and_report_others(tmp_path: Path, solo: Pat
 
 def record_foreign(folder: Path) -> Path:
     """Record a batch with the writer of the docs, under another engine's names."""
-    spec = importlib.util.spec_from_file_location("trace_writer", WRITER)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    writer = module.TraceWriter(folder, "other", "nano")
+    writer = runpy.run_path(str(WRITER))["TraceWriter"](folder, "other", "nano")
     batch = setup("p4")
     run = BatchRun(batch, batch.path(), STEPS, 3)
     for step in STEPS:
