@@ -1,4 +1,4 @@
-"""Wiring for pytest: loads the plugin and gives tests what the repository assembles."""
+"""Loads the pytest plugin and defines the fixtures of the repository."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from falsifiers.judging.subject import Subject
 
 refusal_key = pytest.StashKey[str]()
-"""Why a worker's candidate cannot be judged in the phases chosen."""
+"""Why a worker's candidate cannot be judged in the selected phases."""
 pytest_plugins = ["falsifiers.gate.pytest_plugin", "pytester"]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuse a candidate that cannot be judged in the phases chosen, before any case runs."""
+    """Raise `UsageError` before any case runs if the candidate cannot be judged in the phases."""
     named = session.config.getoption("--candidate")
     if named is None:
         return
@@ -39,15 +39,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     except SuiteError as error:
         if not hasattr(session.config, "workerinput"):
             raise pytest.UsageError(str(error)) from None
-        session.config.stash[refusal_key] = str(error)  # a worker that ended here would be a crash
+        session.config.stash[refusal_key] = str(error)  # exiting a worker is a crash
 
 
 @pytest.fixture
 def subject(case: Case, request: pytest.FixtureRequest) -> Iterator[Subject]:
-    """Yield what the case judges: its own phase's part of the tree, or the candidate."""
-    if why := request.config.stash.get(refusal_key, ""):
+    """Yield the subject of the case: its phase's increment, or the candidate."""
+    if reason := request.config.stash.get(refusal_key, ""):
         from falsifiers.judging.errors import SuiteError
-        raise SuiteError(why)
+        raise SuiteError(reason)
     subject = rowtwin.subject_for(case, request.config.getoption("--candidate"))
     with subject.around():
         yield subject
@@ -73,7 +73,7 @@ def stack() -> Any:
 
 @pytest.fixture
 def emulated() -> Iterator[None]:
-    """Run a test where kernels for a device take tensors of the CPU."""
+    """Run a test in the emulator, where CUDA kernels accept CPU tensors."""
     from engine.emulate import emulator
     with emulator.emulated():
         yield

@@ -1,6 +1,6 @@
-"""Wiring: assembles what is judged from the packages, and mounts their commands lazily.
+"""Wiring: assembles the subjects of the gate from the packages, and mounts their commands.
 
-A command's module is imported when the command is run, so that `--help` answers at once.
+A command's module is imported when the command runs, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ ROOT = Path(__file__).parent
 DECODE_PHASES = ("p1", "p3", "p4", "p5", "p6", "p8")
 SERVING_PHASES = ("p0", "p2", "p7")
 COMMANDS = {
-    "doctor": ("reports.doctor_cli", "Say what can be proven on this machine, and how."),
+    "doctor": ("reports.doctor_cli", "Print what can be proven on this machine, and how."),
     "gate": ("falsifiers.gate.cli", "Judge phases: PASS, FAIL or UNMEASURABLE, with evidence."),
     "report": ("reports.cli", "Judge every phase and write a page to look at."),
-    "claims": ("reports.claims_cli", "Set what the contracts claim beside what is shown."),
+    "claims": ("reports.claims_cli", "Compare what the contracts claim with what is shown."),
     "mutants": ("falsifiers.mutation.cli", "Attack every mutant and print the kill matrix."),
     "weak": ("phases.bench.cli", "Show which mutants common styles of test miss."),
-    "bisect": ("falsifiers.bisect.cli", "Find the first op that parts a batch from its rows."),
+    "bisect": ("falsifiers.bisect.cli", "Find the first op where a batch differs from its rows."),
     "trace": ("falsifiers.bisect.trace_cli", "Write every op of a run, step by step, to files."),
     "vectors": ("falsifiers.vectors.cli", "Judge a program in any language by files of calls."),
-    "receipt": ("falsifiers.mutation.cli", "Judge the device cases here and keep the receipts."),
+    "receipt": ("falsifiers.mutation.cli", "Run the device cases here and store the receipts."),
     "paths": ("phases.paths_cli", "Print which kernel runs each op of a decode path, by tier."),
-    "bench": ("phases.bench.cli", "Measure kernels and steps on a device."),
+    "bench": ("phases.bench.cli", "Measure kernels on a device against the memory floor."),
     "serve": ("phases.p2_engine_serve.cli", "Serve a model over the OpenAI API, in batches."),
     "model": ("engine.cli", "Make or inspect a GGUF file."),
     "generate": ("engine.cli", "Continue a text, token by token."),
@@ -72,63 +72,62 @@ def _import_increment(phase: str | None, chain: tuple[str, ...]) -> Any:
     package = phase_package(name) if name in chain else None
     if package is None:
         built = ", ".join(p for p in chain if phase_package(p)) or "none"
-        raise SuiteError(f"phase {name!r} is not built; of its chain there are: {built}")
+        raise SuiteError(f"phase {name!r} is not built; built phases of its chain: {built}")
     return importlib.import_module(f"{package}.increment")
 
 
 @cache
 def assemble(path: str | None = "newest", stack: str | None = "newest",
              candidate: str | None = None, phase: str | None = None) -> Subject:
-    """Return what is judged: a decode path and a serving stack by their phases' names.
+    """Return the subject of a run: a decode path and a serving stack by their phases' names.
 
-    `newest` takes the last that is built, None leaves the part out. A candidate's functions
-    stand in for the path's ops of the same name; those of one that is no Python are what `phase`
-    puts before it. Raises `SuiteError` for an unknown part.
+    `newest` means the last phase that is built, None means no path or stack. A candidate's
+    functions replace the path's ops of the same name; for a program, `phase` chooses its calls.
+    Raises `SuiteError` for an unknown name.
     """
     from falsifiers.gate.candidates import load_candidate
     from falsifiers.judging.subject import Subject
     register_candidate_kinds()
-    offered = (
-        load_candidate(candidate, partial(_phase_offer, phase)) if candidate is not None else None
-    )
+    offered = (load_candidate(candidate, partial(_program_offer, phase))
+               if candidate is not None else None)
     decode, serving = (_import_increment(path, DECODE_PHASES),
                        _import_increment(stack, SERVING_PHASES))
     ops = decode.path() if decode else None
     if offered is not None and ops is not None:
-        ops = replace(ops, **{f.name: own for f in fields(ops) if (own := offered.op(f.name))})
+        ops = replace(ops, **{f.name: op for f in fields(ops) if (op := offered.op(f.name))})
     return Subject(name=candidate or "in-tree", models=load_model, path=ops,
                    stack=serving.stack() if serving else None, candidate=offered,
                    engine=importlib.import_module("engine.parts").engine_parts())
 
 
 def register_candidate_kinds() -> None:
-    """Let `cmd:PROGRAM` and `vectors:DIR` register themselves as kinds of candidate."""
+    """Register `cmd:PROGRAM` and `vectors:DIR` as kinds of candidate."""
     importlib.import_module("falsifiers.vectors.candidate_kinds")
 
 
-def _phase_offer(phase: str | None) -> Any:
+def _program_offer(phase: str | None) -> Any:
     from phases.vector_sets import program_offer
     return program_offer(phase)
 
 
 @cache
 def load_model(name: str) -> Any:
-    """Load a test model by name, made on first use and kept."""
+    """Load a test model by name; its file is generated on first use and cached."""
     return importlib.import_module("engine.testmodels").load(name)
 
 
 def subject_for(case: Case, candidate: str | None = None) -> Subject:
-    """Return the subject that a case is about: its own phase's increment, on its tier's device.
+    """Return the subject of a case: its phase's increment, on its tier's device.
 
-    A case may choose another path with a given `path` (`p1`, `newest`). No candidate has a part
-    outside the decode path.
+    A case can name another path in `given` (`path: p1`, `path: newest`). A candidate is used only
+    in phases of the decode path.
     """
     path = case.given.get("path", case.phase if case.phase in DECODE_PHASES else None)
     if path is None and case.phase in SERVING_PHASES[1:]:
         path = "newest"
     stack = case.phase if case.phase in SERVING_PHASES else None
-    own = candidate if case.phase in DECODE_PHASES else None
-    subject = assemble(path, stack, own, case.phase)
+    offered = candidate if case.phase in DECODE_PHASES else None
+    subject = assemble(path, stack, offered, case.phase)
     if subject.candidate is not None:
         subject.candidate.must_offer(phase_contract(case.phase).ops)
     if case.tier == "emulate":
@@ -160,8 +159,8 @@ def phase_bank(phase: str) -> Bank:
 
 def _require_ops(candidate: Any, name: str) -> None:
     from falsifiers.judging.errors import SuiteError
-    if any(candidate.op(own) for own in ("engine", "step")):
-        raise SuiteError(f"{name} brings a step of its own; only ops of a path can be taken here")
+    if any(candidate.op(op) for op in ("engine", "step")):
+        raise SuiteError(f"{name} has its own step or engine; use a candidate of single ops here")
 
 
 def parse_decode_phase(name: str) -> str:
@@ -222,9 +221,9 @@ def open_model(file: str, candidate: str | None = None) -> UserModel:
 
 def build_bisect_setup(model: str, phase: str, candidate: str | None, against: str, device: str,
                        layers: Sequence[int] | None = None, mutant: str | None = None) -> Setup:
-    """Return what `rowtwin bisect` compares: a phase's path, or a candidate in it, and its peer.
+    """Return what `rowtwin bisect` compares: a phase's path or a candidate, and a second path.
 
-    `layers` are those of the model that are kept; a mutant stands in for the path of its phase.
+    `layers` are the layers of the model to use; a mutant replaces the path of its phase.
     """
     from phases.bisect_setup import make_setup
     name = parse_decode_phase(phase)
@@ -240,7 +239,7 @@ def build_bisect_setup(model: str, phase: str, candidate: str | None, against: s
 
 
 def find_case(name: str, candidate: str | None) -> tuple[Case, Bank, Subject]:
-    """Return a case by its id, its phase's falsifiers and mutants, and what it is about."""
+    """Return a case by its id, its phase's falsifiers and mutants, and its subject."""
     from falsifiers.gate.candidates import check_phases
     from falsifiers.gate.runner import contracts_by_phase
     from falsifiers.gate.runner import find_case as case_of
@@ -251,18 +250,18 @@ def find_case(name: str, candidate: str | None) -> tuple[Case, Bank, Subject]:
 
 
 def phase_vectors(phase: str) -> VectorSet:
-    """Return what a phase asks of programs in other languages."""
+    """Return the calls of a phase for programs in other languages."""
     from phases.vector_sets import load_vector_set
     return load_vector_set(phase, phase_bank)
 
 
 def golden_makers() -> GoldenMakers:
-    """Return what makes the goldens: test models, transformers on their weights, and the engine."""
+    """Return the functions that compute goldens: test models, transformers and the engine."""
     from contracts.golden import GoldenMakers
     from engine import testmodels
     from engine.transformers_logits import compute_logits
 
-    def own(name: str, prompt: Sequence[int]) -> list[Any]:
+    def engine_logits(name: str, prompt: Sequence[int]) -> list[Any]:
         model = load_model(name)
         state = model.new_state(len(prompt))
         return [model.forward_single(token, state, i) for i, token in enumerate(prompt)]
@@ -272,7 +271,7 @@ def golden_makers() -> GoldenMakers:
                 for name in ("transformers", "torch")}
 
     return GoldenMakers(testmodels.model_path, lambda name: load_model(name).config.vocab,
-                  compute_logits, own, provenance)
+                        compute_logits, engine_logits, provenance)
 
 
 app = typer.Typer(cls=make_group(COMMANDS), add_completion=False, no_args_is_help=True,

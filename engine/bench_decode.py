@@ -1,4 +1,4 @@
-"""Benchmarks of the reference engine: tokens a second alone, and loading a file."""
+"""Benchmarks of the reference engine: tokens a second of one sequence, and loading a file."""
 
 from __future__ import annotations
 

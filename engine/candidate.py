@@ -22,7 +22,7 @@ from engine.state import Pool
 
 
 class Engine(Protocol):
-    """What a candidate offers; pools are its own and opaque."""
+    """The interface of a candidate's engine; its pools are opaque to the falsifiers."""
 
     def new_pool(self, slots: int, capacity: int) -> Any:
         """Return fresh state for `slots` sequences of up to `capacity` tokens."""
@@ -31,10 +31,10 @@ class Engine(Protocol):
         """Advance the rows and return logits f32[m, vocab]."""
 
     def read_state(self, pool: Any, slot: int) -> dict[str, Tensor]:
-        """Return copies of all that a slot holds, KV rows first to last in dimension 0."""
+        """Return copies of a slot's tensors by name, KV rows in order in dimension 0."""
 
     def clear_slot(self, pool: Any, slot: int) -> None:
-        """Make a slot fresh."""
+        """Clear a slot for a new sequence."""
 
 
 class PathEngine:
@@ -67,7 +67,7 @@ class PathEngine:
 
 
 def is_whole(candidate: Any) -> bool:
-    """Return whether a candidate offers a whole step or engine, not single ops of one."""
+    """Return whether a candidate offers an engine or a step, not only single ops."""
     return hasattr(candidate, "engine") or hasattr(candidate, "step")
 
 

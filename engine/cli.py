@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 model_app = typer.Typer(no_args_is_help=True, help="Make or inspect a GGUF file.")
 app.add_typer(model_app, name="model")
-KV_OPTION = typer.Option(metavar="f32|f16|bf16", help="What keys and values are kept in.")
+KV_OPTION = typer.Option(metavar="f32|f16|bf16", help="Type of stored keys and values.")
 
 
 @app.callback()
@@ -76,14 +76,14 @@ def inspect(
         return
     typer.echo(f"{file}: {found['bytes']:,} bytes, {found['parameters']:,} parameters, "
                f"{len(found['tensors'])} tensors")
-    _print_table(
-        "config", ("field", "value"), [(k, _format_value(v)) for k, v in found["config"].items()]
-    )
+    _print_table("config", ("field", "value"),
+                 [(k, _format_value(v)) for k, v in found["config"].items()])
     _print_table("weight types", ("type", "tensors", "weights", "bytes"),
-          [(kind, *(f"{n:,}" for n in counts.values())) for kind, counts in found["types"].items()])
+                 [(kind, *(f"{n:,}" for n in counts.values()))
+                  for kind, counts in found["types"].items()])
     _print_table("tensors", ("name", "type", "shape", "bytes"),
-          [(t["name"], t["type"], "x".join(map(str, t["shape"])), f"{t['bytes']:,}")
-           for t in found["tensors"]])
+                 [(t["name"], t["type"], "x".join(map(str, t["shape"])), f"{t['bytes']:,}")
+                  for t in found["tensors"]])
 
 
 @app.command(epilog='Example: rowtwin generate tiny.gguf "the time of" --limit 32')
@@ -92,10 +92,10 @@ def generate(
         text: Annotated[str, typer.Argument(help="The text to continue.")],
         limit: Annotated[int, typer.Option(help="The most new tokens.")] = 64,
         ignore_end: Annotated[bool, typer.Option(
-            "--ignore-end", help="Go on past an end token.")] = False,
+            "--ignore-end", help="Continue after an end token.")] = False,
         kv: Annotated[str, KV_OPTION] = "f32",
 ) -> None:
-    """Continue a text greedily, printing it as it grows and the rate at the end."""
+    """Continue a text greedily; print it as it grows, then the rate."""
     import time
 
     from engine.generate import check_prompt, generate_greedy
@@ -136,7 +136,7 @@ def logits(
 
 
 def parse_token_ids(text: str) -> list[int]:
-    """Read token ids separated by commas; each is plain digits, as many as an id can have."""
+    """Return token ids from text with commas; raise `InputError` for anything else."""
     import re
 
     parts = text.split(",")
@@ -149,7 +149,7 @@ def parse_token_ids(text: str) -> list[int]:
 
 
 def limit_threads(file: Path) -> None:
-    """Run a small model on one thread, which is faster than two that wait for each other."""
+    """Run a small model on one thread, which is faster than several that wait for each other."""
     import torch
 
     if file.is_file() and file.stat().st_size < 1 << 27:
@@ -157,7 +157,7 @@ def limit_threads(file: Path) -> None:
 
 
 def describe_model(file: GgufFile) -> dict[str, Any]:
-    """Return what `model inspect` shows, ready for JSON; refuse a file that is no qwen35 model."""
+    """Return what `model inspect` prints; raise `InputError` if the file is no qwen35 model."""
     import dataclasses
     import math
 
@@ -188,7 +188,7 @@ def _console(*, stderr: bool = False) -> Any:
 
 
 def _format_value(value: object) -> str:
-    """Return a config value in short: layer kinds as one letter each."""
+    """Return a config value as text, layer kinds as one letter each."""
     if isinstance(value, tuple | list) and value and all(isinstance(v, bool) for v in value):
         return "".join("G" if v else "A" for v in value) + " (G = GDN, A = attention)"
     if isinstance(value, tuple | list):

@@ -1,4 +1,4 @@
-"""The shape of a model, read from a file's metadata; it refuses nonsense on construction."""
+"""The shape of a model, read from a file's metadata and checked on construction."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from engine.errors import InputError
 from engine.metadata import MetadataReader, check_int, recurrent_layers
 
 HEAD_DIM = 256
-"""Width of an attention head, the one width that is supported."""
+"""Width of an attention head; no other is supported."""
 STATE_SIZE = 128
-"""Width of a GDN key or value head, the one width that is supported."""
+"""Width of a GDN key or value head; no other is supported."""
 CONV_TAPS = 4
-"""Taps of the causal convolution, the one length that is supported."""
+"""Taps of the causal convolution; no other length is supported."""
 MAX_SIZES = {"layers": 4096, "embd": 1 << 20, "ffn": 1 << 22, "vocab": 1 << 24, "context": 1 << 31,
            "heads": 4096, "kv_heads": 4096, "key_heads": 4096, "value_heads": 4096}
-"""A size beyond these is a broken file, refused before anything is allocated."""
+"""Largest sizes; a file with a larger one is refused before anything is allocated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +143,9 @@ class Config:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, object], vocab: int, tied: bool) -> Config:
-        """Read a shape from a file's metadata; refuse what is absent, contradictory or unknown.
+        """Return the shape in a file's metadata; raise `InputError` if a key is missing or wrong.
 
-        `vocab` is the number of embedding rows, `tied` whether the file has no output head.
+        `vocab` is the number of embedding rows; `tied` says that the file has no output head.
         """
         keys = MetadataReader(metadata)
         blocks = keys.read_int("block_count", MAX_SIZES["layers"])
@@ -156,7 +156,7 @@ class Config:
         recurrent = recurrent_layers(keys, blocks, extra)
         state, value_heads = keys.read_int("ssm.state_size"), keys.read_int("ssm.time_step_rank")
         keys.check_equal("ssm.inner_size", value_heads * state,
-                   f"ssm.time_step_rank x ssm.state_size = {value_heads} x {state}")
+                         f"ssm.time_step_rank x ssm.state_size = {value_heads} x {state}")
         width = keys.read_int("attention.key_length")
         keys.check_equal("attention.value_length", width, "attention.key_length")
         attention = [i for i, r in enumerate(recurrent) if not r]
@@ -175,7 +175,7 @@ class Config:
 
 
 def _covers_text_pairs(sections: list[int], pairs: int) -> bool:
-    """Tell whether interleaved sections give every pair one of the three positions of a text.
+    """Return whether interleaved sections give every pair one of the three text positions.
 
     Pair i belongs to section i % 3 while i < 3 * that section's count, as in the released
     models; a pair that no section takes would get the fourth position, which is zero in a text.

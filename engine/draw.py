@@ -1,7 +1,7 @@
-"""Random weights from raw bits alone, so that a seed gives the same file on every machine.
+"""Random weights from raw bits, so that a seed gives the same file on every machine.
 
-Every draw has a stream of its own, keyed by seed and name; numpy promises that the bits of
-Philox never change, which it does not promise of its distributions.
+Every draw has its own stream, keyed by seed and name. numpy guarantees that the bits of Philox
+never change, but not those of its distributions.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def encoded_gaussian(kind: str, key: str, rows: int, columns: int, std: float) -
 def random_blocks(kind: str, key: str, rows: int, columns: int, std: float) -> Bytes:
     """Draw the bytes of blocks themselves, about thirty times as fast as encoding.
 
-    Quants are even over their range, the scale bytes even over the upper part of theirs, and
-    each type's own fields are set so that weights have mean 0 and deviation `std`.
+    Quants are uniform over their range, scale bytes over the upper part of theirs. The other fields
+    of each type are set so that weights have mean 0 and deviation `std`.
     """
     if kind not in _FILLERS:
         return encoded_gaussian(kind, key, rows, columns, std)

@@ -1,7 +1,7 @@
-"""The one exception for input that is refused."""
+"""The exception for invalid input."""
 
 from __future__ import annotations
 
 
 class InputError(ValueError):
-    """A file, option or call that is refused; the message is one sentence with the value."""
+    """A file, option or call is invalid; the message is one sentence with the wrong value."""

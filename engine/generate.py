@@ -26,11 +26,11 @@ class Token:
 
 
 def check_prompt(model: Model, tokens: Sequence[int], limit: int) -> None:
-    """Refuse a prompt that is empty, out of vocabulary, or too long for the model with `limit`."""
+    """Raise `InputError` if a prompt is empty, out of vocabulary, or too long with `limit`."""
     if not tokens:
-        raise InputError("an empty prompt is refused")
+        raise InputError("the prompt is empty: pass at least one token")
     if limit < 1:
-        raise InputError(f"a limit of {limit} new tokens is refused: at least 1")
+        raise InputError(f"a limit of {limit} new tokens is refused: use at least 1")
     if len(tokens) + limit > model.config.context:
         raise InputError(f"a prompt of {len(tokens)} tokens and {limit} new ones do not fit the "
                          f"model's context of {model.config.context}")
@@ -66,11 +66,11 @@ def forced_logits(model: Model, tokens: Sequence[int]) -> Tensor:
 def write_logits(model: Model, tokens: Sequence[int], out: Path) -> None:
     """Write `tokens` i64[t] and `logits` f32[t, vocab] to a new safetensors file."""
     if os.path.lexists(out):
-        raise InputError(f"{out}: exists already, and nothing is overwritten")
+        raise InputError(f"{out}: exists already; choose a new file")
     if not out.parent.is_dir():
         raise InputError(f"{out.parent}: is not a folder")
     check_prompt(model, tokens, 1)
-    try:  # before anything is computed
+    try:  # fail before anything is computed
         with out.open("xb"):
             pass
     except OSError as error:

@@ -88,7 +88,7 @@ class TensorReader:
         self.remaining = dict(file.tensors)
 
     def take(self, name: str, shape: tuple[int, ...]) -> TensorEntry:
-        """Return a tensor of the expected numpy shape; raise `InputError` otherwise."""
+        """Return one tensor; raise `InputError` if it is missing or of another shape."""
         entry = self.remaining.pop(name, None)
         if entry is None:
             raise InputError(f"{self.file.path}: tensor {name} is missing")

@@ -29,14 +29,14 @@ class Model:
     weights: Weights
     rope: RopeTable
     ops: Path = field(default_factory=reference)
-    """The reference ops; only a mutant has others."""
+    """The reference ops; only mutants replace them."""
     path: FilePath | None = None
     kv: str = "f32"
-    """What its pools keep keys and values in, one of `KV_TYPES`."""
+    """Type of keys and values in its pools, one of `KV_TYPES`."""
 
     @staticmethod
     def load(path: str | FilePath) -> Model:
-        """Load a `qwen35` GGUF file, every tensor accounted for, or raise `InputError`."""
+        """Load a `qwen35` GGUF file; raise `InputError` for a missing, unknown or wrong tensor."""
         file = open_gguf(path)
         try:
             return Model.from_weights(*load_weights(file), FilePath(path))
@@ -53,7 +53,7 @@ class Model:
         return replace(self, weights=self.weights.like(arithmetic=name))
 
     def with_kv(self, name: str) -> Model:
-        """Return the model with pools that keep keys and values in another type."""
+        """Return the model with pools that store keys and values in another type."""
         kv_type(name)
         return replace(self, kv=name)
 
@@ -79,13 +79,13 @@ class Model:
                        sink: Sink | None = None) -> Tensor:
         """Advance one sequence by one token and return its logits f32[vocab].
 
-        `position` is how many tokens the state already holds. A refused call changes nothing.
+        `position` is the number of tokens in the state. On `InputError` no state changes.
         """
         check_token(self, token)
         if not 0 <= position < state.pool.capacity:
             raise InputError(f"position {position} is past the state's capacity of "
                              f"{state.pool.capacity}")
-        with torch.inference_mode():  # a third faster: nothing here is ever differentiated
+        with torch.inference_mode():  # a third faster than with autograd
             return self._forward(token, state, position, bound(sink, state.index))
 
     def _forward(self, token: int, state: State, position: int, report: OpReporter) -> Tensor:
@@ -101,7 +101,7 @@ class Model:
                 sink: Sink | None = None) -> Tensor:
         """Run `forward_single` over tokens in order; return the logits f32[vocab] of the last."""
         if not tokens:
-            raise InputError("an empty prompt is refused")
+            raise InputError("the prompt is empty: pass at least one token")
         for token in tokens:
             check_token(self, token)
         if position < 0 or position + len(tokens) > state.pool.capacity:
@@ -121,9 +121,8 @@ class Model:
         hidden = hidden + mixed
         weight = layer.vectors["post_attention_norm"]
         x = self._norm(f"{index}.post_attention_norm", hidden, weight, report)
-        gate, up = (
-            self._project_layer(index, layer, name, x, report) for name in ("ffn_gate", "ffn_up")
-        )
+        gate, up = (self._project_layer(index, layer, name, x, report)
+                    for name in ("ffn_gate", "ffn_up"))
         product = torch.empty_like(gate)
         self.ops.silu_mul(gate, up, product)
         report(f"{index}.silu_mul", (gate, up), product)

@@ -1,4 +1,4 @@
-"""Which kernel runs an op: one table a phase, read by where the result of a call lies.
+"""Which kernel runs an op: one table for each phase, selected by the device of the output.
 
 A kernel is named by its module, so that Triton and NVRTC are imported when a kernel first runs:
 
@@ -8,7 +8,7 @@ A kernel is named by its module, so that Triton and NVRTC are imported when a ke
 
 Tensors of the CPU go to the reference. Tensors of a device go to CUDA C++ where there is some, else
 to Triton; so do tensors of the CPU while a device is emulated. The tests of the tier `interpret`
-ask for the Triton kernel by name (`Op.on`), since the interpreter is too slow for whole steps.
+ask for the Triton kernel by name (`Op.on`), since the interpreter is too slow for complete steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from engine.emulate import on_device
 from engine.quantised import rows_of
 
 TIERS = ("cpu", "interpret", "cuda")
-"""The tiers that an op may have a kernel of its own for."""
+"""The tiers for which an op can have its own kernel."""
 Function = Callable[..., Any]
 Kernel = str | Function
 """`module.function` in the package of the table, or the function itself."""
@@ -33,7 +33,7 @@ F = TypeVar("F", bound=Function)
 
 @dataclass(frozen=True)
 class Op:
-    """An op of a path: its plain PyTorch and its kernels, one of which each call runs."""
+    """An op of a path: a PyTorch function and its kernels; each call runs one of them."""
 
     reference: Function
     """The op in plain PyTorch, for tensors of the CPU."""
@@ -47,7 +47,7 @@ class Op:
     """Whether the op takes `QuantisedActivations` too in place of rows."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        """Run the op where its output lies, which is the last argument or the first of a list."""
+        """Run the op on the device of its output: the last argument, or the first of that list."""
         out = args[-1][0] if isinstance(args[-1], list | tuple) else args[-1]
         if on_device(out):
             return self.on("cuda")(*args, **options)
@@ -71,31 +71,31 @@ class Op:
 
 @dataclass(frozen=True)
 class Fused:
-    """An op that runs others of its path, and has kernels that do the work of all at once.
+    """An op that runs other ops of its path, with kernels that do all their work at once.
 
-    The kernels stand for the ops in `parts` alone: a path that has another of them, a candidate's
-    say, runs the ops that it has, one after another.
+    The kernels replace exactly the ops in `parts`. A path with another op, a candidate's for
+    example, runs its own ops one after another.
     """
 
     reference: Function
-    """The op in plain PyTorch; it takes the functions that it runs before all else."""
+    """The op in plain PyTorch; its first arguments are the functions that it runs."""
     parts: tuple[Function, ...]
     """The ops that the kernels replace."""
     together: Op
     """The op for these parts."""
 
     def __call__(self, *args: Any) -> Any:
-        """Run the op by the functions that come first among its arguments."""
+        """Run the op with the functions that are its first arguments."""
         count = len(self.parts)
         return self.of(*args[:count])(*args[count:])
 
     def of(self, *parts: Function) -> Function:
-        """Return the op for a path that has these parts; it is not given them again."""
-        mine = all(a is b for a, b in zip(parts, self.parts, strict=True))
-        return self.together if mine else partial(self.reference, *parts)
+        """Return the op for a path with these parts; callers omit them from its arguments."""
+        replaceable = all(a is b for a, b in zip(parts, self.parts, strict=True))
+        return self.together if replaceable else partial(self.reference, *parts)
 
     def on(self, tier: str) -> Function:
-        """Return the function that a tier runs for the op's own parts, which it is not given."""
+        """Return the function that a tier runs for the op's own parts; callers omit the parts."""
         return self.together.on(tier)
 
     def name(self, tier: str) -> str:
@@ -139,7 +139,7 @@ def fused(op: Callable[..., Op], reference: Function, *parts: Function,
 
 
 def runs(table: Choice) -> Callable[[F], F]:
-    """Mark a function by the table whose kernels it runs, for whoever asks for their names."""
+    """Mark a function with the table whose kernels it runs, so that `name_of` finds them."""
     def marked(function: F) -> F:
         function.__dict__["table"] = table
         return function
@@ -148,12 +148,12 @@ def runs(table: Choice) -> Callable[[F], F]:
 
 
 def of_parts(op: Function, *parts: Function) -> Function:
-    """Return an op that runs others, for a path that has these parts."""
+    """Return an op that runs others, for a path with these parts."""
     return op.of(*parts) if isinstance(op, Fused) else partial(op, *parts)
 
 
 def of_activations(op: Function) -> Function:
-    """Return a product that takes `QuantisedActivations` too, from one that may take only rows."""
+    """Return a product that also accepts `QuantisedActivations` where `op` accepts only rows."""
     if isinstance(op, Op) and op.quantised:
         return op
 

@@ -1,8 +1,8 @@
-"""The reference ops of one step, in plain PyTorch: dull on purpose.
+"""The reference ops of one step, in plain PyTorch; simple rather than fast.
 
 Letters: t tokens, m rows (one a sequence), C = conv_dim, H query heads, G KV heads, V value heads,
-and each function writes into `out`. Tokens of a row stand next to each other and are taken in
-order; what one row computes depends on that row and its slot alone.
+and each function writes into `out`. Tokens of a row are adjacent and in order; the result of a row
+depends only on that row and its slot.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
 
 def add_norm(norm: Callable[..., None], x: Tensor, y: Tensor, weight: Tensor, eps: float,
              total: Tensor, out: Tensor) -> None:
-    """Write the residual sum x + y into `total`, and its norm, by the `norm` given, into `out`."""
+    """Write the residual sum x + y into `total` and its norm, computed by `norm`, into `out`."""
     torch.add(x, y, out=total)
     norm(total, weight, eps, out)
 
@@ -129,9 +129,9 @@ def norm_rotate(norm: Callable[..., None], rotate: Callable[..., None], xs: Sequ
                 weights: Sequence[Tensor], eps: float, table: Tensor,
                 positions: Tensor | list[int], normed: Sequence[Tensor],
                 outs: Sequence[Tensor]) -> None:
-    """Norm each of xs [t, heads, dim] into `normed`, and turn that into `outs`, by the two given.
+    """Norm each of xs [t, heads, dim] into `normed` with `norm`, then `rotate` that into `outs`.
 
-    Each has a weight of its own; a token stands at one position in all of them.
+    Each of xs has its own weight; a token has the same position in all of them.
     """
     for x, weight, middle, out in zip(xs, weights, normed, outs, strict=True):
         norm(x, weight, eps, middle)
@@ -143,8 +143,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Re
     """Append k and v [t, G, 256] to each row's cache and write gated attention into out[t, H, 256].
 
     lengths[i] is how many rows slot i's cache holds before this step; query head h reads KV head
-    h // (H / G). A cache narrower than f32 rounds what it is given to nearest even, and what it
-    holds is widened before it is used; a token so meets its own key and value rounded too.
+    h // (H / G). A cache narrower than f32 rounds to nearest even and is widened before use, so
+    a token reads its own key and value rounded too.
     """
     at = 0
     for cached_k, cached_v, length, count in zip(keys.views, values.views, lengths, counts,
@@ -168,12 +168,12 @@ def attend_one(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     parts = [_attend_split(q, keys[i:i + SPLIT], values[i:i + SPLIT]) for i in range(0, n, SPLIT)]
     top = torch.stack([m for m, _, _ in parts]).amax(0)
     bottom = torch.zeros_like(top)
-    whole = torch.zeros_like(q)
+    total = torch.zeros_like(q)
     for m, low, acc in parts:
         share = exp(m - top)
         bottom = bottom + share * low
-        whole = whole + share.unsqueeze(-1) * acc
-    return (whole / bottom.unsqueeze(-1)).flatten(0, 1)
+        total = total + share.unsqueeze(-1) * acc
+    return (total / bottom.unsqueeze(-1)).flatten(0, 1)
 
 
 def _attend_split(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -194,7 +194,7 @@ def silu_mul(gate: Tensor, up: Tensor, out: Tensor) -> None:
 def argmax(logits: Tensor, out: Tensor, refuse: bool = True) -> None:
     """Write each row's largest index into out[m], the lowest on ties, and -1 for a row with NaN.
 
-    Such a row is refused (`InputError`) unless `refuse` is off, when the caller looks for -1.
+    Such a row raises `InputError` unless `refuse` is off; the caller then checks for -1.
     """
     top = logits.amax(-1, keepdim=True)  # NaN if the row has one
     out.copy_((logits == top).to(torch.int8).argmax(-1))
@@ -204,7 +204,8 @@ def argmax(logits: Tensor, out: Tensor, refuse: bool = True) -> None:
 
 
 def refuse_nan(chosen: Tensor) -> None:
-    """Refuse tokens i64[m] of which one is -1, for a row of logits that held NaN."""
-    held = chosen.tolist()
-    if -1 in held:
-        raise InputError(f"logits of row {held.index(-1)} hold NaN, so they have no largest value")
+    """Raise `InputError` if one of tokens i64[m] is -1, which marks logits with NaN."""
+    tokens = chosen.tolist()
+    if -1 in tokens:
+        raise InputError(f"logits of row {tokens.index(-1)} hold NaN, so they have no largest "
+                         f"value")

@@ -1,4 +1,4 @@
-"""The engine's parts as one object, so that attacks and their mutants can take any of them."""
+"""The engine's parts as one object, so that falsifiers use and mutants replace any of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FUNCTIONS = ("exp", "sigmoid", "silu", "softplus", "rsqrt")
 
 @dataclass(frozen=True)
 class EngineParts:
-    """What the engine offers below the level of a path."""
+    """The functions and classes of the engine below a path."""
 
     load: Callable[[str | Path], Model] = Model.load
     weight: Callable[..., Weight] = Weight
@@ -31,7 +31,7 @@ class EngineParts:
     checkpoint: Callable[[State, int], Checkpoint] = checkpoint
     restore: Callable[[Checkpoint, State], None] = restore
     kernels: Mapping[str, Callable[..., None]] = field(default_factory=dict)
-    """Kernels by name that stand in for the in-tree ones."""
+    """Kernels by name that replace the in-tree ones."""
 
     def kernel(self, name: str) -> Callable[..., Any]:
         """Return a Triton kernel's entry; its module, and Triton, are imported now."""
@@ -42,5 +42,5 @@ class EngineParts:
 
 
 def engine_parts() -> EngineParts:
-    """Return the engine as it is."""
+    """Return the engine without changes."""
     return EngineParts()

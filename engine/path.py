@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Sink(Protocol):
-    """Receives every op of a step as it ends; the only hook there is."""
+    """Receives every op of a step when it ends; the only hook."""
 
     def __call__(self, op: str, slot: int, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Take the op's id (`3.project.attn_qkv`), its slot, inputs and output."""
@@ -35,12 +35,12 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class RowOperands:
-    """What a step's ops take of its rows, as they take it."""
+    """The rows of a step in the form that ops take."""
 
     positions: Tensor
     """Each token's position in its own sequence, i64[t] on the state's device."""
     lengths: Ints
-    """Tokens that each row's state holds."""
+    """Tokens in each row's state before the step."""
     counts: Ints
     table: Table
     reach: int
@@ -53,11 +53,11 @@ class Rows:
 
     slots: tuple[int, ...]
     positions: tuple[int, ...]
-    """Tokens that each slot's state already holds."""
+    """Tokens in each slot's state before the step."""
     counts: tuple[int, ...]
     """Tokens of each row in this step: 1 is decode, more is a prefill chunk."""
     operands: RowOperands | None = None
-    """The same, where whoever makes the step has put it for the ops; else a step does."""
+    """The rows in the form that ops take, if the caller prepared it; else the step does."""
 
     @staticmethod
     def decode(slots: Sequence[int], positions: Sequence[int]) -> Rows:
@@ -66,12 +66,12 @@ class Rows:
 
     @property
     def slices(self) -> list[slice]:
-        """Where each row's tokens are among the step's."""
+        """The slice of each row among the step's tokens."""
         ends = accumulate(self.counts)
         return [slice(end - count, end) for end, count in zip(ends, self.counts, strict=True)]
 
     def spans(self, tokens: Sequence[T]) -> list[tuple[int, int, Sequence[T]]]:
-        """Return each row's slot, its position and its own of the step's tokens."""
+        """Return each row's slot, position and slice of the step's tokens."""
         return [(slot, position, tokens[own]) for slot, position, own
                 in zip(self.slots, self.positions, self.slices, strict=True)]
 
@@ -81,7 +81,7 @@ class Rows:
                 for i in range(len(own))]
 
     def operands_on(self, pool: Pool) -> RowOperands:
-        """Return what ops take of the rows, or the ones that were passed in."""
+        """Return the rows in the form that ops take; built here unless the caller prepared it."""
         if self.operands is not None:
             return self.operands
         positions = to_device(torch.tensor(self.of_tokens()), pool.device)
@@ -91,7 +91,7 @@ class Rows:
 
 
 def check_step(model: Model, pool: Pool, tokens: Sequence[int], rows: Rows) -> None:
-    """Refuse a step that cannot run, naming the value, before any state changes."""
+    """Raise `InputError` with the wrong value if a step cannot run; no state changes."""
     m = len(rows.slots)
     if m == 0:
         raise InputError("a step of no rows is refused")
@@ -105,7 +105,7 @@ def check_step(model: Model, pool: Pool, tokens: Sequence[int], rows: Rows) -> N
         if not 0 <= slot < pool.slots:
             raise InputError(f"slot {slot} is outside the pool of {pool.slots} slots")
         if rows.slots.count(slot) > 1:
-            raise InputError(f"slot {slot} stands twice in one step")
+            raise InputError(f"slot {slot} appears twice in one step")
         if count < 1:
             raise InputError(f"slot {slot} has a count of {count}, but a row needs 1 or more")
         if position < 0:
@@ -141,7 +141,7 @@ def one_by_one(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows
 class FusedOps:
     """The products of a path and its ops that run others, as a step calls them.
 
-    An op that runs others is not given them. A product takes f32 rows or the
+    Callers omit the ops that such an op runs. A product takes f32 rows or the
     `QuantisedActivations` that the op before it returned.
     """
 
@@ -207,8 +207,8 @@ class Path:
              sink: Sink | None = None) -> Tensor:
         """Advance every row by its tokens and return logits f32[m, vocab] of each row's last.
 
-        tokens holds the rows' tokens one row after another, t = sum of counts. A step that is
-        refused (`InputError`) has changed no state.
+        tokens holds the rows' tokens one row after another, t = sum of counts. A step that
+        raises `InputError` changes no state.
         """
         check_step(model, pool, tokens, rows)
         return self.step_rows(self, model, pool, tokens, rows, sink)

@@ -1,4 +1,4 @@
-"""Activations with their quantisation, which the launch that computes them can make as well.
+"""Activations with their quantisation, computed in the same launch.
 
 An exact product multiplies integers. A fused op of a path returns `QuantisedActivations`, and the
 step passes them to the product that follows, which need not quantise the rows again.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass
 class QuantisedActivations:
-    """Activations f32[t, ...] and their integers and scales, as kernels lay them out."""
+    """Activations f32[t, ...] and their integers and scales, in the layout of the kernels."""
 
     values: Tensor
     _limbs: Any
@@ -23,7 +23,7 @@ class QuantisedActivations:
     @staticmethod
     def of(values: Tensor, limbs: Any) -> QuantisedActivations:
         """Return activations that one launch has just written, with their quantisation."""
-        tracked = not values.is_inference()  # torch counts no changes of an inference tensor
+        tracked = not values.is_inference()  # torch counts no writes to an inference tensor
         return QuantisedActivations(values, limbs if tracked else None,
                                     values._version if tracked else 0)
 
@@ -33,7 +33,7 @@ class QuantisedActivations:
         return self.values.flatten(1)
 
     def take(self) -> Any:
-        """Return the quantisation once; None later, or if torch has changed the values since.
+        """Return the quantisation on the first call, or None if torch changed the values.
 
         Consume once: a kernel may overwrite the buffer without changing torch's version counter,
         and the quantisation would be stale.

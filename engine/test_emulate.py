@@ -1,4 +1,4 @@
-"""CUDA C++ on the CPU: rounds as a device does, and tells what a device would let pass."""
+"""CUDA C++ on the CPU: it rounds as a device does and reports faults that a device ignores."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def test_threads_of_a_block_meet(monkeypatch: pytest.MonkeyPatch, flag: str,
     monkeypatch.setattr(emulate, "backwards", backwards)
     out = torch.empty(3, 2, 64)
     launch(f"""{HEAD}float* out) {{
-        __shared__ float held[64];
+        __shared__ float tile[64];
         extern __shared__ float more[];
         const int t = threadIdx.x, other = 63 - t;
-        held[t] = t * 2;
+        tile[t] = t * 2;
         more[t] = __shfl_xor_sync(~0u, (float)t, 1);
         __syncthreads();
         const int odd = __syncthreads_count(t % 2);
         out[(blockIdx.x * gridDim.y + blockIdx.y) * 64 + t] =
-            held[other] + 1000 * more[other] + 100000 * odd + blockIdx.x * 0.25f;
+            tile[other] + 1000 * more[other] + 100000 * odd + blockIdx.x * 0.25f;
     }}""", out, grid=(3, 2), block=64, shared=256)
     t = torch.arange(64)
     other = 63 - t
@@ -50,12 +50,12 @@ def test_threads_of_a_block_meet(monkeypatch: pytest.MonkeyPatch, flag: str,
      "some threads wait at __syncwarp and others at __shfl_xor_sync"),
     ('asm volatile("bar.sync %0, %1;" :: "r"(1), "r"(64));',
      "deadlock: 32 threads wait")])
-def test_threads_that_never_meet_are_told(body: str, sentence: str) -> None:
+def test_threads_that_never_meet_are_reported(body: str, sentence: str) -> None:
     x = torch.zeros(1)
     with pytest.raises(CudaError, match=sentence):
         launch(f"{HEAD}float* x) {{ {body} }}", x)
     launch(f"{HEAD}float* x) {{ if (threadIdx.x == 31) x[0] = 5; }}", x)
-    assert x.item() == 5  # what comes after a failure is whole again
+    assert x.item() == 5  # a launch after a failed one works
 
 
 @pytest.mark.parametrize(("body", "sentence"), [
@@ -73,8 +73,8 @@ def test_threads_that_never_meet_are_told(body: str, sentence: str) -> None:
      "a lane calls __syncwarp with a mask that does not include it"),
     ("if (threadIdx.x < 8) __syncwarp(0xffff); else __syncthreads();",
      "deadlock: .* threads wait")])
-def test_fault_of_a_kernel_ends_its_launch_alone(monkeypatch: pytest.MonkeyPatch, body: str,
-                                                 sentence: str) -> None:
+def test_fault_of_a_kernel_ends_only_its_launch(monkeypatch: pytest.MonkeyPatch, body: str,
+                                                sentence: str) -> None:
     monkeypatch.setattr(emulator, "FLAGS", (*emulator.FLAGS, "-DSIMT_TIMEOUT=1"))
     x = torch.zeros(8)
     with pytest.raises(KernelFault, match=f"^emulated kernel k: .*{sentence}"):
@@ -98,15 +98,15 @@ ILLEGAL_INSTRUCTION = """typedef void (*Code)();
      "is used for a second phase, which is not emulated"),
     *([(ILLEGAL_INSTRUCTION, "needs an instruction that this processor does not have")]
       if machine() == "x86_64" else [])])
-def test_what_the_emulator_cannot_is_no_fault_of_the_kernel(
+def test_limits_of_the_emulator_are_no_faults_of_the_kernel(
         monkeypatch: pytest.MonkeyPatch, body: str, sentence: str) -> None:
     monkeypatch.setattr(emulator, "FLAGS", (*emulator.FLAGS, "-DSIMT_TIMEOUT=1"))
-    with pytest.raises(CudaError, match=f"^emulated kernel k: .*{sentence}") as told:
+    with pytest.raises(CudaError, match=f"^emulated kernel k: .*{sentence}") as caught:
         launch(f"{HEAD}float* x) {{ {body} }}", torch.zeros(1), shared=64)
-    assert not isinstance(told.value, KernelFault)
+    assert not isinstance(caught.value, KernelFault)
 
 
-def test_thread_may_have_as_much_memory_as_on_a_device() -> None:
+def test_thread_can_use_as_much_memory_as_on_a_device() -> None:
     out = torch.zeros(64)
     launch(f"""{HEAD}float* out) {{
         volatile float own[120000];
@@ -117,14 +117,14 @@ def test_thread_may_have_as_much_memory_as_on_a_device() -> None:
     assert out.tolist() == [240 * thread for thread in range(64)]
 
 
-def test_what_is_judged_there_fails_by_faults_of_kernels_alone() -> None:
+def test_only_kernel_faults_fail_a_case_in_the_emulator() -> None:
     case = find_case("p3/rows_equal_alone[emulate-exact-23-Q4_K-k256]", contracts_by_phase())
     assert rowtwin.subject_for(case).faults == (KernelFault,)
     assert rowtwin.subject_for(case.model_copy(update={"tier": "cpu"})).faults == ()
 
 
 @pytest.mark.parametrize("args", [(), (0, 0)])
-def test_launch_with_other_arguments_than_the_kernel_takes_is_told(args: tuple[int, ...]) -> None:
+def test_launch_with_a_wrong_number_of_arguments_is_refused(args: tuple[int, ...]) -> None:
     with pytest.raises(KernelFault, match=f"it takes 2 arguments, but was given {1 + len(args)}"):
         launch(f"{HEAD}float* x, int y) {{ x[0] = y; }}", torch.zeros(1), *args)
 
@@ -158,11 +158,11 @@ def run_shuffle_calls() -> Tensor:
 
 
 @pytest.mark.parametrize("call", SHUFFLE_CALLS)
-def test_lanes_show_one_another_what_they_hold(call: str) -> None:
+def test_shuffles_and_votes_return_the_values_of_other_lanes(call: str) -> None:
     assert run_shuffle_calls()[list(SHUFFLE_CALLS).index(call)].tolist() == SHUFFLE_CALLS[call]
 
 
-def test_lanes_of_a_mask_meet_apart() -> None:
+def test_lanes_of_different_masks_meet_separately() -> None:
     body = """
         if (l < 16) for (int i = 0; i < 3; i++) y = __shfl_xor_sync(0xffff, l + i, 1);
         else if (l & 1) y = __reduce_add_sync(0xaaaa0000, l);
@@ -173,7 +173,7 @@ def test_lanes_of_a_mask_meet_apart() -> None:
         3100 + ((lane ^ 1) + 2 if lane < 16 else odd if lane & 1 else 2) for lane in range(32)]
 
 
-def test_lane_that_did_not_come_tells_nan() -> None:
+def test_shuffle_from_an_absent_lane_returns_nan() -> None:
     got = lane_results(
         "if (l >= 16) return; y = __shfl_xor_sync(~0u, (float)l, l < 8 ? 1 : 16);", "float")
     assert got[:8] == [1, 0, 3, 2, 5, 4, 7, 6]
@@ -194,23 +194,23 @@ FUNCTION_CALLS: dict[str, float] = {
     "__saturatef(NAN)": 0, "__saturatef(3.0f)": 1, "__frcp_rn(8.0f)": 0.125,
     "__float2int_rz(-2.7f)": -2, "__float2int_rd(-2.2f)": -3, "__float2int_ru(2.2f)": 3,
     "__float2int_rn(2.5f)": 2, "__float2int_rz(1e30f)": 2.0**31, "one * warpSize": 32,
-    "made().w": 4, "__CUDA_ARCH__ / 10": 90}
+    "make().w": 4, "__CUDA_ARCH__ / 10": 90}
 
 
 @cache
 def run_function_calls() -> Tensor:
-    """Return what every call gives, f32[calls]."""
+    """Return the result of every call, f32[calls]."""
     out = torch.zeros(len(FUNCTION_CALLS))
     calls = "".join(f"out[{i}] = {call};" for i, call in enumerate(FUNCTION_CALLS))
     launch(f"""#define NAN __int_as_float(0x7fc00000)
     __constant__ float one = 1;
-    __device__ __noinline__ int4 made() {{ return make_int4(1, 2, 3, 4); }}
+    __device__ __noinline__ int4 make() {{ return make_int4(1, 2, 3, 4); }}
     {HEAD}float* out) {{ {calls} }}""", out)
     return out
 
 
 @pytest.mark.parametrize("call", FUNCTION_CALLS)
-def test_function_gives_what_a_device_gives(call: str) -> None:
+def test_function_returns_what_a_device_returns(call: str) -> None:
     assert run_function_calls()[list(FUNCTION_CALLS).index(call)].item() == FUNCTION_CALLS[call]
 
 
@@ -228,12 +228,12 @@ def test_atomics_of_integers_return_what_was_there(kind: str, dtype: torch.dtype
 
 
 def run_instruction(instruction: str, kinds: tuple[str, str], x: Tensor, out: Tensor) -> Tensor:
-    """Return what an instruction makes of every value, a thread each."""
-    given, made = ({"h": "unsigned short", "f": "float"}[kind] for kind in kinds)
-    launch(f"""{HEAD}const {given}* x, {made}* out, int n) {{
+    """Apply an instruction to every value, one thread each, and return `out`."""
+    source, target = ({"h": "unsigned short", "f": "float"}[kind] for kind in kinds)
+    launch(f"""{HEAD}const {source}* x, {target}* out, int n) {{
         const int i = blockIdx.x * blockDim.x + threadIdx.x;
         if (i >= n) return;
-        {made} y;
+        {target} y;
         asm("{instruction} %0, %1;" : "={kinds[1]}"(y) : "{kinds[0]}"(x[i]));
         out[i] = y;
     }}""", x, out, x.numel(), grid=((x.numel() + 1023) // 1024, 1), block=1024)
@@ -271,7 +271,7 @@ def test_contraction_is_off_unless_it_is_asked_for() -> None:
     assert together.item() == 2.0**-11 + 2.0**-24
 
 
-def test_nothing_is_emulated_beside_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_emulated_on_a_machine_with_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     with pytest.raises(InputError, match="a device is here"), emulator.emulated():
         pass
@@ -283,7 +283,7 @@ def test_nothing_is_emulated_beside_a_device(monkeypatch: pytest.MonkeyPatch) ->
     ((1, 1), 32, 227 * 1024 + 1, "the launch is too large: .*; too many bytes of shared memory"),
     ((0, 1), 32, 0, "the launch is empty: a grid of 0 by 1 blocks"),
     ((1, 1), 0, 0, "the launch is empty: .*0 threads each")])
-def test_launch_that_no_device_takes_is_refused(grid: tuple[int, int], block: int, shared: int,
-                                                sentence: str) -> None:
+def test_launch_that_no_device_accepts_is_refused(grid: tuple[int, int], block: int, shared: int,
+                                                  sentence: str) -> None:
     with pytest.raises(CudaError, match=sentence):
         launch(f"{HEAD}float* x) {{}}", torch.zeros(1), grid=grid, block=block, shared=shared)

@@ -1,4 +1,4 @@
-"""Sources of CUDA C++ on the CPU: taken, refused in a sentence, and kept once compiled."""
+"""CUDA C++ sources in the emulator: rewritten, refused with one sentence, compiled once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_instructions_become_calls(asm: str, call: str) -> None:
     ('asm("vote.sync.any.pred %0, %1, %2;" : "=r"(a) : "r"(b), "r"(c));',
      "does not know the instruction vote.sync.any.pred"),
     ('asm("bar.sync 0;', "unclosed bracket before")])
-def test_what_is_not_known_is_named(source: str, sentence: str) -> None:
+def test_unknown_instructions_are_named(source: str, sentence: str) -> None:
     with pytest.raises(InputError, match=sentence):
         rewrite_source(source)
 
@@ -85,7 +85,7 @@ def test_header_is_refused_by_name(source: str, sentence: str) -> None:
     (f"{HEAD}float* x) {{ atomicAdd(x, 1.0f); }}",
      "^the host compiler refused a kernel: .*atomicAdd of floats adds in no defined order"),
     (f"{HEAD}float* x) {{ float4 y; __shfl_sync(~0u, y, 0); }}", "a shuffle takes a number")])
-def test_what_has_no_meaning_is_one_sentence(source: str, sentence: str) -> None:
+def test_meaningless_source_is_refused_in_one_sentence(source: str, sentence: str) -> None:
     with pytest.raises(CudaError, match=sentence) as caught:
         launch(source, torch.zeros(1))
     assert len(str(caught.value).splitlines()) == 1
@@ -96,19 +96,19 @@ def test_source_that_does_not_compile_says_where() -> None:
         launch(f"{HEAD}float* x) {{ x[0] = nothing; }}", torch.zeros(1))
 
 
-def test_every_name_of_a_declaration_in_a_template_is_renewed() -> None:
+def test_every_array_declared_in_a_template_is_poisoned() -> None:
     source = "template <int N> void f() { __shared__ __align__(16) P<int, 3> a[N][2], b; }"
     assert rewrite_source(source).endswith(
         "b; simt::poison_static(&a, sizeof a); simt::poison_static(&b, sizeof b); }")
 
 
 def fake_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
-    """Put a program in the host compiler's place, and a folder in that of what it made."""
+    """Replace the host compiler by a script, and the cache of its output by a folder."""
     program = folder / "cxx"
     program.write_text(script)
     program.chmod(0o755)
     monkeypatch.setattr(emulator, "_compiler", lambda: str(program))
-    monkeypatch.setattr(emulator, "CACHE", folder / "made")
+    monkeypatch.setattr(emulator, "CACHE", folder / "cache")
 
 
 @pytest.mark.parametrize(("script", "sentence"), [
@@ -119,7 +119,7 @@ def fake_compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) ->
     ("no program", r"/cxx cannot be run: Exec format error"),
     ("#!/bin/sh\ncase $1 in -E) ;; *) for to; do :; done; echo > $to;; esac\n",
      "made of a kernel cannot be loaded")])
-def test_compiler_that_is_none_is_told_in_a_sentence(
+def test_broken_compiler_is_reported_in_one_sentence(
         monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, sentence: str) -> None:
     fake_compiler(monkeypatch, tmp_path, script)
     with pytest.raises(CudaError, match=sentence) as refused:
@@ -138,21 +138,21 @@ def test_compiler_that_hangs_is_stopped_with_what_it_started(monkeypatch: pytest
     assert (tmp_path / "runs").read_text() == "\n"
 
 
-def test_shared_object_that_is_not_whole_or_another_compiler_s_is_made_anew(
+def test_damaged_shared_object_is_compiled_again(
         monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(emulator, "CACHE", tmp_path)
     source = f"{HEAD}float* x) {{ x[0] = 7; }}"
-    kept = Path(compile_source(source, ()).decode())
-    whole = kept.read_bytes()
-    for harm in (lambda: kept.write_bytes(whole[:5000]), lambda: kept.write_bytes(b""),
-                 lambda: kept.symlink_to("/nowhere")):
-        kept.unlink()  # one that is loaded may not change
-        harm()
+    library = Path(compile_source(source, ()).decode())
+    original = library.read_bytes()
+    for damage in (lambda: library.write_bytes(original[:5000]), lambda: library.write_bytes(b""),
+                 lambda: library.symlink_to("/nowhere")):
+        library.unlink()  # a loaded file must not change
+        damage()
         x = torch.zeros(1)
         launch(source, x)
         assert x.item() == 7
-    kept.unlink()
-    kept.mkdir()
+    library.unlink()
+    library.mkdir()
     with pytest.raises(CudaError, match="cannot keep emulated kernels"):
         launch(source, torch.zeros(1))
     monkeypatch.setattr(emulator, "_compiler", lambda: f"{shutil.which('env')}")

@@ -1,4 +1,4 @@
-"""The attack on the engine: is the oracle Qwen3.5, and are its bits the written ones?"""
+"""Falsifiers of the engine: the oracle is Qwen3.5, and its bits are those of arithmetic.md."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def test_logits_match_transformers(case: Case, subject: Subject, judge: Judge) -
 
 def test_logits_have_their_known_bits(case: Case, subject: Subject, judge: Judge) -> None:
     golden, model = load_golden(case["model"]), subject.models(case["model"])
-    held = hashlib.sha256(Path(model.path).read_bytes()).hexdigest()
-    judge.law(held == golden.file_sha256, f"the {case['model']} file made here has sha256 "
-              f"{held[:12]}, but the goldens were made from {golden.file_sha256[:12]}")
+    file_sha256 = hashlib.sha256(Path(model.path).read_bytes()).hexdigest()
+    judge.law(file_sha256 == golden.file_sha256, f"the {case['model']} file has sha256 "
+              f"{file_sha256[:12]}, but the goldens come from {golden.file_sha256[:12]}")
     state = model.new_state(len(golden.tokens[0]))
     for step, token in enumerate(golden.tokens[case["prompt"]][:case["tokens"]]):
         found = logits_digest(model.forward_single(token, state, step))
@@ -89,15 +89,12 @@ def test_functions_keep_their_edges(case: Case, subject: Subject, judge: Judge) 
 
 
 def test_products_equal_integer_arithmetic(case: Case, subject: Subject, judge: Judge) -> None:
-    dull_row = (
-        scalar_reference.exact_row
-        if case["arithmetic"] == "exact-23"
-        else scalar_reference.ordered_row
-    )
+    reference_row = (scalar_reference.exact_row if case["arithmetic"] == "exact-23"
+                     else scalar_reference.ordered_row)
     for name, raw, x in _product_inputs(case["kind"], case["k"]):
         got = subject.engine.weight("w", case["kind"], raw, case["arithmetic"]).product(x[None])[0]
         with np.errstate(all="ignore"):
-            want = torch.tensor([float(dull_row(case["kind"], row.tobytes(), x.numpy()))
+            want = torch.tensor([float(reference_row(case["kind"], row.tobytes(), x.numpy()))
                                  for row in raw])
         judge.equal("product", got, want, rule="truth", finite=False, inputs=name)
 
@@ -107,10 +104,10 @@ def test_product_row_does_not_depend_on_width(case: Case, subject: Subject, judg
     weight = subject.engine.weight("w", case["kind"], raw, case["arithmetic"])
     x = torch.from_numpy(_normal_values(77, 33 * 512).reshape(33, 512))
     x[5, 3] = float("nan")
-    alone = torch.cat([weight.product(row[None]) for row in x])
+    solo = torch.cat([weight.product(row[None]) for row in x])
     for m in case["m"]:
         for first in (0, 1, 33 - m):
-            judge.equal("product", weight.product(x[first:first + m]), alone[first:first + m],
+            judge.equal("product", weight.product(x[first:first + m]), solo[first:first + m],
                         finite=False, m=m, first=first)
 
 
@@ -118,9 +115,8 @@ def test_kernels_give_the_reference_bits(case: Case, subject: Subject, judge: Ju
     device = subject.device
     if case["kernel"] == "rms_norm":
         kernel, (rows, n) = subject.engine.kernel("rms_norm"), (3, case["k"])
-        x, w = (torch.from_numpy(_normal_values(seed, size)) for seed,
-                size in ((5, rows * n), (6, n)))
-        x = x.view(rows, n)
+        x = torch.from_numpy(_normal_values(5, rows * n)).view(rows, n)
+        w = torch.from_numpy(_normal_values(6, n))
         got = torch.full((rows, n), float("nan"), device=device)
         kernel(x.to(device), w.to(device), 1e-6, got)
         from engine.arithmetic import rms_norm
@@ -145,12 +141,13 @@ def test_checkpoint_restores_at_every_step(case: Case, subject: Subject, judge: 
         view.fill_(float("nan"))
     for position, token in enumerate(tokens[:-1]):
         model.forward_single(token, first, position)
-        saved, held = subject.engine.checkpoint(first, position + 1), first.digest(position + 1)
-        want = model.forward_single(tokens[position + 1], first, position + 1)  # the slot moves on
+        saved = subject.engine.checkpoint(first, position + 1)
+        digest = first.digest(position + 1)
+        want = model.forward_single(tokens[position + 1], first, position + 1)  # changes the slot
         after = first.digest()
         subject.engine.restore(saved, second)
-        judge.law(second.digest(position + 1) == held, f"the state restored at position "
-                  f"{position + 1} is not the one that was saved", rung="bits", step=position)
+        judge.law(second.digest(position + 1) == digest, f"the state restored at position "
+                  f"{position + 1} differs from the saved one", rung="bits", step=position)
         got = model.forward_single(tokens[position + 1], second, position + 1)
         judge.equal("logits", got, want, step=position + 1)
         judge.unchanged("state", after, first.digest(), slot=0, step=position)
@@ -162,12 +159,12 @@ def test_files_that_lie_are_refused(case: Case, subject: Subject, judge: Judge) 
     old, new = case["old"].encode(), case["new"].encode()
     judge.law(len(old) == len(new) and old in raw, f"{case['old']!r} is not in the file")
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "lie.gguf")
+        path = Path(folder, "wrong.gguf")
         path.write_bytes(raw.replace(old, new))
         try:
             subject.engine.load(path)
         except ValueError as error:
-            judge.law(case["names"] in str(error), f"the refusal says {str(error)!r}, which does "
+            judge.law(case["names"] in str(error), f"the error is {str(error)!r}, which does "
                       f"not name {case['names']}")
         else:
             judge.law(False, f"a file with {case['new']!r} for {case['old']!r} was loaded")
@@ -190,8 +187,8 @@ def test_fresh_memory_has_no_effect(case: Case, subject: Subject, judge: Judge) 
 def _normal_values(seed: int, n: int) -> np.ndarray:
     """Return f32 values around zero, the same on every machine."""
     raw = np.frombuffer(hashlib.shake_256(f"values {seed}".encode()).digest(8 * n), "<u2")
-    whole = raw.reshape(n, 4).astype(np.int64).sum(1) - 131070
-    return np.asarray(whole / 37000.0, np.float32)
+    total = raw.reshape(n, 4).astype(np.int64).sum(1) - 131070
+    return np.asarray(total / 37000.0, np.float32)
 
 
 def _product_inputs(kind: str, k: int,

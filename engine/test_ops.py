@@ -70,7 +70,7 @@ def test_delta_rule_equals_its_equations() -> None:
     assert float((state.double() - want_state).abs().max()) < 1e-5
 
 
-def test_several_matrices_are_multiplied_each_by_the_product_given() -> None:
+def test_several_matrices_use_the_product_that_is_passed() -> None:
     calls: list[tuple[Any, ...]] = []
     weights: Any = ["W", "V"]
     x, outs = _randn(17, 2, 3), [torch.empty(2, 5), torch.empty(2, 7)]
@@ -78,14 +78,14 @@ def test_several_matrices_are_multiplied_each_by_the_product_given() -> None:
     assert calls == [("W", x, outs[0]), ("V", x, outs[1])]
 
 
-def test_sum_is_kept_and_normed() -> None:
+def test_sum_is_stored_and_normed() -> None:
     x, y, weight, total, out = (_randn(seed, 2, 64) for seed in range(18, 23))
     ops.add_norm(ops.norm, x, y, weight[0], 1e-6, total, out)
     assert torch.equal(total, x + y)
     assert torch.equal(out, arithmetic.rms_norm(total, weight[0], 1e-6))
 
 
-def test_norm_and_rotation_are_those_given_for_each_operand() -> None:
+def test_norm_and_rotation_that_are_passed_run_on_each_operand() -> None:
     calls: list[tuple[Any, ...]] = []
     xs, normed, outs = ([_randn(seed, 3), _randn(seed + 1, 3)] for seed in (23, 25, 27))
     table = _randn(29, 5, 2, 1)
@@ -117,7 +117,7 @@ def test_argmax_takes_the_lowest_index_and_refuses_nan() -> None:
         ops.argmax(torch.tensor([[0.0, 1], [0, float("nan")], [1, 0]]), out)
 
 
-def test_rotation_leaves_the_rest_of_a_head_alone() -> None:
+def test_rotation_leaves_the_rest_of_a_head_unchanged() -> None:
     from engine.rope import rope_table
     x, out = _randn(16, 2, 3, 256), torch.empty(2, 3, 256)
     ops.rotate(x, rope_table(8, 64, 1e7), [0, 5], out)
@@ -142,8 +142,8 @@ def test_attention_has_the_written_bits(n: int) -> None:
             low, high = ([x[i] + x[i + 1] for i in range(0, len(x), 2)] for x in (low, high))
         splits.append((top, low[0], high[0]))
     most = torch.stack([top for top, _, _ in splits]).max()
-    bottom, whole = torch.zeros(()), torch.zeros(256)
+    bottom, total = torch.zeros(()), torch.zeros(256)
     for top, low_sum, high_sum in splits:
         share = arithmetic.exp(top - most)
-        bottom, whole = bottom + share * low_sum, whole + share * high_sum
-    assert torch.equal(ops.attend_one(q, keys, values)[0], whole / bottom)
+        bottom, total = bottom + share * low_sum, total + share * high_sum
+    assert torch.equal(ops.attend_one(q, keys, values)[0], total / bottom)

@@ -49,7 +49,7 @@ def test_one_pair_turns_with_the_position_itself() -> None:
         rope_powers(0, 1e7)
 
 
-def test_table_is_made_anew_only_to_grow_and_then_doubles() -> None:
+def test_table_is_computed_again_only_to_grow_and_then_doubles() -> None:
     table = RopeTable(64, 1e7)
     first = table.table_for(512)
     assert table.table_for(10) is first

@@ -1,4 +1,4 @@
-"""Holds the tokenizer to exact round trips, whole characters in a stream, and refusals."""
+"""The tokenizer round-trips text exactly, streams complete characters, and refuses bad input."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_decoding_gives_the_text_back_to_the_last_character(text: str) -> None:
 
 
 @given(CHARACTERS)
-def test_a_stream_says_the_same_and_never_half_a_character(text: str) -> None:
+def test_a_stream_gives_the_same_text_and_never_half_a_character(text: str) -> None:
     stream = Detokenizer(NANO)
     parts = [stream.push(token) for token in NANO.encode(text)]
     assert "".join(parts) + stream.finish() == text
@@ -48,8 +48,8 @@ def test_a_stream_says_the_same_and_never_half_a_character(text: str) -> None:
 
 @given(st.lists(st.integers(0, 508), max_size=30))
 def test_any_ids_decode_to_what_their_bytes_say(ids: list[int]) -> None:
-    whole = b"".join(NANO.piece(token) for token in ids)
-    assert NANO.decode(ids) == whole.decode("utf-8", errors="replace")
+    data = b"".join(NANO.piece(token) for token in ids)
+    assert NANO.decode(ids) == data.decode("utf-8", errors="replace")
 
 
 @given(CHARACTERS)
@@ -96,7 +96,7 @@ def test_user_defined_tokens_are_known_by_their_text_and_say_it() -> None:
     assert NANO.decode(ids) == "<think>the</think>"
 
 
-def test_a_character_split_over_tokens_appears_when_it_is_whole() -> None:
+def test_a_character_split_over_tokens_appears_when_it_is_complete() -> None:
     stream = Detokenizer(NANO)
     assert [stream.push(token) for token in NANO.encode("\U0001f600!")] == [
         "", "", "", "\U0001f600", "!"]
@@ -112,11 +112,11 @@ def test_the_end_token_and_the_end_of_text_both_end() -> None:
 
 
 @pytest.mark.parametrize("name", ["nano", "tiny"])
-def test_a_made_file_holds_a_working_tokenizer(name: str) -> None:
+def test_a_generated_file_has_a_working_tokenizer(name: str) -> None:
     file = open_gguf(testmodels.model_path(name))
     rows = file.tensors["token_embd.weight"].shape[0]
     got = Tokenizer.from_metadata(file.metadata, rows)
-    assert got.decode(got.encode("the people made water")) == "the people made water"
+    assert got.decode(got.encode("the people use water")) == "the people use water"
     assert got.chat_template is not None
     with pytest.raises(InputError, match=f"{rows} tokens, but 7 embedding rows"):
         Tokenizer.from_metadata(file.metadata, 7)

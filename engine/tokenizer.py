@@ -1,7 +1,7 @@
-"""Text to token ids and back, by the byte-level BPE that a file holds.
+"""Text to token ids and back, by the byte-level BPE in a file.
 
-Text is taken as it is, without Unicode normalisation: decoding what was encoded gives the same
-text back. (The original Python tokenizer applies NFC first; other GGUF readers do not either.)
+Text is not normalised: decoding encoded text returns the same text. (The original Python tokenizer
+applies NFC first; other GGUF readers do not.)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
            r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
 """The pre-tokenizer `qwen35`: merges never cross the pieces it finds."""
 END_OF_TEXT = "<|endoftext|>"
-"""Ends a text although the metadata do not name it."""
+"""Ends a text, although the metadata do not name it."""
 
 
 class Tokenizer:
@@ -47,9 +47,8 @@ class Tokenizer:
         for key, want in (("model", "gpt2"), ("pre", "qwen35")):
             got = metadata.get(f"tokenizer.ggml.{key}")
             if got != want:
-                raise InputError(
-                    f"tokenizer.ggml.{key} must be {want!r}, but is {_abbreviate(got)}"
-                )
+                raise InputError(f"tokenizer.ggml.{key} must be {want!r}, but is "
+                                 f"{_abbreviate(got)}")
         tokens = _metadata_list(metadata, "tokens", str)
         if len(tokens) != vocab:
             raise InputError(f"the file has {len(tokens)} tokens, but {vocab} embedding rows")
@@ -63,8 +62,8 @@ class Tokenizer:
                    chat if isinstance(chat, str) else None)
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text; control tokens are known by their text, none is added."""
-        try:  # other threads run beside a batch, but not beside `encode`
+        """Return the ids of a text; control tokens in it are recognised, and none is added."""
+        try:  # `encode_batch_fast` releases the GIL, `encode` does not
             (encoding,) = self._fast.encode_batch_fast([text], add_special_tokens=False)
             return list(encoding.ids)
         except (UnicodeError, TypeError):
@@ -83,7 +82,7 @@ class Tokenizer:
         return "".join(stream.push(token) for token in ids) + stream.finish()
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes that one id stands for; a control token stands for none."""
+        """Return the bytes of one id; a control token has none."""
         if not 0 <= token < len(self.tokens):
             raise InputError(f"token {token} is outside the vocabulary of {len(self.tokens)}")
         text, kind = self.tokens[token], self.types[token]
@@ -114,14 +113,14 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Turns a stream of ids into text, and keeps back the first bytes of a split character."""
+    """Turns a stream of ids into text; bytes of an incomplete character wait for the rest."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token: int) -> str:
-        """Take the next id and return the text that is now complete, which may be empty."""
+        """Add the next id and return the text that it completes, which can be empty."""
         return self._decoder.decode(self._tokenizer.piece(token))
 
     def finish(self) -> str:
@@ -151,7 +150,7 @@ def _index_tokens(tokens: list[str]) -> dict[str, int]:
 
 
 def _parse_merges(merges: list[str], ids: dict[str, int]) -> list[tuple[str, str]]:
-    """Return merges as pairs of tokens that exist, as does what they make."""
+    """Return merges as pairs; raise `InputError` if a part or the result is no token."""
     pairs = []
     for number, merge in enumerate(merges):
         left, _, right = merge.partition(" ")

@@ -1,4 +1,4 @@
-"""Whether what compiles CUDA C++ without a GPU is here."""
+"""Check for NVRTC, which compiles CUDA C++ without a GPU."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from engine.kernels import nvrtc
 
 
 def nvrtc_unavailable_reason() -> str | None:
-    """Return why NVRTC cannot be used here, or None when it can."""
+    """Return why NVRTC cannot be used, or None if it can."""
     try:
         nvrtc.load_nvrtc()
     except (nvrtc.CudaError, OSError) as error:

@@ -1,7 +1,7 @@
 """Teacher-forced logits of the `transformers` Qwen3.5 implementation on a GGUF file's weights.
 
-Nothing here goes through the engine: the file is read and dequantised by the `gguf` package, and
-what the conversion to GGUF did (one added to norms, value heads reordered, -exp(A_log)) is undone.
+Nothing here uses the engine: the `gguf` package reads and dequantises the file. The changes of the
+conversion to GGUF (one added to norms, value heads reordered, -exp(A_log)) are undone.
 Needs the extra `golden`.
 """
 
@@ -36,7 +36,7 @@ BLOCK_NAMES = {"attn_norm.weight": "input_layernorm.weight",
 
 
 class GgufConverter:
-    """A GGUF file through the `gguf` package alone."""
+    """A GGUF file, read only with the `gguf` package."""
 
     def __init__(self, path: Path) -> None:
         self.reader = gguf.GGUFReader(path)
@@ -54,9 +54,8 @@ class GgufConverter:
         for tensor in self.reader.tensors:
             array = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
             name, kind = self._rename(tensor.name)
-            state[name] = torch.from_numpy(
-                self._undo_conversion(kind, array.astype(np.float64)).copy()
-            )
+            original = self._undo_conversion(kind, array.astype(np.float64))
+            state[name] = torch.from_numpy(original.copy())
         state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
         return state
 
@@ -84,13 +83,15 @@ class GgufConverter:
         return x
 
     def _reorder_heads(self, x: np.ndarray, width: int) -> np.ndarray:
-        """Put value heads of `width` rows back: GGUF head h is head (h % K) * (V / K) + h // K."""
+        """Return value heads of `width` rows in the original order.
+
+        GGUF head h is head (h % K) * (V / K) + h // K.
+        """
         heads = x.reshape(self.value_heads, width, *x.shape[1:])
         out = np.empty_like(heads)
         for h in range(self.value_heads):
-            out[
-                (h % self.key_heads) * (self.value_heads // self.key_heads) + h // self.key_heads
-            ] = heads[h]
+            groups = self.value_heads // self.key_heads
+            out[(h % self.key_heads) * groups + h // self.key_heads] = heads[h]
         return out.reshape(x.shape)
 
 

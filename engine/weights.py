@@ -1,6 +1,6 @@
 """Weight matrices and the two products registered for them: exact-23 and ordered.
 
-A matrix keeps integers, not f32 values: int16 `scale * q` for K-quants (2 bytes a weight), widened
+A matrix stores integers, not f32 values: int16 `scale * q` for K-quants (2 bytes a weight), widened
 to f64 a few rows at a time, so that integer sums of up to 2^43 are exact in any order [7].
 """
 
@@ -20,10 +20,10 @@ EXACT = "exact-23"
 ORDERED = "ordered"
 EXACT_KINDS = ("Q4_K", "Q5_K", "Q6_K", "Q8_0")
 _MAX_WIDENED_WEIGHTS = 1 << 21
-"""Matrices of at most this many weights are kept widened to f64."""
+"""Matrices of at most this many weights are stored widened to f64."""
 _CHUNK, _DEVICE_CHUNK = 1 << 19, 1 << 26
-"""Weights widened at a time in a larger matrix: what a cache holds, and on a device, where each
-time is a launch, half a gigabyte. No bit depends on it."""
+"""Weights of a larger matrix that are widened at a time: a CPU cache's worth, or half a gigabyte on
+a device, where each time is a launch. No bit depends on it."""
 
 
 def tensor_of(array: np.ndarray) -> Tensor:
@@ -54,7 +54,7 @@ class Weight:
         rows = torch.from_numpy(dequantize(self.kind, np.ascontiguousarray(self.raw[tokens])))
         if self.device == "cpu":
             return rows
-        return rows.pin_memory().to(self.device, non_blocking=True)  # the host need not wait
+        return rows.pin_memory().to(self.device, non_blocking=True)  # asynchronous copy
 
     def product(self, x: Tensor) -> Tensor:
         """Return x f32[t, K] times the transposed matrix: f32[t, N], in the matrix's arithmetic."""

@@ -164,9 +164,8 @@ def test_cancel_ends_at_every_stage(case: Case, subject: Subject, judge: Judge) 
     run = Harness(subject, judge, slots=2, chunk=8)
     target = attacks.bring_to_stage(run, case["stage"])
     start = run.clock
-    for accepted in (True, False):
-        run.check_equal("cancel accepted", run.cancel(target, case["reason"]), accepted,
-                        request=target)
+    for ok in (True, False):
+        run.check_equal("cancel accepted", run.cancel(target, case["reason"]), ok, request=target)
     run.check_equal("cancel of an unknown request accepted", run.cancel("nobody"), False)
     seen, seated = len(run.engine.log), bool(run.engine.calls_naming(target))
     run.step()

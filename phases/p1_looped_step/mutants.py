@@ -28,7 +28,7 @@ Args = tuple[Model, Pool, Sequence[int], Rows, "Sink | None"]
 
 
 def _with_step(wrong: Step | type) -> Builder:
-    """Return a builder that gives the subject's path another step, made anew if it keeps state."""
+    """Return a builder that replaces the path's step; a class is instantiated for each subject."""
     def build(subject: Subject) -> Subject:
         step = wrong() if isinstance(wrong, type) else wrong
         return replace(subject, path=replace(subject.path, step_rows=step))
@@ -37,7 +37,7 @@ def _with_step(wrong: Step | type) -> Builder:
 
 
 def _with_rows(change: Callable[[Rows, Pool], Rows]) -> Builder:
-    """Return a builder whose step runs other rows than it was asked to."""
+    """Return a builder whose step runs changed rows."""
     def wrong(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
               sink: Sink | None) -> Tensor:
         return step_rows(path, model, pool, tokens, change(rows, pool), sink)
@@ -56,7 +56,7 @@ def _longest_position(rows: Rows, pool: Pool) -> Rows:
 
 
 class _ZeroOnChange:
-    """Zeroes every state when the row list is not that of the last step (a reported cure)."""
+    """Zeroes every state when the row list differs from the last step's (a reported workaround)."""
 
     def __init__(self) -> None:
         self.last: tuple[int, ...] = ()
@@ -78,23 +78,24 @@ def _write_slot_zero(path: Path, model: Model, pool: Pool, tokens: Sequence[int]
 
 
 class _PositionsByRow:
-    """Keeps positions by row from call to call and never looks at those it is given."""
+    """Counts positions by row from call to call and ignores those of the step."""
 
     def __init__(self) -> None:
         self.next_positions: tuple[int, ...] = ()
 
     def __call__(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                  sink: Sink | None) -> Tensor:
-        held = (
-            self.next_positions if len(self.next_positions) == len(rows.slots) else rows.positions
-        )
-        held = tuple(min(p, pool.capacity - c) for p, c in zip(held, rows.counts, strict=True))
-        self.next_positions = tuple(p + c for p, c in zip(held, rows.counts, strict=True))
-        return step_rows(path, model, pool, tokens, replace(rows, positions=held), sink)
+        positions = self.next_positions
+        if len(positions) != len(rows.slots):
+            positions = rows.positions
+        positions = tuple(min(p, pool.capacity - c)
+                          for p, c in zip(positions, rows.counts, strict=True))
+        self.next_positions = tuple(p + c for p, c in zip(positions, rows.counts, strict=True))
+        return step_rows(path, model, pool, tokens, replace(rows, positions=positions), sink)
 
 
 class _AdvanceSoloRows:
-    """Counts each slot's tokens itself, and only where a row is worked alone."""
+    """Counts each slot's tokens itself, and only in steps of one row."""
 
     def __init__(self) -> None:
         self.positions: dict[int, int] = {}
@@ -103,17 +104,17 @@ class _AdvanceSoloRows:
                  sink: Sink | None) -> Tensor:
         for slot, position in zip(rows.slots, rows.positions, strict=True):
             self.positions[slot] = self.positions.get(slot, position) if position else 0
-        held = tuple(self.positions[slot] for slot in rows.slots)
+        positions = tuple(self.positions[slot] for slot in rows.slots)
         if len(rows.slots) == 1:
             self.positions[rows.slots[0]] += rows.counts[0]
-        return step_rows(path, model, pool, tokens, replace(rows, positions=held), sink)
+        return step_rows(path, model, pool, tokens, replace(rows, positions=positions), sink)
 
 
 def _one_position_per_chunk(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                             sink: Sink | None) -> Tensor:
     logits = []
-    for slot, position, own in rows.spans(tokens):
-        for token in own:
+    for slot, position, chunk in rows.spans(tokens):
+        for token in chunk:
             last = model.forward_single(token, pool.slot(slot), position, sink)
         logits.append(last)
     return torch.stack(logits)
@@ -129,7 +130,7 @@ def _cursor_in_units(path: Path, model: Model, pool: Pool, tokens: Sequence[int]
 
 
 def _with_clear(clear: Callable[[State], None]) -> Builder:
-    """Return a builder whose pools clear a slot in another way."""
+    """Return a builder whose pools clear a slot by `clear`."""
     class OddState(State):
         def clear(self) -> None:
             clear(self)
@@ -154,16 +155,16 @@ def _with_clear(clear: Callable[[State], None]) -> Builder:
 
 def _clear_only(kind: str) -> Callable[[State], None]:
     def clear(state: State) -> None:
-        for whole in getattr(state.pool, kind).values():
-            whole[state.index].zero_()
+        for tensor in getattr(state.pool, kind).values():
+            tensor[state.index].zero_()
 
     return clear
 
 
 def _clear_at_first_chunk(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                           sink: Sink | None) -> Tensor:
-    for slot, position, own in rows.spans(tokens):
-        if position == 0 and len(own) > 1:
+    for slot, position, chunk in rows.spans(tokens):
+        if position == 0 and len(chunk) > 1:
             State(pool, slot).clear()
     return step_rows(path, model, pool, tokens, rows, sink)
 
@@ -173,7 +174,7 @@ def _skip_one_token_clear(subject: Subject) -> Subject:
 
 
 def _with_ops(**wrong: Any) -> Builder:
-    """Return a builder whose models run other ops inside a step, not in the oracle's peer."""
+    """Return a builder whose steps run other ops; `forward_single` keeps the right ones."""
     def step(path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
              sink: Sink | None) -> Tensor:
         other = replace(model, ops=replace(model.ops, **wrong))
@@ -229,11 +230,10 @@ def _run_rows_twice(path: Path, model: Model, pool: Pool, tokens: Sequence[int],
     slots = [pool.slot(slot) for slot in rows.slots]
     before = [{name: view.clone() for name, view in slot.named().items()} for slot in slots]
     step_rows(path, model, pool, tokens, rows, sink)
-    for slot, held in zip(slots, before, strict=True):
+    for slot, tensors in zip(slots, before, strict=True):
         for name, view in slot.named().items():
-            view.copy_(held[name])
+            view.copy_(tensors[name])
     return step_rows(path, model, pool, tokens, rows, sink)
-
 
 
 MUTANTS: dict[str, Builder] = {

@@ -1,4 +1,4 @@
-"""The attack on P1: rows of a batch against the same sequences alone."""
+"""Falsifiers of P1: rows of a batch against the same sequences run by themselves."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_streams_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
     batch = BatchDriver(engine, Rows, judge, slots=case["m"], capacity=CAPACITY)
     for slot, length in enumerate(lengths):
         batch.join(slot, _solo_stream(engine, model, slot, length, case["decode"]))
-    batch.step(range(case["m"]), lengths)  # from here on no two rows stand at one position
+    batch.step(range(case["m"]), lengths)  # from here on no two rows have the same position
     for _ in range(case["decode"]):
         batch.step(range(case["m"]))
     judge.engaged(rows_a_step=batch.widest, steps=batch.step_number)
@@ -126,7 +126,7 @@ def test_repeats_are_equal(case: Case, subject: Subject, judge: Judge) -> None:
         logits.append([engine.step([s.tokens[step] for s in streams],
                                    Rows.decode(range(3), (step,) * 3), pool) for step in range(3)])
     for step, (first, second) in enumerate(zip(*logits, strict=True)):
-        judge.law(first.data_ptr() != second.data_ptr(), "two steps returned one buffer")
+        judge.law(first.data_ptr() != second.data_ptr(), "two steps returned the same buffer")
         judge.equal("logits", second, first, step=step)
 
 
@@ -143,7 +143,7 @@ def test_alone_equals_oracle(case: Case, subject: Subject, judge: Judge) -> None
 
 def test_each_row_is_worked_once(case: Case, subject: Subject, judge: Judge) -> None:
     if subject.candidate is not None:
-        raise Declined("the ops of a foreign engine cannot be traced")
+        raise Declined("the ops of a candidate's engine cannot be traced")
     model = subject.models(case["model"])
     seen: list[tuple[int, str]] = []
     path = traced(subject.path, lambda op, slot, inputs, output: seen.append((slot, op)))
@@ -154,9 +154,9 @@ def test_each_row_is_worked_once(case: Case, subject: Subject, judge: Judge) -> 
     for slot, count in zip(slots, counts, strict=True):
         worked = [op for s, op in seen if s == slot and (".project." in op or op == "head")]
         judge.law(len(worked) == count * projections, f"slot {slot} ran {len(worked)} projections "
-                  f"for {count} tokens, but {projections} a token are due")
-    judge.law({s for s, _ in seen} == set(slots), f"slots {sorted({s for s, _ in seen})} were "
-              f"worked in a step that names {sorted(slots)}")
+                  f"for {count} tokens, but should run {projections} a token")
+    judge.law({s for s, _ in seen} == set(slots), f"slots {sorted({s for s, _ in seen})} ran "
+              f"in a step that names {sorted(slots)}")
     judge.engaged(projections_a_token=projections, rows_a_step=len(slots))
 
 
