@@ -35,7 +35,7 @@ COMMANDS = {
     "report": ("reports.cli", "Judge every phase and write a page to look at."),
     "claims": ("reports.claims_cli", "Compare what the contracts claim with what is shown."),
     "mutants": ("falsifiers.mutation.cli", "Attack every mutant and print the kill matrix."),
-    "weak": ("phases.bench.cli", "Show what common styles of test let pass."),
+    "weak": ("phases.bench.cli", "Show which mutants common styles of test miss."),
     "bisect": ("falsifiers.bisect.cli", "Find the first op where a batch differs from its rows."),
     "trace": ("falsifiers.bisect.trace_cli", "Write every op of a run, step by step, to files."),
     "vectors": ("falsifiers.vectors.cli", "Judge a program in any language by files of calls."),
@@ -189,7 +189,7 @@ def receipt_benchmarks() -> dict[str, tuple[str, Any]]:
         return measure((1, 2, 4, 8, 16), tell=tell)
 
     def step(tell: Any) -> Any:
-        from phases.bench.step_benchmark import measure_for_receipt
+        from phases.bench.step_timing import measure_for_receipt
         return measure_for_receipt(decode_path("p1"), decode_path("newest"), tell)
 
     decode = newest_phase(DECODE_PHASES)

@@ -1,4 +1,4 @@
-"""Golden data: logits of an independent implementation, and known digests of the engine's.
+"""Golden data: logits of an independent implementation, and known answers of the engine.
 
 For each test model `<name>.safetensors` holds tokens i32[prompts, tokens] and logits
 f32[prompts, tokens, vocab] with their provenance. `known.json` holds the sha256 of both, and that

@@ -90,8 +90,8 @@ def _parse_contract(path: Path, text: str) -> Contract:
         raise ContractError(_format_error(path, node, error)) from None
     if contract.phase != path.stem:
         line = _find_line(yaml.compose(text, Loader=UniqueKeyLoader), ("phase",))
-        raise ContractError(f"{path}:{line}: phase: is {contract.phase!r}, but the file's name "
-                            f"says {path.stem!r}")
+        raise ContractError(f"{path}:{line}: phase: is {contract.phase!r}, but the file "
+                            f"name says {path.stem!r}")
     return contract
 
 

@@ -35,7 +35,7 @@ _LOG1P = [f32_from_bits(b) for b in (0x3DF8E5E4, 0x3DDB67D5, 0x3E1284DE, 0x3E4CC
 
 
 def divide(x: Tensor, by: float) -> Tensor:
-    """Return x / by, DIV [13]; a device would multiply by the inverse of a scalar."""
+    """Return x / by, DIV [13]; for a scalar, a device would multiply by its inverse."""
     return x / torch.full_like(x, by)
 
 

@@ -34,7 +34,7 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True)
-class Held:
+class RowOperands:
     """The rows of a step in the form that ops take."""
 
     positions: Tensor
@@ -56,7 +56,7 @@ class Rows:
     """Tokens in each slot's state before the step."""
     counts: tuple[int, ...]
     """Tokens of each row in this step: 1 is decode, more is a prefill chunk."""
-    held: Held | None = None
+    operands: RowOperands | None = None
     """The rows in the form that ops take, if the caller prepared it; else the step does."""
 
     @staticmethod
@@ -80,14 +80,14 @@ class Rows:
         return [position + i for _, position, span in self.spans(range(sum(self.counts)))
                 for i in range(len(span))]
 
-    def holding(self, pool: Pool) -> Held:
+    def operands_on(self, pool: Pool) -> RowOperands:
         """Return the rows in the form that ops take; built here unless the caller prepared it."""
-        if self.held is not None:
-            return self.held
+        if self.operands is not None:
+            return self.operands
         positions = to_device(torch.tensor(self.of_tokens()), pool.device)
         reach = max(p + c for p, c in zip(self.positions, self.counts, strict=True))
-        return Held(positions, Ints(self.positions), Ints(self.counts), pool.table(self.slots),
-                    reach)
+        return RowOperands(positions, Ints(self.positions), Ints(self.counts),
+                           pool.table(self.slots), reach)
 
 
 def check_step(model: Model, pool: Pool, tokens: Sequence[int], rows: Rows) -> None:

@@ -36,13 +36,13 @@ def kv_type(name: str) -> torch.dtype:
 class Ints(tuple[int, ...]):
     """One integer for each row of a step: a tuple on the host, copied to a device on first use."""
 
-    _device_copy: Tensor | None = None
+    device_copy: Tensor | None = None
 
     def on(self, device: torch.device | str) -> Tensor:
         """Return the integers as i32[m] on a device; the copy is cached and asynchronous."""
-        if self._device_copy is None:
-            self._device_copy = to_device(torch.tensor(self, dtype=torch.int32), device)
-        return self._device_copy
+        if self.device_copy is None:
+            self.device_copy = to_device(torch.tensor(self, dtype=torch.int32), device)
+        return self.device_copy
 
     @cached_property
     def starts(self) -> Ints:
@@ -61,26 +61,31 @@ def to_device(values: Tensor, device: torch.device | str) -> Tensor:
 class Refs:
     """One layer's state of the slots that a step names, in row order."""
 
-    whole: Tensor
+    all_slots: Tensor
     """The state of every slot of the pool, [slots, ...]."""
     slots: tuple[int, ...]
     device_pointers: Tensor | None = None
     """The slots' addresses, u64[m], if they are on the device already."""
 
     @property
+    def whole(self) -> Tensor:
+        """The older name of `all_slots`, for candidates that use it."""
+        return self.all_slots
+
+    @property
     def views(self) -> list[Tensor]:
         """One view for each row; writing into a view writes the slot."""
-        return [self.whole[slot] for slot in self.slots]
+        return [self.all_slots[slot] for slot in self.slots]
 
     @property
     def pointers(self) -> Tensor:
         """Addresses of the slots, u64[m], on the state's device, for kernels."""
         if self.device_pointers is not None:
             return self.device_pointers
-        stride = self.whole.stride(0) * self.whole.element_size()
-        first = self.whole.data_ptr()
+        stride = self.all_slots.stride(0) * self.all_slots.element_size()
+        first = self.all_slots.data_ptr()
         return to_device(torch.tensor([first + slot * stride for slot in self.slots],
-                                      dtype=torch.uint64), self.whole.device)
+                                      dtype=torch.uint64), self.all_slots.device)
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,8 @@ def test_a_plain_weight_that_is_not_finite_is_found(kind: str) -> None:
 def test_rows_that_end_within_a_block_are_refused() -> None:
     with pytest.raises(InputError, match="multiple of 144"):
         dequantize("Q4_K", np.zeros((1, 143), np.uint8))
-    with pytest.raises(InputError, match="300 weights is not a multiple of 256"):
+    with pytest.raises(InputError, match="300 weights is not a multiple of 256, the weights of a "
+                                         "Q6_K block"):
         TYPES["Q6_K"].row_bytes(300)
 
 

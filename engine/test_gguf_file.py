@@ -17,31 +17,15 @@ from engine import gguf_file, gguf_header
 from engine.blocks import TYPES
 from engine.errors import InputError
 from engine.gguf_file import open_gguf
+from engine.gguf_fixtures import (
+    FLAG_KEY,
+    ONE_TENSOR,
+    REFUSED_FILES,
+    pack_file,
+    pack_string,
+    pack_tensor_info,
+)
 from engine.load import TensorReader
-
-
-def pack_string(value: str | bytes) -> bytes:
-    """Pack a string as the format has it."""
-    raw = value.encode() if isinstance(value, str) else value
-    return struct.pack("<Q", len(raw)) + raw
-
-
-def pack_tensor_info(name: str | bytes, dims: tuple[int, ...], kind: int = 0,
-                     offset: int = 0) -> bytes:
-    """Pack one tensor's entry."""
-    return pack_string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
-
-
-def pack_file(keys: tuple[bytes, ...] = (), tensors: tuple[bytes, ...] = (), *, version: int = 3,
-              data: int = 256) -> bytes:
-    """Pack a file with `data` zero bytes after the header."""
-    raw = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(keys))
-    raw += b"".join(keys) + b"".join(tensors)
-    return raw + bytes(-len(raw) % 32) + bytes(data)
-
-
-ONE_TENSOR = (pack_tensor_info("a", (32, 2)),)
-FLAG_KEY = pack_string("flag") + struct.pack("<I?", 7, True)
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +33,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a file of every tensor type and value type with the gguf package."""
     path = tmp_path_factory.mktemp("gguf") / "all.gguf"
     writer = gguf.GGUFWriter(path, "qwen35")
-    kinds = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
-    for number, kind in enumerate(kinds):
+    for number, kind in enumerate(("uint8", "int8", "uint16", "int16", "uint32", "int32",
+                                   "uint64", "int64")):
         getattr(writer, f"add_{kind}")(f"x.{kind}", number + 100)
     writer.add_float32("x.f32", 0.1)
     writer.add_float64("x.f64", 0.1)
@@ -102,70 +86,6 @@ def test_digest_covers_the_complete_file(written: Path) -> None:
     assert open_gguf(written).sha256() == hashlib.sha256(written.read_bytes()).hexdigest()
 
 
-def pack_key(name: str | bytes, value: bytes) -> bytes:
-    """Pack a file of one tensor and one metadata key, whose value type leads `value`."""
-    return pack_file((pack_string(name) + value,), ONE_TENSOR)
-
-
-def pack_tensor(name: str | bytes, dims: tuple[int, ...], kind: int = 0, offset: int = 0) -> bytes:
-    """Pack a file of one tensor."""
-    return pack_file(tensors=(pack_tensor_info(name, dims, kind, offset),))
-
-
-def pack_counts(form: str, *counts: int) -> bytes:
-    """Pack the start of a file: magic number, then version, tensors and keys."""
-    return b"GGUF" + struct.pack(form, *counts)
-
-
-REFUSED_FILES: dict[str, tuple[bytes, str]] = {
-    "another-format": (b"PK\x03\x04" + bytes(64), "starts with b'PK"),
-    "version-1": (pack_file(tensors=ONE_TENSOR, version=1), "version is 1"),
-    "big-endian": (pack_counts(">IQQ", 3, 1, 0) + bytes(64), "big-endian"),
-    "huge-tensor-count": (pack_counts("<IQQ", 3, 1 << 60, 0), "tensors, over"),
-    "huge-key-count": (pack_counts("<IQQ", 3, 1, 1 << 63), "metadata keys, over"),
-    "no-tensors": (pack_file((FLAG_KEY,)), "no tensors"),
-    "key-past-the-end": (pack_file((struct.pack("<Q", 1 << 62),), ONE_TENSOR), "the file ends"),
-    "key-not-utf8": (pack_key(b"\xff\xfe", struct.pack("<I?", 7, True)), "not UTF-8"),
-    "value-not-utf8": (pack_key("k", struct.pack("<I", 8) + pack_string(b"\xff")), "not UTF"),
-    "duplicate-key": (pack_file((FLAG_KEY, FLAG_KEY), ONE_TENSOR), "key flag occurs twice"),
-    "unknown-value-type": (pack_key("k", struct.pack("<I", 13)), "value type 13"),
-    "list-of-lists": (pack_key("k", struct.pack("<IIQ", 9, 9, 1)), "list of lists"),
-    "list-past-the-end": (pack_key("k", struct.pack("<IIQ", 9, 4, 1 << 20)), "ends"),
-    "list-of-too-many": (pack_key("k", struct.pack("<IIQ", 9, 8, 1 << 61)), "over"),
-    "bool-that-is-two": (pack_key("k", struct.pack("<IB", 7, 2)), "neither true"),
-    "alignment-of-three": (pack_key("general.alignment", struct.pack("<II", 4, 3)), "power of two"),
-    "alignment-text": (pack_key("general.alignment", struct.pack("<I", 8) + pack_string("x")),
-                       "power of two"),
-    "duplicate-tensor": (
-        pack_file(tensors=(*ONE_TENSOR, pack_tensor_info("a", (32,), offset=256)), data=512),
-        "tensor a occurs twice"),
-    "tensor-not-utf8": (pack_tensor(b"\xc3", (32,)), "not UTF-8"),
-    "no-dimensions": (pack_tensor("a", ()), "0 dimensions"),
-    "five-dimensions": (pack_tensor("a", (1, 1, 1, 1, 1)), "5 dimensions"),
-    "many-dimensions": (pack_file(tensors=(pack_string("a") + struct.pack("<I", 1 << 31),)),
-                        "dimensions"),
-    "zero-dimension": (pack_tensor("a", (32, 0)), "cannot be in a file"),
-    "negative-dimension": (pack_tensor("a", (2**64 - 1,)), "cannot be in a file"),
-    "element-overflow": (pack_tensor("a", (1 << 32, 1 << 32)), "cannot be in a"),
-    "unsupported-type": (pack_tensor("blk.3.attn_k.weight", (256,), 11),
-                         r"blk\.3\.attn_k\.weight has type Q3_K"),
-    "unknown-type": (pack_tensor("a", (32,), 9999), "a has type number 9999"),
-    "row-that-ends-within-a-block": (pack_tensor("a", (300,), 12), "the weights of a Q4_K block"),
-    "unaligned": (pack_tensor("a", (32,), offset=8), "not a multiple of 32"),
-    "data-past-the-end": (pack_tensor("a", (32, 3)), "tensor a ends at byte"),
-    "offset-past-the-end": (pack_tensor("a", (32,), offset=2**64 - 32), "ends at"),
-    "overlap": (pack_file(tensors=(*ONE_TENSOR, pack_tensor_info("b", (32,), offset=128))),
-                "a and b overlap"),
-    "a-tensor-too-many": (pack_counts("<IQQ", 3, 65537, 0), "65537 tensors, over 65536"),
-    "as-many-tensors-as-may-be": (pack_counts("<IQQ", 3, 65536, 0), "tensor 0 needs 8"),
-    "an-entry-too-many": (pack_key("k", struct.pack("<IIQ", 9, 0, 8388609)),
-                          "list entries to 8388609, over 8388608"),
-    "as-many-entries-as-may-be": (pack_key("k", struct.pack("<IIQ", 9, 0, 8388608)),
-                                  "k needs 8388608 bytes"),
-    "long-name-of-nonsense": (pack_key("k\n" * 999, struct.pack("<I", 99)), "99$"),
-}
-
-
 @pytest.mark.parametrize("name", REFUSED_FILES)
 def test_a_hostile_file_is_refused_with_one_sentence(name: str, tmp_path: Path) -> None:
     raw, sentence = REFUSED_FILES[name]
@@ -213,12 +133,16 @@ def test_a_header_longer_than_any_real_one_is_refused(tmp_path: Path,
 
 def small_file() -> bytes:
     """Return a small file with a list, a text and two tensors."""
-    words = (pack_string("words") + struct.pack("<IIQ", 9, 8, 2) + pack_string("a")
-             + pack_string("ß"))
+    words = (
+        pack_string("words") + struct.pack("<IIQ", 9, 8, 2) + pack_string("a") + pack_string("ß")
+    )
     name = pack_string("general.name") + struct.pack("<I", 8) + pack_string("small")
     count = pack_string("count") + struct.pack("<II", 4, 7)
-    tensors = (pack_tensor_info("a.weight", (256, 1), 12), pack_tensor_info("b", (3,), 0, 160))
-    return pack_file((words, name, count, FLAG_KEY), tensors, data=160 + 12)
+    return pack_file(
+        (words, name, count, FLAG_KEY),
+        (pack_tensor_info("a.weight", (256, 1), 12), pack_tensor_info("b", (3,), 0, 160)),
+        data=160 + 12,
+    )
 
 
 def test_a_file_cut_short_anywhere_is_refused(tmp_path: Path) -> None:
@@ -277,8 +201,9 @@ def test_mapped_file_that_is_cut_is_refused_before_it_is_read(
 def test_both_versions_and_four_dimensions_are_read(tmp_path: Path) -> None:
     path = tmp_path / "old.gguf"
     for version in (2, 3):
-        tensors = (pack_tensor_info("a", (32, 1, 1, 2)),)
-        path.write_bytes(pack_file(tensors=tensors, version=version))
+        path.write_bytes(
+            pack_file(tensors=(pack_tensor_info("a", (32, 1, 1, 2)),), version=version)
+        )
         assert open_gguf(path).tensors["a"].shape == (2, 1, 1, 32)
 
 

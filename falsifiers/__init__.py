@@ -1,4 +1,4 @@
-"""Attacks on claims of batch parity: the judge, the gate, the mutants, and one call to run all."""
+"""Tests of batch parity: the judge, the gate, the mutants, and one call to run them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 def run(phase: int | str, candidate: str | None = None, *, device: str = "auto",
         thorough: bool = False) -> PhaseResult:
-    """Judge one phase, of the tree or of a candidate such as `file:mine.py`, and return its word.
+    """Judge one phase of the repository, or a candidate such as `file:mine.py`.
 
-    Runs in a pytest process of its own. Raises `ContractError` or `SuiteError` on bad use.
+    Pytest runs in a new process. Raises `ContractError` or `SuiteError` on bad use.
     """
     from falsifiers.gate.runner import GateRequest, parse_phase, run_gate
     from falsifiers.vectors import candidate_kinds  # noqa: F401 (registers cmd: and vectors:)
     return run_gate(GateRequest((parse_phase(str(phase)),), candidate=candidate, device=device,
-                           thorough=thorough)).results[0]
+                                thorough=thorough)).results[0]

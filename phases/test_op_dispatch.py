@@ -1,6 +1,6 @@
-"""Which function runs an op of the decode path: the place of its result chooses.
+"""Which function runs an op of the decode path: the device of its output chooses.
 
-No device is needed for that: an op is given stand-ins that know only where they are.
+The test needs no device: it passes fakes that know only their device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from phases.p8_decode_graph import increment as p8
 
 @dataclass(frozen=True)
 class FakeTensor:
-    """A tensor, as far as the choice looks at it."""
+    """A tensor with the one attribute that the choice reads."""
 
     is_cuda: bool
 
@@ -45,31 +45,31 @@ KERNELS = [  # the phase and its op, then the kernels for a device and for the i
     (p6, "rotate", "kernel_rotate", "kernel_rotate"),
     (p6, "attend", "kernel_attend_cuda", "kernel_attend"),
     (p8, "embed", "kernel_embed", "kernel_embed")]
-FUSED = [  # the same of ops that run others, and which others
+FUSED = [  # the same for fused ops, with the ops they replace
     (p4, "project_all", "", "", ("project",)),
     (p4, "add_norm", "kernel_fused", "kernel_add_norm", ("norm",)),
     (p6, "norm_rotate", "kernel_norm_rotate", "", ("norm", "rotate"))]
 
 
 class CallLog(list[tuple[str, tuple[Any, ...]]]):
-    """What was called, and with what."""
+    """The calls, with their arguments."""
 
     def recorder(self, name: str) -> Any:
-        """Return a function that only notes its calls."""
+        """Return a function that only records its calls."""
         return lambda *args, **options: self.append((name, (*args, *options.values())))
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> CallLog:
-    """Put in the place of every kernel's module one that notes calls."""
+    """Replace every kernel's module by one that records calls."""
     noted, modules = CallLog(), dict[str, dict[str, Any]]()
     for phase, op, *names in [*KERNELS, *(row[:4] for row in FUSED)]:
         for name in filter(None, names):
             place = f"{phase.__name__.rpartition('.')[0]}.{name}"
             modules.setdefault(place, {})[op] = noted.recorder(f"{name}.{op}")
     for module, functions in modules.items():
-        held: Any = SimpleNamespace(**functions)
-        monkeypatch.setitem(sys.modules, module, held)
+        fake_module: Any = SimpleNamespace(**functions)
+        monkeypatch.setitem(sys.modules, module, fake_module)
     return noted
 
 
@@ -96,7 +96,7 @@ def test_options_reach_the_kernel(calls: CallLog) -> None:
 
 
 @pytest.mark.parametrize(("phase", "name", "there", "here", "parts"), FUSED)
-def test_one_kernel_replaces_the_path_s_own_ops_alone(
+def test_fused_kernel_replaces_only_the_path_s_own_ops(
         phase: Any, name: str, there: str, here: str, parts: tuple[str, ...], calls: CallLog,
         monkeypatch: pytest.MonkeyPatch) -> None:
     path, notes = phase.path(), CallLog()
@@ -124,7 +124,7 @@ def test_one_kernel_replaces_the_path_s_own_ops_alone(
     assert notes == []
 
 
-def test_op_that_a_candidate_offers_is_given_the_path_s_other_ops(calls: CallLog) -> None:
+def test_fused_op_of_a_candidate_gets_the_path_s_other_ops(calls: CallLog) -> None:
     path = replace(p6.path(), norm_rotate=calls.recorder("mine"))
     path.fused.norm_rotate(HOST, [DEVICE])
     assert calls == [("mine", (path.norm, path.rotate, HOST, [DEVICE]))]
@@ -133,7 +133,7 @@ def test_op_that_a_candidate_offers_is_given_the_path_s_other_ops(calls: CallLog
 
 @pytest.fixture
 def products(monkeypatch: pytest.MonkeyPatch) -> CallLog:
-    """Note the calls of everything that multiplies."""
+    """Record the calls of every product."""
     noted = CallLog()
     for name in ("kernel_exact", "kernel_ordered"):
         module: Any = SimpleNamespace(gemv_rows=noted.recorder(name))
@@ -144,7 +144,8 @@ def products(monkeypatch: pytest.MonkeyPatch) -> CallLog:
 
 @pytest.mark.parametrize(("arithmetic", "kernel"), [
     ("exact-23", "kernel_exact"), ("ordered", "kernel_ordered")])
-def test_products_go_where_their_rows_are(arithmetic: str, kernel: str, products: CallLog) -> None:
+def test_product_runs_on_the_device_of_its_rows(arithmetic: str, kernel: str,
+                                                products: CallLog) -> None:
     weight: Any = SimpleNamespace(arithmetic=arithmetic)
     op = replace(p4.PROJECT, reference=products.recorder("reference"))
     op(weight, DEVICE, DEVICE)
@@ -154,7 +155,7 @@ def test_products_go_where_their_rows_are(arithmetic: str, kernel: str, products
                         ("reference", (weight, HOST, HOST)), (kernel, (weight, HOST, HOST))]
 
 
-def test_several_matrices_share_a_launch_on_a_device_alone() -> None:
+def test_several_matrices_share_a_launch_only_on_a_device() -> None:
     both = p4.path().project_all
     assert on_tier(both, "cuda") is p3.gemv_rows_all
     one_by_one = on_tier(both, "interpret")

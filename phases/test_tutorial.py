@@ -1,6 +1,6 @@
 """The tutorial does what it says: its wrong kernel fails where it says, and its mended one passes.
 
-Its commands are run by `--thorough` alone; they take minutes.
+Only `--thorough` runs its commands; they take minutes.
 """
 
 from __future__ import annotations

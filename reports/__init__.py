@@ -1,1 +1,1 @@
-"""Reports: what the gate, the kill matrix and a user's own file said, made to be looked at."""
+"""Reports: pages and files from the results of the gate, the mutants and a user's model."""

@@ -1,4 +1,4 @@
-"""The files of a report: where they lie, and that none of an older run stays among them."""
+"""Writes the files of a report, and removes those of an older one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ FILE_NAMES = ("index.html", *SIDE_FILES)
 
 
 def prepare_folder(folder: Path) -> Path:
-    """Make the folder and remove an older report: a run that dies must not leave its page.
+    """Make the folder and remove an older report, so that an aborted run leaves no old page.
 
-    Raises `SuiteError` when nothing can be written there.
+    Raises `SuiteError` if the folder is not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -48,13 +48,13 @@ def write_report(folder: Path, evidence: Evidence) -> None:
 
 
 def summary_lines(folder: Path, evidence: Evidence) -> Iterator[str]:
-    """Yield what is said on the terminal: a line a phase, the first failures, and where."""
+    """Yield the terminal's lines: one for each phase, the first failures, and the page's path."""
     for rung in views.summarise_phases(evidence):
         if rung.result:
             yield f"{rung.phase:<7}{rung.word:<13}{rung.counts}, {rung.result.seconds:.0f} s"
     for group in views.group_failures(evidence)[:5]:
         first = group.failures[0]
-        yield f"\n{first.sentence}\n    run it alone: {first.verdict.repro}"
+        yield f"\n{first.sentence}\n    run it: {first.verdict.repro}"
     facts = summary_line.facts(evidence)
     yield f"\n{summary_line.answer(evidence)} Mutants: {facts['mutants']}. It took {facts['took']}."
     yield f"{folder / 'index.html'}"

@@ -1,4 +1,4 @@
-"""Everything the contracts claim, against what has been shown of this very code."""
+"""The contracts' claims, compared with what is shown for this code."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ JUDGING_PACKAGES = ("contracts", "engine", "falsifiers", "phases")
 """The packages that decide a verdict."""
 MODE_KEYS = ("op", "kernel", "arithmetic", "endpoint", "path")
 WIDTH_KEYS = ("m", "c", "width")
-"""What a case calls the rows it works at once."""
+"""The keys by which cases name their numbers of rows."""
 WEIGHT_TYPES = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What is known of one case, and of which code."""
+    """The result of one case, and whether it is for this code."""
 
     outcome: str
     fresh: bool
-    """Whether it is about this very code."""
+    """Whether the result is for this code."""
     by: str
-    """Who says so: `this run`, or a receipt's device and day."""
+    """The source: `this run`, or a receipt's device and day."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What is claimed of one device, and what was shown of it."""
+    """What is claimed on one device, and what is shown."""
 
     device: Tier
     widths: tuple[int, ...]
-    """Every m that the cases name, or none where they name none."""
+    """Every m that the cases name."""
     cases: int
     shown: int
-    """Cases that passed on this very code."""
+    """Cases that passed on this code."""
     red: int
-    """Cases that failed on it, or ended in an error."""
+    """Cases that failed on this code, or ended in an error."""
     declined: int
     """Cases that a candidate declined."""
     stale: int
-    """Cases of which only an older code was shown."""
+    """Cases that only older code passed."""
     unseen: tuple[int, ...]
-    """Every m that no case shown names."""
+    """Every m without a shown case."""
     by: tuple[str, ...]
 
     @property
     def word(self) -> str:
-        """What can be said of it in a word."""
+        """The status in one word or two."""
         if self.red:
             return "broken"
         if self.shown == self.cases:
@@ -65,65 +65,65 @@ class Claim:
 
     @property
     def summary(self) -> str:
-        """Everything in a few words, `in part, 3 of 8, m 1-3; not m 16`."""
+        """A summary such as `in part, 3 of 8, m 1-3; not m 16`."""
         words = f"{self.word}, {self.count} of {self.cases}"
         rest = f"{'; not ' if self.seen else ', '}m {self.missing}" if self.unseen else ""
         return words + (f", m {self.seen}" if self.seen else "") + rest
 
     @property
     def count(self) -> int:
-        """How many cases the word is about."""
+        """The number of cases with that status."""
         return self.red or self.shown or self.stale or self.declined * (self.word == "declined")
 
     @property
     def seen(self) -> str:
-        """Every m that a case shown names, in words."""
+        """Every m with a shown case, as ranges."""
         return format_ranges(set(self.widths) - set(self.unseen))
 
     @property
     def missing(self) -> str:
-        """Every m that none names, in words."""
+        """Every m without a shown case, as ranges."""
         return format_ranges(self.unseen)
 
     @property
     def css(self) -> str:
-        """The class that colours it."""
+        """The CSS class of its status."""
         return {"broken": "failed", "shown": "passed", "in part": "budget"}.get(self.word, "away")
 
 
 @dataclass(frozen=True)
 class ClaimGroup:
-    """What a phase claims of one mode and one type of weights, by device."""
+    """What a phase claims for one mode and one type of weights, by device."""
 
     phase: str
     mode: str
-    """Its op, kernel or arithmetic, or empty where cases name none."""
+    """The op, kernel or arithmetic; empty if the cases name none."""
     type: str
-    """Of the weights; a test model's name where it mixes types, or empty."""
+    """The type of the weights, or the name of a test model with several types, or empty."""
     claims: Mapping[Tier, Claim]
-    """None of a device of which nothing is claimed."""
+    """Devices without a claim are absent."""
 
 
 def collect_proofs(contracts: Mapping[str, Contract], verdicts: Iterable[Verdict], root: Path,
-          fresh: bool = True, by: str = "this run", tree: bool = True) -> dict[str, Proof]:
-    """Return what is known by case: these verdicts, and with `tree` the receipts beside them."""
+                   fresh: bool = True, by: str = "this run",
+                   tree: bool = True) -> dict[str, Proof]:
+    """Return the strongest result of each case: from `verdicts` and, with `tree`, receipts."""
     proofs: dict[str, Proof] = {}
     for contract in contracts.values() if tree else ():
         found = receipts.load_receipts(contract.phase, root)
         now = receipts.phase_digest(contract, root) if found else ""
         for receipt in found:
-            told = f"{receipt.device}, {receipt.measured}"
+            source = f"{receipt.device}, {receipt.measured}"
             for verdict in receipt.verdicts:
-                _keep_strongest(
-                    proofs, verdict, Proof(verdict.outcome, receipt.digest == now, told)
-                )
+                _keep_strongest(proofs, verdict,
+                                Proof(verdict.outcome, receipt.digest == now, source))
     for verdict in verdicts:
         _keep_strongest(proofs, verdict, Proof(verdict.outcome, fresh, by))
     return proofs
 
 
 def _keep_strongest(proofs: dict[str, Proof], verdict: Verdict, proof: Proof) -> None:
-    """Keep what says most of a case: red on this code, passed on it, then what is of older code."""
+    """Store the strongest result of a case: red on this code, passed on it, then older code."""
     old = proofs.get(verdict.case)
     if old is None or _proof_rank(proof) > _proof_rank(old):
         proofs[verdict.case] = proof
@@ -174,12 +174,12 @@ def _make_claim(device: Tier, cases: Iterable[Case], proofs: Mapping[str, Proof]
 
 
 def mode_of(case: Case) -> str:
-    """Return how a case runs: its op, kernel, arithmetic, endpoint or path, if it names one."""
+    """Return a case's op, kernel, arithmetic, endpoint or path, or an empty text."""
     return " ".join(str(case.given[key]) for key in MODE_KEYS if key in case.given)
 
 
 def type_of(case: Case) -> str:
-    """Return the type of a case's weights, or the model that brings them, or nothing."""
+    """Return the type of a case's weights, or its model's name, or an empty text."""
     kind = case.given.get("kind")
     return str(kind) if kind in WEIGHT_TYPES else str(case.given.get("model", ""))
 
@@ -193,7 +193,7 @@ def widths_of(case: Case) -> Iterator[int]:
 
 
 def format_ranges(numbers: Iterable[int]) -> str:
-    """Return numbers with their runs drawn together, `1-17, 24, 25`."""
+    """Return numbers as ranges, `1-17, 24, 25`."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][-1] + 1:
@@ -217,13 +217,13 @@ HEADER = ("phase", "mode", "weights", *TIERS)
 
 
 def table_row(line: ClaimGroup) -> tuple[str, ...]:
-    """Return a line in the words of a table with `HEAD` above."""
+    """Return a group as a row of a table with the columns `HEADER`."""
     return (line.phase, line.mode or "-", line.type or "-",
             *(line.claims[tier].summary if tier in line.claims else "-" for tier in TIERS))
 
 
 def count_by_tier(lines: Iterable[ClaimGroup]) -> dict[Tier, tuple[int, int, int]]:
-    """Return by device how many cases are claimed, shown and broken."""
+    """Return the numbers of claimed, shown and broken cases by device."""
     totals: dict[Tier, tuple[int, int, int]] = {}
     for claim in (claim for line in lines for claim in line.claims.values()):
         cases, shown, red = totals.get(claim.device, (0, 0, 0))

@@ -16,23 +16,23 @@ app = typer.Typer(add_completion=False)
 
 @app.callback()
 def _root() -> None:
-    """Look at what is claimed."""
+    """Examine claims."""
 
 
 @app.command(epilog="Example: rowtwin claims --report reports/out --open")
 def claims(
     report: Annotated[Path | None, typer.Option(
-        metavar="DIR", help="A report of this tree, for what cpu and interpret show (default: "
-                            "receipts alone, which are of cuda).")] = None,
+        metavar="DIR", help="A report of this tree, for cpu and interpret (default: only receipts, "
+                            "which cover cuda).")] = None,
     phase: Annotated[str | None, typer.Option(
         metavar="N|engine", help="One phase (default: all).")] = None,
     only_open: Annotated[bool, typer.Option(
-        "--open", help="Leave out what is shown in full.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+        "--open", help="Print only claims that are not fully shown.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
 ) -> None:
-    """Set everything that the contracts claim beside what is shown of this very code.
+    """Compare what the contracts claim with what is shown for this code.
 
-    Exits 0 when all of it is shown, 1 when some is broken, else 2.
+    Exits 0 if everything is shown, 1 if something is broken, else 2.
     """
     from dataclasses import asdict
 
@@ -42,8 +42,8 @@ def claims(
     contracts = contracts_by_phase()
     if phase is not None:
         contracts = {name: c for name, c in contracts.items() if name == parse_phase(phase)}
-    verdicts, fresh, told = _load_verdicts(report)
-    proofs = known.collect_proofs(contracts, verdicts, ROOT, fresh=fresh, by=told)
+    verdicts, fresh, source = _load_verdicts(report)
+    proofs = known.collect_proofs(contracts, verdicts, ROOT, fresh=fresh, by=source)
     lines = known.group_claims(contracts, proofs)
     sums = known.count_by_tier(lines)
     code = 1 if any(red for _, _, red in sums.values()) else \
@@ -60,22 +60,22 @@ def claims(
         broken = f", {red:,} broken" if red else ""
         print(f"{tier}: {shown:,} of {cases:,} cases are shown{broken}")
     if report is None:
-        print("cpu and interpret are shown by a report: rowtwin report --thorough, "
-              "then --report reports/out")
+        print("a report shows cpu and interpret: run rowtwin report --thorough, "
+              "then pass --report reports/out")
     raise typer.Exit(code)
 
 
 def _load_verdicts(report: Path | None) -> tuple[list[Verdict], bool, str]:
-    """Return a report's verdicts, whether they are of this code, and whose they are."""
+    """Return a report's verdicts, whether they are of this code, and their source."""
     from falsifiers.gate.runner import ROOT
     from falsifiers.judging.errors import SuiteError, shorten_name
     from reports import run_metadata
     from reports.claims import code_digest
     if report is None:
         return [], True, ""
-    kept = run_metadata.load_run(report)
-    if kept.run.subject != "in-tree":
-        raise SuiteError(f"{report}: is about {shorten_name(kept.run.subject)}, which is not what "
-                         f"the contracts claim of this tree")
-    return (list(kept.verdicts.values()), kept.run.code == code_digest(ROOT),
-            f"report of {kept.run.made}")
+    saved = run_metadata.load_run(report)
+    if saved.run.subject != "in-tree":
+        raise SuiteError(f"{report}: judged {shorten_name(saved.run.subject)}; pass a report of "
+                         f"this tree")
+    return (list(saved.verdicts.values()), saved.run.code == code_digest(ROOT),
+            f"report of {saved.run.made}")

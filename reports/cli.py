@@ -18,14 +18,14 @@ app.add_typer(report_app, name="report")
                      epilog="Example: rowtwin report --model my-model.gguf --minutes 5")
 def report(
     ctx: typer.Context,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the files go.")]
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Write the report to this folder.")]
         = Path("reports/out"),
     phase: Annotated[list[str] | None, typer.Option(
-        metavar="N|engine", help="Judge this phase alone; may be repeated.")] = None,
+        metavar="N|engine", help="Judge only this phase; may be repeated.")] = None,
     thorough: Annotated[bool, typer.Option(
-        "--thorough", help="Run every case and try every mutant, not the quick ones.")] = False,
+        "--thorough", help="Run all cases and all mutants, not only the quick ones.")] = False,
     mutants: Annotated[bool, typer.Option(
-        "--mutants/--no-mutants", help="Show too that the suite can fail, by its own mutants."
+        "--mutants/--no-mutants", help="Also run the suite's mutants."
     )] = True,
     device: Annotated[str, typer.Option(
         metavar="auto|cpu|interpret|cuda|emulate", help="Tier to run.")] = "auto",
@@ -34,27 +34,21 @@ def report(
     model: Annotated[str | None, typer.Option(
         metavar="FILE", help="Judge this GGUF file too, before the phases.")] = None,
     minutes: Annotated[float, typer.Option(
-        metavar="N", help="The most time to spend on FILE.")] = 10,
+        metavar="N", help="Time limit for FILE, in minutes.")] = 10,
 ) -> None:
-    """Judge every phase and write a page to look at, or compare two such runs with `diff`."""
+    """Judge every phase and write an HTML report; `diff` compares two reports."""
     if ctx.invoked_subcommand is not None:
         return
     import rowtwin
     from falsifiers.gate.runner import parse_phase
     from reports.produce import ReportOptions, make_report
 
-    asked = ReportOptions(
-        out=out,
-        thorough=thorough,
-        device=device,
-        candidate=candidate,
-        model=model,
-        minutes=minutes,
-        phases=tuple(map(parse_phase, phase or ())),
-        mutants=mutants,
-        command=shlex.join(["rowtwin", *sys.argv[1:]]),
-    )
-    raise typer.Exit(make_report(asked, bank_of=rowtwin.phase_bank, open_model=rowtwin.open_model))
+    options = ReportOptions(
+        out=out, thorough=thorough, device=device, candidate=candidate, model=model,
+        minutes=minutes, phases=tuple(map(parse_phase, phase or ())), mutants=mutants,
+        command=shlex.join(["rowtwin", *sys.argv[1:]]))
+    raise typer.Exit(make_report(options, bank_of=rowtwin.phase_bank,
+                                 open_model=rowtwin.open_model))
 
 
 @report_app.command(epilog="Example: rowtwin report diff base/ reports/out > comment.md")
@@ -66,19 +60,15 @@ def diff(
     across_devices: Annotated[bool, typer.Option(
         "--across-devices", help="Compare runs on different tiers or GPUs.")] = False,
 ) -> None:
-    """Say in Markdown what is newly broken, newly proven and no longer run since the base.
+    """Print in Markdown what is newly broken, newly proven and no longer run since BASE.
 
-    Exits 1 when anything is newly broken, 2 when less is proven or run than was, else 0.
+    Exits 1 if anything is newly broken, 2 if less is proven or run than in BASE, else 0.
     """
     from falsifiers.gate.runner import contracts_by_phase
     from reports import run_metadata
     from reports.diff import compare_runs, format_diff
 
-    found = compare_runs(
-        run_metadata.load_run(base),
-        run_metadata.load_run(now),
-        across_contracts=across_contracts,
-        across_devices=across_devices,
-    )
+    found = compare_runs(run_metadata.load_run(base), run_metadata.load_run(now),
+                         across_contracts=across_contracts, across_devices=across_devices)
     print(format_diff(found, contracts_by_phase()), end="")
     raise typer.Exit(found.exit_code)

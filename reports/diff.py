@@ -1,4 +1,4 @@
-"""What changed between two reports, told in Markdown for a pull request: under 60 lines."""
+"""The differences between two reports, as under 60 lines of Markdown for a pull request."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from reports.run_metadata import SavedRun, contract_digest
 from reports.views import MARKS
 
 MAX_GROUPS, MAX_NAMES = 4, 5
-"""Falsifiers newly broken that are told in full, and names in any other list."""
+"""Newly broken falsifiers printed with details, and names in any other list."""
 MAX_CHARS = 600
-"""Characters of one sentence, name or command; a comment has an end, and a file is anybody's."""
+"""Largest length of a sentence, name or command from an untrusted file."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Two runs, and their cases by what became of them."""
+    """Two runs, and their cases by how the outcome changed."""
 
     base: SavedRun
     now: SavedRun
@@ -30,9 +30,9 @@ class Difference:
     unproven: Sequence[Verdict]
     """Passed in the base, and now neither passed nor red."""
     no_longer_run: Sequence[str]
-    """Cases that the base has a verdict on, and this run none."""
+    """Cases with a verdict only in the base."""
     proven: Sequence[Verdict]
-    """Passed now, and not passed in the base."""
+    """Passed now, and not in the base."""
     still_broken: Sequence[Verdict]
     """Red in both."""
     survivors: Sequence[str]
@@ -41,25 +41,25 @@ class Difference:
 
     @property
     def exit_code(self) -> int:
-        """1 when anything is newly broken, else 2 when less is proven than was, else 0."""
+        """1 if anything is newly broken, else 2 if less is proven than in the base, else 0."""
         if self.broken or self.survivors:
             return 1
         return 2 if self.unproven or self.no_longer_run else 0
 
 
 def compare_runs(base: SavedRun, now: SavedRun, *, across_contracts: bool = False,
-            across_devices: bool = False) -> Difference:
-    """Compare two runs; refuse different contracts or devices unless told to go on."""
+                 across_devices: bool = False) -> Difference:
+    """Compare two runs; raise `SuiteError` for different contracts or devices, unless allowed."""
     warnings = []
-    for why, told, option in ((_contract_mismatch(base, now), across_contracts, "contracts"),
+    for why, allowed, option in ((_contract_mismatch(base, now), across_contracts, "contracts"),
                               (_device_mismatch(base, now), across_devices, "devices")):
-        if why and not told:
-            raise SuiteError(f"{why}; --across-{option} compares them all the same")
+        if why and not allowed:
+            raise SuiteError(f"{why}; --across-{option} compares them anyway")
         if why:
             warnings.append(why)
     before, after = dict(base.verdicts), dict(now.verdicts)
     if base.run.model != now.run.model:
-        warnings.append("the runs judged different model files, which are left out here")
+        warnings.append("the runs judged different model files, whose cases are not compared")
         before, after = ({name: v for name, v in known.items() if v.phase != "model"}
                          for known in (before, after))
     red = {name for name, verdict in before.items() if verdict.outcome in RED}
@@ -76,21 +76,21 @@ def compare_runs(base: SavedRun, now: SavedRun, *, across_contracts: bool = Fals
 
 
 def _contract_mismatch(base: SavedRun, now: SavedRun) -> str:
-    apart = [phase for phase, digest in base.run.contracts.items()
-             if now.run.contracts.get(phase, digest) != digest]
+    differing = [phase for phase, digest in base.run.contracts.items()
+                 if now.run.contracts.get(phase, digest) != digest]
     return f"{base.name} and {now.name} were judged by different contracts of " \
-           f"{', '.join(apart)}" if apart else ""
+           f"{', '.join(differing)}" if differing else ""
 
 
 def _device_mismatch(base: SavedRun, now: SavedRun) -> str:
-    places = [" + ".join(kept.run.tiers) + (f" ({kept.run.gpu})" if kept.run.gpu else "")
-              for kept in (base, now)]
+    places = [" + ".join(saved.run.tiers) + (f" ({saved.run.gpu})" if saved.run.gpu else "")
+              for saved in (base, now)]
     return f"{base.name} and {now.name} were run on different devices: {places[0] or 'none'} and " \
            f"{places[1] or 'none'}" if places[0] != places[1] else ""
 
 
 def format_diff(diff: Difference, contracts: Mapping[str, Contract]) -> str:
-    """Return a difference as Markdown; diagnoses come from contracts that are this run's own."""
+    """Return a difference as Markdown; diagnoses come from contracts that equal the run's."""
     return "\n".join(_diff_lines(diff, contracts)) + "\n"
 
 
@@ -114,14 +114,14 @@ def _diff_lines(diff: Difference, contracts: Mapping[str, Contract]) -> Iterator
         yield from _list_names("Broken before and still", [v.case for v in diff.still_broken])
 
 
-def _describe_run(kept: SavedRun) -> str:
-    at = kept.run.environment.get("checkout", "")
-    return f"{_code_span(kept.run.subject)}, {escape_text(_truncate(kept.run.made))}" \
+def _describe_run(saved: SavedRun) -> str:
+    at = saved.run.environment.get("checkout", "")
+    return f"{_code_span(saved.run.subject)}, {escape_text(_truncate(saved.run.made))}" \
         + (f", {escape_text(_truncate(at))}" if at else "")
 
 
 def _changed_phases(diff: Difference) -> Iterator[str]:
-    """Yield the phases whose word, counts or device proof changed, as a table."""
+    """Yield a table of the phases whose verdict, counts or device proof changed."""
     before = {result.phase: result for result in diff.base.run.results}
     after = {result.phase: result for result in diff.now.run.results}
     rows = [(phase, _phase_status(before.get(phase)), _phase_status(after.get(phase)))
@@ -140,7 +140,7 @@ def _phase_status(result: PhaseResult | None) -> str:
 
 
 def _broken_lines(broken: Sequence[Verdict], contracts: Mapping[str, Contract],
-            now: SavedRun) -> Iterator[str]:
+                  now: SavedRun) -> Iterator[str]:
     groups: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in broken:
         groups.setdefault((verdict.phase, verdict.falsifier), []).append(verdict)
@@ -148,13 +148,11 @@ def _broken_lines(broken: Sequence[Verdict], contracts: Mapping[str, Contract],
         first = found[0]
         yield ""
         sentence = first.finding.sentence if first.finding else f"{first.outcome}: {first.reason}"
-        yield (
-            f"**Newly broken: {escape_text(phase)} {escape_text(falsifier)}**, {_count_cases(len(found))}: "
-            f"{_code_span(sentence)}"
-        )
+        yield (f"**Newly broken: {escape_text(phase)} {escape_text(falsifier)}**, "
+               f"{_count_cases(len(found))}: {_code_span(sentence)}")
         if likely := _diagnosis(first, contracts, now):
             yield f"Likely: {escape_text(likely)}"
-        yield f"Run it alone: {_code_span(first.repro)}"
+        yield f"Run it: {_code_span(first.repro)}"
     if len(groups) > MAX_GROUPS:
         rest = [name for _, name in list(groups)[MAX_GROUPS:]]
         yield from ("", f"And newly broken: {_first_names(rest)}")
@@ -167,9 +165,8 @@ def _diagnosis(verdict: Verdict, contracts: Mapping[str, Contract], now: SavedRu
     return next((f.if_fails for f in contract.falsifiers if f.id == verdict.falsifier), "")
 
 
-def _list_names(
-    what: str, names: Sequence[str], why: Mapping[str, str] | None = None
-) -> Iterator[str]:
+def _list_names(what: str, names: Sequence[str],
+                why: Mapping[str, str] | None = None) -> Iterator[str]:
     if names:
         reason = f" ({escape_text(_truncate(why[names[0]]))})" if why else ""
         yield from ("", f"{what}, {len(names):,}: {_first_names(names)}{reason}")

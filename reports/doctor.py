@@ -1,4 +1,4 @@
-"""What this machine can prove and what it cannot, and which command would; it judges nothing."""
+"""What can be proven on this machine, and by which command; nothing is judged."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ from packaging.requirements import Requirement
 from contracts.schema import Contract
 from falsifiers.gate import receipts, tiers
 
-EXTRAS = {"golden": "golden logits by transformers", "test": "the whole of `make test`",
-            "lint": "`make lint`, and CUDA C++ read without a GPU"}
-"""Extras of pyproject.toml, and what needs them."""
+EXTRAS = {"golden": "golden logits by transformers", "test": "all of `make test`",
+            "lint": "`make lint`, and checks of CUDA C++ without a GPU"}
+"""Extras of pyproject.toml, and what they are for."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked for."""
+    """A package, device, tool or kind of proof that was looked for."""
 
     what: str
     there: bool
     found: str
-    """What is here, or why it is not."""
+    """What was found, or why it is missing."""
     so: str = ""
     """What needs it, or the command that uses it."""
 
 
 @dataclass(frozen=True)
 class Findings:
-    """All that was looked for."""
+    """Everything that `examine` looked for."""
 
     packages: tuple[Check, ...]
     machine: tuple[Check, ...]
     tools: tuple[Check, ...]
     provable: tuple[Check, ...]
     phases: tuple[tuple[str, ...], ...]
-    """Phase, quick cases by tier, and what receipts show."""
+    """Phase, quick cases by tier, and the state of its receipts."""
     broken: tuple[str, ...]
-    """What the suite cannot run without, and how to get it."""
+    """A sentence for each missing requirement, with the command that installs it."""
 
 
 def examine(root: Path, contracts: Mapping[str, Contract],
             nvrtc: Callable[[], str | None]) -> Findings:
-    """Look at packages, devices and compilers, and say what follows; nothing is judged.
+    """Return what this machine has, and which proofs are possible with it.
 
     `nvrtc` returns why NVRTC cannot be used, or None.
     """
@@ -63,20 +63,15 @@ def examine(root: Path, contracts: Mapping[str, Contract],
               if any(case.tier == "cuda" for case in contract.expand())}
     if torch is not None and not broken:
         broken = (f"torch is installed but cannot be used: {torch}",)
-    return Findings(
-        packages,
-        machine,
-        tuple(tools.values()),
-        tuple(_check_proofs(tools, torch, proofs)),
-        tuple(_phase_rows(contracts, proofs)),
-        broken,
-    )
+    return Findings(packages, machine, tuple(tools.values()),
+                    tuple(_check_proofs(tools, torch, proofs)),
+                    tuple(_phase_rows(contracts, proofs)), broken)
 
 
 def check_packages(root: Path) -> tuple[tuple[Check, ...], tuple[str, ...]]:
-    """Return every package that pyproject.toml asks for, and a sentence for each that is amiss.
+    """Return every package of pyproject.toml, and a sentence for each missing requirement.
 
-    Only those that the suite cannot run without are told as amiss.
+    A missing package of an extra is not an error.
     """
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines, broken = [_check_python(project["requires-python"])], []
@@ -110,7 +105,7 @@ def _check_package(requirement: Requirement, extra: str) -> Check:
 
 
 def _import_error(name: str) -> str | None:
-    """Return why a package cannot be imported, or None; a broken build raises what it likes."""
+    """Return why a package cannot be imported, or None; a broken build may raise anything."""
     try:
         importlib.import_module(name)
     except Exception as error:
@@ -126,29 +121,28 @@ def _check_devices(torch_broken: str | None) -> Iterator[Check]:
         for number in range(torch.cuda.device_count()):
             about = torch.cuda.get_device_properties(number)
             yield Check(f"GPU {number}", True, f"{about.name}, sm_{about.major}{about.minor}, "
-                       f"{about.total_memory / 2**30:.0f} GiB", "rowtwin gate --device cuda")
+                        f"{about.total_memory / 2**30:.0f} GiB", "rowtwin gate --device cuda")
         why = None if torch.cuda.device_count() else "torch finds no usable CUDA device"
     if why is not None:
-        yield Check("GPU", False, why, "device proof comes from receipts alone")
+        yield Check("GPU", False, why, "receipts are the only device proof")
 
 
 def _check_tools(nvrtc: Callable[[], str | None]) -> Iterator[Check]:
     version = tiers.version_of("triton")
     yield Check("Triton", version is not None, version or "not installed",
-               "its interpreter runs kernels here; its compiler needs a GPU to run what it makes")
+                "interprets kernels here; compiled kernels need a GPU")
     why = nvrtc()
     yield Check("NVRTC", why is None, why or "loaded", "compiles CUDA C++ for sm_90 without a GPU")
     for what, names, so in (
         ("C++ compiler", (tiers.find_compiler(),), "runs CUDA C++ on the CPU (docs/emulated.md)"),
         ("ncu", ("ncu",), "counts on a GPU how often weights are read"),
-        ("browser", tiers.BROWSER_PROGRAMS, "tests open the report in it"),
     ):
         path = next(filter(None, map(shutil.which, names)), None)
         yield Check(what, path is not None, path or f"no {' or '.join(names)} on the PATH", so)
 
 
 def _phase_rows(contracts: Mapping[str, Contract],
-            proofs: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+                proofs: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
     for phase, contract in contracts.items():
         counts = Counter(case.tier for case in contract.expand() if case.quick)
         yield (phase, *(str(counts[tier] or "-") for tier in tiers.TIERS),
@@ -156,42 +150,40 @@ def _phase_rows(contracts: Mapping[str, Contract],
 
 
 def _check_proofs(tools: Mapping[str, Check], torch: str | None,
-              proofs: Mapping[str, str]) -> Iterator[Check]:
-    """Yield every kind of proof, whether it can be had here, and the command for it."""
+                  proofs: Mapping[str, str]) -> Iterator[Check]:
+    """Yield every kind of proof, whether it is possible here, and its command."""
     gpu = torch or tiers.cuda_missing()
     yield _make_proof_check("each row's bits on the CPU", torch, "rowtwin gate --device cpu")
-    yield _make_proof_check("the Triton kernels' text, op by op, under the interpreter",
-                 torch or tiers.interpret_missing(), "rowtwin gate --device interpret")
-    yield _make_proof_check("the CUDA C++ kernels' text on the CPU, the device emulated",
-                 torch or tiers.emulate_missing(), "rowtwin gate --phase 5 --device emulate")
-    yield _make_proof_check("that the suite catches wrong versions", torch, "rowtwin mutants")
+    yield _make_proof_check("the Triton kernels' source, op by op, in the interpreter",
+                            torch or tiers.interpret_missing(), "rowtwin gate --device interpret")
+    yield _make_proof_check("the CUDA C++ kernels' source on an emulated device",
+                            torch or tiers.emulate_missing(),
+                            "rowtwin gate --phase 5 --device emulate")
+    yield _make_proof_check("that the suite detects mutants", torch, "rowtwin mutants")
     yield _make_proof_check("the kernels' machine code", gpu, "rowtwin gate --device cuda")
-    yield _make_proof_check("the same, kept for machines without a GPU", gpu, "rowtwin receipt")
+    yield _make_proof_check("the same, stored for machines without a GPU", gpu, "rowtwin receipt")
     old = [phase for phase, proof in proofs.items() if proof != "fresh"]
-    yield _make_proof_check("that a device has shown this very code to pass",
-                 f"no fresh receipt of {', '.join(old)}" if old else None,
-                 "rowtwin gate --require-device")
-    yield _make_proof_check(
-        "how often a device reads weights",
-        gpu or _missing_reason(tools["ncu"]),
-        "rowtwin gate --phase 3 --device cuda",
-    )
-    yield _make_proof_check("times beside the memory floor", gpu, "rowtwin bench gemv")
+    yield _make_proof_check("that this code passed on a device",
+                            f"no fresh receipt of {', '.join(old)}" if old else None,
+                            "rowtwin gate --require-device")
+    yield _make_proof_check("how often a device reads weights",
+                            gpu or _missing_reason(tools["ncu"]),
+                            "rowtwin gate --phase 3 --device cuda")
+    yield _make_proof_check("times next to the memory floor", gpu, "rowtwin bench gemv")
     yield _make_proof_check("that kernels compile for sm_90 without contraction or spills",
-                 torch or _missing_reason(tools["Triton"]) or _missing_reason(tools["NVRTC"]),
-                 "pytest engine phases -k compile")
-    yield _make_proof_check("that the oracle is Qwen3.5, by transformers",
-                 torch or _missing_package("transformers"), "rowtwin golden check")
-    yield _make_proof_check("that the report shows in a browser", _missing_reason(tools["browser"]),
-                 "pytest reports/test_browser.py")
+                            torch or _missing_reason(tools["Triton"])
+                            or _missing_reason(tools["NVRTC"]),
+                            "pytest engine phases -k compile")
+    yield _make_proof_check("that the reference engine equals transformers' Qwen3.5",
+                            torch or _missing_package("transformers"), "rowtwin golden check")
 
 
 def _missing_package(package: str) -> str | None:
     return None if tiers.version_of(package) else f"{package} is not installed"
 
 
-def _missing_reason(line: Check) -> str | None:
-    return None if line.there else line.found
+def _missing_reason(check: Check) -> str | None:
+    return None if check.there else check.found
 
 
 def _make_proof_check(what: str, missing: str | None, command: str) -> Check:

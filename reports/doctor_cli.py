@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from reports.doctor import Check, Findings
 
 ALWAYS_LISTED = ("python", "torch", "triton", "numpy", "transformers")
-"""Packages that are told by version; of the others only those that are amiss."""
+"""Packages whose version is always printed; others are printed only when missing."""
 
 app = typer.Typer(add_completion=False)
 
 
 @app.callback()
 def _root() -> None:
-    """Look at this machine."""
+    """Examine this machine."""
 
 
 @app.command(epilog="Example: rowtwin doctor --json")
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
 ) -> None:
-    """Say what can and cannot be proven on this machine, and by which command.
+    """Print what can be proven on this machine, and by which command.
 
-    Nothing is judged. Exits 0 when the suite can run here, 2 when something it needs is missing.
+    Nothing is judged. Exits 0 when the suite can run here, 2 when a requirement is missing.
     """
     from dataclasses import asdict
 
@@ -45,35 +45,32 @@ def doctor(
 
 
 def print_findings(found: Findings) -> None:
-    """Print what was found, what can be proven first."""
+    """Print what was found, kinds of proof first."""
     from falsifiers.console.table import print_table
     from falsifiers.gate import tiers
     print_table(("what", "here", "command", "why not"), [
-        (line.what, _yes_or_no(line), line.so, line.found) for line in found.provable],
+        (check.what, _yes_or_no(check), check.so, check.found) for check in found.provable],
         "What can be proven here")
     print()
     print_table(("phase", *tiers.TIERS, "device proof"), found.phases, "Quick cases by tier")
     print()
     _print_checks("Machine", found.machine, "used by")
     _print_checks("Compilers and tools", found.tools, "what for")
-    _print_checks(
-        "Packages",
-        [line for line in found.packages if line.what in ALWAYS_LISTED or not line.there],
-        "needed",
-    )
+    _print_checks("Packages", [check for check in found.packages
+                               if check.what in ALWAYS_LISTED or not check.there], "needed")
     for sentence in found.broken:
         print(sentence)
-    away = sum(not line.there for line in found.provable)
-    print(f"{len(found.provable) - away} of {len(found.provable)} kinds of proof can be had here; "
-          + ("start with: rowtwin gate" if not found.broken else "mend the above first"))
+    possible = sum(check.there for check in found.provable)
+    print(f"{possible} of {len(found.provable)} kinds of proof are possible here; "
+          + ("start with: rowtwin gate" if not found.broken else "fix the above first"))
 
 
-def _print_checks(title: str, lines: Iterable[Check], so: str) -> None:
+def _print_checks(title: str, checks: Iterable[Check], so: str) -> None:
     from falsifiers.console.table import print_table
     print_table(("what", "here", "found", so), [
-        (line.what, _yes_or_no(line), line.found, line.so) for line in lines], title)
+        (check.what, _yes_or_no(check), check.found, check.so) for check in checks], title)
     print()
 
 
-def _yes_or_no(line: Check) -> str:
-    return "yes" if line.there else "no"
+def _yes_or_no(check: Check) -> str:
+    return "yes" if check.there else "no"

@@ -1,4 +1,4 @@
-"""Where a run took place: machine, versions, devices, and what could not be run there."""
+"""The environment of a run: machine, versions, devices, and the cases that were not run."""
 
 from __future__ import annotations
 
@@ -21,24 +21,20 @@ TIER_WORDS = {"cpu": "PyTorch on the CPU", "interpret": "Triton's interpreter", 
 
 
 def describe_machine(root: Path, chosen: TierSelection) -> dict[str, str]:
-    """Return the facts of this machine and checkout, in the order in which they are told."""
+    """Return the facts of this machine and checkout, in print order."""
     run = [tier for tier in chosen.run if tier not in chosen.absent]
     facts = {"tiers run": ", ".join(f"{tier} ({TIER_WORDS[tier]})" for tier in run) or "none",
              "processor": f"{_cpu_name()}, {os.cpu_count()} threads", "memory": _memory(),
              "system": platform.platform(), "python": platform.python_version()}
     facts |= {name: tiers.version_of(name) or "not installed" for name in PACKAGES}
-    unused = tiers.cuda_missing() or "present, not asked for"
+    unused = tiers.cuda_missing() or "present, not requested"
     facts["GPU"] = (_gpu_names() if "cuda" in run else "") or unused
     return {**facts, "checkout": _checkout(root)}
 
 
-def list_skipped_cases(
-    contracts: Mapping[str, Contract], judged: Set[str], device: str
-) -> list[SkippedCases]:
-    """Return what the contracts hold and no verdict is on, by reason.
-
-    `judged` are the ids of the cases that left a verdict.
-    """
+def list_skipped_cases(contracts: Mapping[str, Contract], judged: Set[str],
+                       device: str) -> list[SkippedCases]:
+    """Return the contracts' cases whose ids are not in `judged`, grouped by reason."""
     chosen = tiers.select_tiers(device)
     counts: dict[tuple[str, str], Counter[str]] = {}
     for case in (case for contract in contracts.values() for case in contract.expand()):
@@ -46,22 +42,18 @@ def list_skipped_cases(
             why = chosen.left_out.get(case.tier) or chosen.absent.get(case.tier)
             key = (case.tier, f"tier {case.tier}: {why}") if why else ("", NOT_QUICK)
             counts.setdefault(key, Counter())[case.phase] += 1
-    return [
-        SkippedCases(
-            f"{count.total()} cases: " + ", ".join(f"{p} {n}" for p, n in count.items()),
-            why,
-            f"rowtwin report --device {tier}" if tier else "rowtwin report --thorough",
-        )
-        for (tier, why), count in counts.items()
-    ]
+    return [SkippedCases(
+        f"{count.total()} cases: " + ", ".join(f"{p} {n}" for p, n in count.items()), why,
+        f"rowtwin report --device {tier}" if tier else "rowtwin report --thorough")
+        for (tier, why), count in counts.items()]
 
 
 def receipt_devices(phases: Iterable[str], root: Path) -> dict[str, str]:
-    """Return the devices and days of every phase's receipts, for those that have one."""
-    told = {phase: ", ".join(f"{receipt.device}, {receipt.measured}"
+    """Return the devices and days of the receipts of every phase that has one."""
+    devices = {phase: ", ".join(f"{receipt.device}, {receipt.measured}"
                              for receipt in receipts.load_receipts(phase, root))
             for phase in phases}
-    return {phase: words for phase, words in told.items() if words}
+    return {phase: words for phase, words in devices.items() if words}
 
 
 def _cpu_name() -> str:
@@ -88,7 +80,7 @@ def _gpu_names() -> str:
 
 
 def _checkout(root: Path) -> str:
-    """Return the commit and whether files differ from it; a copy without git says so."""
+    """Return the commit and whether files differ from it, or that there is no git checkout."""
     def git(*words: str) -> str:
         done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True)
         return done.stdout.strip()

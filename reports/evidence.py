@@ -1,4 +1,4 @@
-"""What one run left behind: the evidence from which every artefact is made."""
+"""The results of one run, from which every file of a report is written."""
 
 from __future__ import annotations
 
@@ -13,102 +13,102 @@ from falsifiers.judging.matrix import KillMatrix
 from falsifiers.judging.verdict import Verdict
 from reports.claims import ClaimGroup
 
-NOT_REQUESTED = "it was not asked for"
-"""Why a phase was set aside when others were named."""
+NOT_REQUESTED = "it was not requested"
+"""The reason for a phase that `--phase` leaves out."""
 
 
 @dataclass(frozen=True)
 class SkippedCases:
-    """Cases that this run left out for one reason."""
+    """Cases that this run skipped for one reason."""
 
     what: str
     """`12 cases: engine 4, p3 8`."""
     why: str
     command: str
-    """What would run them, on a machine that can."""
+    """The command that runs them, on a machine that can."""
 
 
 @dataclass(frozen=True)
 class UserModelRun:
-    """What was judged on the user's own model file."""
+    """The results on the user's own model file."""
 
     name: str
-    """The file as it was given."""
+    """The file as typed."""
     facts: Mapping[str, str]
-    """Path, size, shape and seconds, as they are told."""
+    """Path, size, shape and seconds, as printed."""
     falsifiers: tuple[Falsifier, ...]
     cases: tuple[Case, ...]
     verdicts: tuple[Verdict, ...]
     left_out: tuple[str, ...]
-    """One sentence each: what was not looked at, and why."""
+    """One sentence for each skipped part, with the reason."""
 
     @property
     def result(self) -> PhaseResult:
-        """The gate's word on the file."""
+        """The verdict on the file."""
         return phase_status.judge_phase("model", self.verdicts, self.cases)
 
 
 @dataclass(frozen=True)
 class MutantResults:
-    """The kill matrix, and what could not be told about some mutants."""
+    """The kill matrix, and why some mutants have no result."""
 
     matrix: KillMatrix
     inconclusive: Mapping[str, str] = field(default_factory=dict)
-    """Why nothing can be said, by `phase/name`: a right version that fails its case as well."""
+    """The reason by `phase/name`, such as a case that also fails without the mutant."""
     sources: Mapping[str, str] = field(default_factory=dict)
-    """The public report a mutant comes from, by `phase/name`, where there is one."""
+    """The public report of a mutant's fault, by `phase/name`, if any."""
 
 
 @dataclass(frozen=True)
 class StoredBenchmark:
-    """Times kept beside the receipts."""
+    """Times stored with the receipts."""
 
     figures: StepTimes | ProductTimes
     fresh: bool
-    """Whether the kernels that were measured are those of this checkout."""
+    """Whether they are of this checkout's kernels."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything a report tells."""
+    """Everything that a report shows."""
 
     results: Sequence[PhaseResult]
-    """Of the phases that were judged, in order."""
+    """Results of the judged phases, in order."""
     contracts: Mapping[str, Contract]
     verdicts: Sequence[Verdict]
     kills: MutantResults
     environment: Mapping[str, str]
     command: str
-    """What was typed."""
+    """The command line."""
     made: str
-    """When, with the time zone."""
+    """The date and time, with the time zone."""
     subject: str = "in-tree"
     seconds: float = 0.0
     trouble: Sequence[str] = ()
-    """What went wrong with a process as a whole."""
+    """Errors of the pytest processes."""
     output: str = ""
-    """The end of what pytest printed, shown with trouble."""
+    """The output of pytest, shown with `trouble`."""
     not_run: Sequence[SkippedCases] = ()
     user_model: UserModelRun | None = None
     not_judged: Mapping[str, str] = field(default_factory=dict)
-    """Phases that are built and were not judged, with the reason."""
+    """Built phases that were not judged, with the reason."""
     devices: Mapping[str, str] = field(default_factory=dict)
-    """By phase, the devices that its receipts were measured on, and when."""
+    """By phase: the devices and days of its receipts."""
     speeds: Sequence[StoredBenchmark] = ()
     """Times of the tree's own kernels; a candidate has none."""
     claims: Sequence[ClaimGroup] = ()
-    """What the contracts claim, against what this run and the receipts show."""
+    """The contracts' claims, compared with this run and the receipts."""
     code: str = ""
     """The digest of the sources that decide a verdict."""
 
     @property
     def judged_results(self) -> list[PhaseResult]:
-        """The results that count: the phases', and that on the user's own model."""
+        """The results of the phases and of the user's own model."""
         return [*self.results, *([self.user_model.result] if self.user_model else [])]
 
     @property
     def exit_code(self) -> int:
-        """1 if anything failed, else 2 if anything cannot be told, else 0."""
+        """1 if anything failed, else 2 if anything is UNMEASURABLE, else 0."""
         return phase_status.exit_code(self.judged_results)
 
     @property
@@ -117,7 +117,7 @@ class Evidence:
         return [*self.verdicts, *(self.user_model.verdicts if self.user_model else ())]
 
     def falsifier(self, verdict: Verdict) -> Falsifier | None:
-        """Return the attack that a verdict is about, or None when no contract names it."""
+        """Return the falsifier of a verdict, or None if no contract names it."""
         contract = self.contracts.get(verdict.phase)
         known = self.user_model.falsifiers if verdict.phase == "model" and self.user_model else \
             contract.falsifiers if contract else ()

@@ -1,4 +1,4 @@
-"""A made-up bank of mutants that any process can import."""
+"""A fake bank of mutants that worker processes can import."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from reports.fake_evidence import contract
 
 
 def rows_hold(case: Case, subject: Subject, judge: Judge) -> None:
-    """Hold the law that a right subject keeps."""
+    """Check a law that only the wrong subject breaks."""
     judge.law(subject.name != "wrong", "the row is wrong", row=1)
 
 
 def bank_of(phase: str) -> Bank:
-    """Return a bank in which one mutant dies and one is not seen."""
+    """Return a bank in which one mutant dies and one survives."""
     def named(name: str) -> Mutant:
         return Mutant(name, f"{name}, on purpose.", ("rows_hold",),
                       lambda subject: replace(subject, name=name),

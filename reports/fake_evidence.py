@@ -88,13 +88,13 @@ def evidence(
     outcomes: Sequence[str] = ("passed",) * 7, text: str = PLAIN_TEXT, **more: Any
 ) -> Evidence:
     """Return a report's evidence on one phase whose seven cases ended as `outcomes` say."""
-    made = contract(text=text)
+    fake_contract = contract(text=text)
     verdicts = [verdict(case, outcome, text)
-                for case, outcome in zip(made.expand(), outcomes, strict=True)]
+                for case, outcome in zip(fake_contract.expand(), outcomes, strict=True)]
     return Evidence(
         **{
-            "results": [phase_status.judge_phase("p1", verdicts, made.expand())],
-            "contracts": {"p1": made},
+            "results": [phase_status.judge_phase("p1", verdicts, fake_contract.expand())],
+            "contracts": {"p1": fake_contract},
             "verdicts": verdicts,
             "kills": kills(text),
             "environment": {"torch": text},

@@ -1,4 +1,4 @@
-"""Cases as a dense grid: two of their axes as rows and columns, one small cell a case."""
+"""Cases as a dense grid: one axis as columns, the others as rows, one cell for each case."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_COLUMNS, MAX_LABEL = 24, 14
 DENSE_COLUMNS = 14
 """A table of more columns has narrower cells."""
 UNLABELLED_KEYS = ("tier", "arithmetic", "kind", "model")
-"""Axes whose values say by themselves what they are."""
+"""Axes whose values need no label."""
 WIDTH_KEY = "m"
 """The axis that always makes the columns; a case may hold a list of its values."""
 
@@ -35,7 +35,7 @@ class Cell:
     name: str
     """The case's tier and name."""
     anchor: str = ""
-    """Where the failure is told, or empty."""
+    """The id of the failure on the page, or empty."""
 
     @property
     def failed(self) -> bool:
@@ -65,7 +65,7 @@ class Grid:
 
     @property
     def fill_ratio(self) -> float:
-        """The part of the table's places that a case stands in."""
+        """The share of the table's places with a case."""
         cells = sum(cell is not None for _, line in self.lines for cell in line)
         return cells / max(1, len(self.columns) * len(self.lines))
 
@@ -105,9 +105,8 @@ def arrange_cases(cases: Sequence[Case], verdicts: Mapping[str, Verdict]) -> Gri
     tables = [_try_table(WIDTH_KEY, [one for one, _ in wide], [cell for _, cell in wide])] \
         if len(wide) > 2 else []
     if len(cases) > 2:
-        tables += [
-            _try_table(axis, given, cells) for axis in _varying_keys(given) if axis != WIDTH_KEY
-        ]
+        tables += [_try_table(axis, given, cells)
+                   for axis in _varying_keys(given) if axis != WIDTH_KEY]
     fits = [grid for grid in tables if grid is not None]
     return min(fits, key=lambda grid: (grid.axis != WIDTH_KEY, len(grid.lines)),
                default=Grid("", (), (("", tuple(cells)),)))
@@ -117,7 +116,7 @@ def _split_by_width(given: Mapping[str, Any], verdict: Verdict,
             cell: Cell) -> Iterator[tuple[dict[str, Any], Cell]]:
     """Yield a case once for each of its widths.
 
-    A failure that names its width is drawn there alone: no verdict says how the others ended.
+    A failure that names its width is drawn only there; the outcome at other widths is unknown.
     """
     widths = given.get(WIDTH_KEY)
     if not isinstance(widths, list) or not all(isinstance(m, int) for m in widths):
@@ -126,9 +125,9 @@ def _split_by_width(given: Mapping[str, Any], verdict: Verdict,
     broken = verdict.finding.where.get(WIDTH_KEY) if verdict.finding else None
     symbol, word = SYMBOLS["beside"]
     for m in dict.fromkeys(widths):
-        beside = broken in widths and m != broken
+        is_other = broken in widths and m != broken
         yield {**given, WIDTH_KEY: m}, replace(cell, kind="beside", symbol=symbol, word=word) \
-            if beside else replace(cell, name=f"{cell.name}, m {m}")
+            if is_other else replace(cell, name=f"{cell.name}, m {m}")
 
 
 def _varying_keys(given: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -156,11 +155,8 @@ def _try_table(axis: str, given: Sequence[Mapping[str, Any]], cells: Sequence[Ce
         line[_format_value(values.get(axis))] = cell
     grid = Grid(axis, columns, tuple((label, tuple(line.get(column) for column in columns))
                                      for label, line in place.items()))
-    return (
-        grid
-        if grid.fill_ratio >= MIN_FILL and len(grid.lines) <= MAX_LINE_SHARE * len(cells)
-        else None
-    )
+    is_table = grid.fill_ratio >= MIN_FILL and len(grid.lines) <= MAX_LINE_SHARE * len(cells)
+    return grid if is_table else None
 
 
 def _order_columns(values: Sequence[Any]) -> tuple[str, ...]:
@@ -171,11 +167,8 @@ def _order_columns(values: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _format_label(key: str, value: Any) -> str:
-    return (
-        _format_value(value)
-        if key in UNLABELLED_KEYS
-        else f"{key}\N{NO-BREAK SPACE}{_format_value(value)}"
-    )
+    label = "" if key in UNLABELLED_KEYS else f"{key}\N{NO-BREAK SPACE}"
+    return label + _format_value(value)
 
 
 def _format_value(value: Any) -> str:

@@ -33,12 +33,12 @@ def _add_case(suite: ElementTree.Element, verdict: Verdict) -> None:
     case = ElementTree.SubElement(
         suite, "testcase", classname=f"{verdict.phase}.{verdict.falsifier}",
         name=_strip_illegal(verdict.case), time=f"{verdict.seconds:.3f}")
-    told = verdict.finding.sentence if verdict.finding else verdict.reason or ""
+    message = verdict.finding.sentence if verdict.finding else verdict.reason or ""
     tag = {"failed": "failure", "error": "error", "declined": "skipped",
            "unmeasurable": "skipped"}.get(verdict.outcome)
     if tag:
-        bad = ElementTree.SubElement(case, tag, message=_strip_illegal(told))
-        bad.text = _strip_illegal(f"{told}\nrun it alone: {verdict.repro}")
+        bad = ElementTree.SubElement(case, tag, message=_strip_illegal(message))
+        bad.text = _strip_illegal(f"{message}\nrun it: {verdict.repro}")
 
 
 def _strip_illegal(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The kill matrix as the page shows it: wrong versions against those that must catch them."""
+"""The kill matrix as the page shows it: mutants against the falsifiers that must kill them."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ from dataclasses import dataclass
 
 from falsifiers.judging.matrix import MutantResult
 from reports.evidence import MutantResults
-from reports.mutant_runner import mutant_name
 
 FOLD_ABOVE = 30
-"""A longer matrix in which everything died is folded away."""
+"""A longer matrix without survivors is folded."""
 FATE_CSS = {"died": "died", "survived": "survived", "cannot tell": "tell", "not run": "away"}
 
 
 @dataclass(frozen=True)
 class MutantLine:
-    """One wrong version and what became of it."""
+    """One mutant and its fate."""
 
     result: MutantResult
     fate: str
-    """`died`, `survived`, `not run`, or `cannot tell`: a right version fails the case as well."""
+    """`died`, `survived`, `not run`, or `cannot tell`: the case also fails without the mutant."""
     source: str
 
     @property
     def css(self) -> str:
-        """The class that colours it."""
+        """The CSS class of its fate."""
         return FATE_CSS[self.fate]
 
     @property
     def missed(self) -> str:
-        """What to say of a falsifier that must kill it and did not."""
+        """The words for a falsifier that must kill it and did not."""
         return "missed it" if self.fate == "survived" else "was not tried"
 
 
@@ -38,19 +37,19 @@ class KillView:
     """The kill matrix of one phase."""
 
     lines: tuple[MutantLine, ...]
-    """Those that were tried, the ones that did not die first."""
+    """The mutants that were tried, survivors first."""
     killers: tuple[str, ...]
-    """The falsifiers that some mutant tried names, those with the most kills first."""
+    """The falsifiers that must kill a tried mutant, most kills first."""
     not_tried: tuple[str, ...]
-    """Names of those that were not tried here."""
+    """Names of the mutants that were not tried."""
 
     @property
     def header(self) -> float:
-        """How high the turned names stand, in the page's unit."""
+        """The height of the turned names, in rem."""
         return 1.0 + 0.47 * max(map(len, self.killers), default=0)
 
     def count(self, fate: str) -> int:
-        """Return how many had this fate."""
+        """Return the number of mutants with this fate."""
         return sum(line.fate == fate for line in self.lines)
 
     @property
@@ -60,25 +59,22 @@ class KillView:
 
 
 def kill_view(kills: MutantResults, phase: str) -> KillView:
-    """Return the part of the kill matrix that is about one phase."""
+    """Return the kill matrix of one phase."""
     rows = [row for row in kills.matrix.mutants if row.phase == phase]
-    told = [
-        MutantLine(row, mutant_fate(kills, row), kills.sources.get(mutant_name(row), ""))
-        for row in rows
-    ]
-    lines = sorted((line for line in told if line.fate != "not run"),
+    every_line = [MutantLine(row, mutant_fate(kills, row), kills.sources.get(row.id, ""))
+                  for row in rows]
+    lines = sorted((line for line in every_line if line.fate != "not run"),
                    key=lambda line: line.fate == "died")
     named = dict.fromkeys(name for line in lines for name in line.result.expected)
     order = sorted(named, key=lambda name: -sum(name in line.result.killed_by for line in lines))
     return KillView(tuple(lines), tuple(order),
-                    tuple(line.result.name for line in told if line.fate == "not run"))
+                    tuple(line.result.name for line in every_line if line.fate == "not run"))
 
 
 def mutant_fate(kills: MutantResults, row: MutantResult) -> str:
     """Say in a word what became of a mutant."""
-    name = mutant_name(row)
-    if name in kills.inconclusive:
+    if row.id in kills.inconclusive:
         return "cannot tell"
-    if name in kills.matrix.not_run:
+    if row.id in kills.matrix.not_run:
         return "not run"
-    return "survived" if name in kills.matrix.survivors else "died"
+    return "survived" if row.id in kills.matrix.survivors else "died"

@@ -1,4 +1,4 @@
-"""What another engine takes for the same steps, measured apart from this suite, with conditions."""
+"""llama.cpp's times for the same steps, measured separately, with their conditions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ DEVICE, SHAPE, CONTEXTS = "NVIDIA H200", "32 layers (24 recurrent), width 2,560,
 
 
 def is_comparable(steps: StepTimes) -> bool:
-    """Return whether the peer's conditions are those of some of these figures."""
+    """Return whether llama.cpp was measured under the conditions of these times."""
     return steps.device == DEVICE and steps.model.startswith(SHAPE) and \
         any(f.context in CONTEXTS for f in steps.figures)

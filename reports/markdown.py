@@ -1,4 +1,4 @@
-"""The report in brief, as Markdown for a pull request: under 60 lines."""
+"""The report as under 60 lines of Markdown, for a pull request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from reports.evidence import Evidence
 from reports.views import FailureGroup
 
 MAX_FAILURES = 5
-"""Falsifiers that are told with an example; the others are counted."""
+"""Falsifiers printed with an example; the others are counted."""
 
 
 def format_brief(evidence: Evidence) -> str:
@@ -30,10 +30,8 @@ def _brief_lines(evidence: Evidence) -> Iterator[str]:
     yield "| phase | verdict | cases | device proof |"
     yield "|---|---|---|---|"
     for rung in views.summarise_phases(evidence):
-        yield (
-            f"| {rung.phase} {escape_text(rung.title)} | {rung.mark} {rung.word} | {rung.counts} "
-            f"| {rung.proof} |"
-        )
+        yield (f"| {rung.phase} {escape_text(rung.title)} | {rung.mark} {rung.word} | "
+               f"{rung.counts} | {rung.proof} |")
     groups = views.group_failures(evidence)
     for group in groups[:MAX_FAILURES]:
         yield from _failure_lines(group)
@@ -49,26 +47,25 @@ def _brief_lines(evidence: Evidence) -> Iterator[str]:
 def _failure_lines(group: FailureGroup) -> Iterator[str]:
     first, count = group.failures[0], len(group.failures)
     yield ""
-    yield (
-        f"**{group.phase} {escape_text(group.name)}**, {count} {'case' if count == 1 else 'cases'}: "
-        f"{code_span(first.sentence)}"
-    )
+    cases = "case" if count == 1 else "cases"
+    yield (f"**{group.phase} {escape_text(group.name)}**, {count} {cases}: "
+           f"{code_span(first.sentence)}")
     if group.falsifier:
         yield f"Likely: {escape_text(group.falsifier.if_fails)}"
-    yield f"Run it alone: {code_span(first.verdict.repro)}"
+    yield f"Run it: {code_span(first.verdict.repro)}"
 
 
 def _mutant_lines(evidence: Evidence) -> Iterator[str]:
     matrix = evidence.kills.matrix
     for what, names in (("Survived", matrix.survivors), ("Killed none", matrix.idle_falsifiers),
-                        ("Nothing can be told about", tuple(evidence.kills.inconclusive))):
+                        ("No result for", tuple(evidence.kills.inconclusive))):
         if names:
             more = f" and {len(names) - 8} more" if len(names) > 8 else ""
             yield from ("", f"{what}: {', '.join(code_span(name) for name in names[:8])}{more}")
 
 
 def escape_text(text: str) -> str:
-    """Return a text on one line, with nothing that Markdown, HTML or a terminal would act on."""
+    """Return a text on one line, escaped for Markdown, HTML and terminals."""
     text = escape_control(" ".join(text.split()))
     return re.sub(r"[\\`*<>|#&@~]|\b_|_\b|(?<=\])[(\[:]|!(?=\[)",
                   lambda found: f"&#{ord(found[0])};", text)

@@ -1,4 +1,4 @@
-"""What a page is made of, read back from its HTML, for tests of the pages."""
+"""Parses a page's HTML, for tests of the pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ VOID_TAGS = {"meta", "link", "img", "br", "hr", "input", "wbr", "path", "use", "
 
 
 class Outline(HTMLParser):
-    """What a page is made of: tags in order, ids, links, texts by tag and class."""
+    """The content of a page: tags in order, ids, links, and texts by tag and class."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Outline(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take the start of an element."""
+        """Record the start of an element."""
         known = dict(attrs)
         self.tags.append(tag)
         self.attributes += attrs
@@ -35,13 +35,13 @@ class Outline(HTMLParser):
             self.open.append((tag, name))
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Take an element without content."""
+        """Record an element without content."""
         self.handle_starttag(tag, attrs)
         if tag not in VOID_TAGS:
             self.open.pop()
 
     def handle_endtag(self, tag: str) -> None:
-        """Take the end of an element, which must be the last that began."""
+        """Check that an end tag closes the innermost element."""
         if tag in VOID_TAGS:
             return
         assert self.open, f"</{tag}> closes nothing"
@@ -49,7 +49,7 @@ class Outline(HTMLParser):
         self.open.pop()
 
     def handle_data(self, data: str) -> None:
-        """Give a text to every element around it."""
+        """Add a text to every element around it."""
         for _, name in self.open:
             self.inside[name][-1] += data
 

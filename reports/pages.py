@@ -1,4 +1,4 @@
-"""What every page is made with: templates that escape what they are given."""
+"""Fills templates, and escapes their values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def fill_template(template: str, context: Mapping[str, Any]) -> str:
-    """Return a template filled in; nothing in it is left undefined."""
+    """Return a filled template; raise for an undefined value."""
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True,
                               undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"prose": prose, "breakable": breakable}
@@ -22,7 +22,7 @@ def fill_template(template: str, context: Mapping[str, Any]) -> str:
 
 
 def prose(text: str) -> Markup:
-    """Return a contract's text with what stands between backticks set as code."""
+    """Return a contract's text as HTML, with code for text in backticks."""
     parts = [escape(part) for part in text.split("`")]
     if len(parts) % 2 == 0:
         return escape(text)
@@ -31,5 +31,5 @@ def prose(text: str) -> Markup:
 
 
 def breakable(name: str) -> Markup:
-    """Return a long name that may be broken after its underscores."""
+    """Return a name that a browser may break after underscores."""
     return Markup("_<wbr>").join(name.split("_"))

@@ -1,4 +1,4 @@
-"""Pictures of what was measured, as SVG that stands inside the page and takes its colours."""
+"""Plots as inline SVG in the page's colours."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     from falsifiers.judging.verdict import Verdict
 
 INK, ACCENT, LIMIT = "#010203", "#010204", "#010205"
-"""Stand-ins that are replaced by the page's own colours."""
+"""Placeholders that are replaced by the page's colours."""
 KIND_COLOURS = tuple(f"#01021{number}" for number in range(7))
-"""Stand-ins for things of different kinds in one picture."""
+"""Placeholders for series of one plot."""
 COLOURS = {INK: "currentColor", ACCENT: "var(--plot)", LIMIT: "var(--bad)",
            **{stand_in: f"var(--kind-{number})" for number, stand_in in enumerate(KIND_COLOURS)}}
 ZERO_POSITION = 1e-17
-"""Where an exact 0 is drawn on a logarithmic axis."""
+"""The position of an exact 0 on a logarithmic axis."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    """One picture with what it says in words."""
+    """One plot and its caption."""
 
     svg: str
-    """Markup made here; names in it are escaped."""
+    """Markup; names in it are escaped."""
     caption: str
 
 
 def distance_plot(phase: str, verdicts: Sequence[Verdict], budget: Budget) -> Plot | None:
-    """Return each case's worst 1 - cosine against the budget, or None when none was measured."""
+    """Plot each case's worst 1 - cosine against the budget; return None without any."""
     points = [(v.case.partition("/")[2], 1 - w.cosine) for v in verdicts for w in v.worst
               if w.cosine is not None and v.phase == phase]
     if not points:
@@ -55,7 +55,7 @@ def distance_plot(phase: str, verdicts: Sequence[Verdict], budget: Budget) -> Pl
 
 
 def time_plot(verdicts: Sequence[Verdict], most: int = 12) -> Plot | None:
-    """Return where the gate's time went, by falsifier, or None when nothing ran."""
+    """Plot the gate's time by falsifier; return None if nothing ran."""
     spent: dict[str, float] = {}
     for v in verdicts:
         name = f"{v.phase} {v.falsifier}"
@@ -74,7 +74,7 @@ def time_plot(verdicts: Sequence[Verdict], most: int = 12) -> Plot | None:
 
 
 def make_axes(rows: int, title: str) -> tuple[Any, Any]:
-    """Return a figure for a number of labelled rows; no window system is asked for."""
+    """Return a figure for a number of labelled rows; it needs no window system."""
     from matplotlib.figure import Figure
     figure = Figure(figsize=(7.2, 1.25 + 0.27 * rows), layout="constrained")
     axes = figure.add_subplot()
@@ -84,7 +84,7 @@ def make_axes(rows: int, title: str) -> tuple[Any, Any]:
 
 
 def style_axes(axes: Any, grid: str, size: int = 9) -> Any:
-    """Give axes the page's look, with lines across one axis; return them."""
+    """Style axes as the page, with grid lines on one axis; return them."""
     axes.tick_params(colors=INK, labelsize=size, length=3)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(which="minor", length=0)
@@ -99,19 +99,19 @@ def style_axes(axes: Any, grid: str, size: int = 9) -> Any:
 
 
 def label_rows(axes: Any, names: Sequence[str]) -> None:
-    """Name the rows of a picture from the top."""
+    """Label the rows of a plot from the top."""
     axes.set_yticks(range(len(names)), [escape_label(name) for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
 
 
 def escape_label(name: str, most: int = 60) -> str:
-    """Return a name without what matplotlib would read as a formula, cut to a line."""
+    """Return a name without matplotlib's formula syntax, cut to one line."""
     name = "".join(c if c.isprintable() else "?" for c in name.replace("$", "\\$"))
     return name if len(name) <= most else f"{name[:most - 3]}…"
 
 
 def render_plot(figure: Any, name: str, caption: str) -> Plot:
-    """Return a figure as markup in the page's colours; its ids begin with `name`."""
+    """Return a figure as SVG in the page's colours; its ids begin with `name`."""
     import matplotlib as mpl
     out = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):

@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs nothing but itself."""
+"""Renders the page, one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from reports.views import Section
 
 SIDE_FILES = ("report.md", "verdicts.jsonl", "junit.xml", "run.json", "mutants.json",
           *schemas.SCHEMA_MODELS)
-"""The files that lie beside the page."""
+"""The files in the page's folder."""
 OUTPUT_LINES = 60
-"""Lines of pytest's output that are shown when the run itself went wrong."""
+"""Lines of pytest's output that are shown after an error of the run."""
 
 
 def page(evidence: Evidence) -> str:
@@ -24,13 +24,13 @@ def page(evidence: Evidence) -> str:
 
 
 def context(evidence: Evidence) -> dict[str, Any]:
-    """Return what the templates are filled with."""
+    """Return the values of the templates."""
     sections, groups, matrix = views.sections(evidence), views.group_failures(evidence), \
         evidence.kills.matrix
     survivors = [row for row in matrix.mutants if f"{row.phase}/{row.name}" in matrix.survivors]
-    untold = evidence.kills.inconclusive
+    inconclusive = evidence.kills.inconclusive
     device = {f"{row.phase}/{row.name}" for row in matrix.mutants if row.device == "cuda"}
-    own = evidence.user_model
+    user_model = evidence.user_model
     return {
         "word": summary_line.verdict_word(evidence),
         "mark": summary_line.verdict_mark(evidence),
@@ -40,37 +40,37 @@ def context(evidence: Evidence) -> dict[str, Any]:
         "sections": sections,
         "marks": views.MARKS,
         "symbols": SYMBOLS,
-        "red": bool(groups or evidence.trouble or survivors or matrix.idle_falsifiers or untold),
+        "red": bool(groups or evidence.trouble or survivors or matrix.idle_falsifiers
+                    or inconclusive),
         "groups": groups,
         "trouble": evidence.trouble,
         "survivors": survivors,
         "output": "\n".join(evidence.output.splitlines()[-OUTPUT_LINES:]),
         "idle": matrix.idle_falsifiers,
-        "untold": untold,
-        "away": [name for name in matrix.not_run if name not in untold and name in device],
-        "left": sum(name not in untold and name not in device for name in matrix.not_run),
+        "inconclusive": inconclusive,
+        "away": [name for name in matrix.not_run if name not in inconclusive and name in device],
+        "left": sum(name not in inconclusive and name not in device for name in matrix.not_run),
         "devices": evidence.devices,
-        "own": own,
+        "own": user_model,
         "speeds": speeds.speed_views(evidence),
         "speed_head": speeds.HEADER,
-        "own_worst": views.worst_by_op(own.verdicts) if own else (),
-        "own_attacks": views.group_by_falsifier(own.falsifiers, own.cases, own.verdicts)
-        if own
-        else (),
+        "own_worst": views.worst_by_op(user_model.verdicts) if user_model else (),
+        "own_attacks": views.group_by_falsifier(
+            user_model.falsifiers, user_model.cases, user_model.verdicts) if user_model else (),
         "plots": budget_plots(evidence, sections),
         "time_plot": plots.time_plot(evidence.verdicts),
         "claims": evidence.claims,
         "claimed": claims.count_by_tier(evidence.claims),
         "tiers": TIERS,
-        "beside": SIDE_FILES,
+        "side_files": SIDE_FILES,
         "not_run": evidence.not_run,
         "environment": evidence.environment,
     }
 
 
 def budget_plots(evidence: Evidence, sections: list[Section]) -> dict[str, Plot]:
-    """Return a plot for every phase whose cases were measured against a budget."""
-    made = {section.rung.phase: plots.distance_plot(section.rung.phase, evidence.verdicts,
+    """Return a plot for every phase whose cases were compared within a budget."""
+    by_phase = {section.rung.phase: plots.distance_plot(section.rung.phase, evidence.verdicts,
                                                section.budget)
             for section in sections if section.budget}
-    return {phase: plot for phase, plot in made.items() if plot is not None}
+    return {phase: plot for phase, plot in by_phase.items() if plot is not None}

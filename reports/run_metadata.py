@@ -1,4 +1,4 @@
-"""What a run was, kept beside its verdicts, and read back from a folder that anybody wrote."""
+"""The record of a run in a report's folder, and a reader for folders from any source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from reports.evidence import Evidence
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
 MAX_BYTES = 1 << 28
-"""A file with more bytes than this is refused unread."""
+"""A larger file is refused unread."""
 
 
 class RunRecord(Record):
@@ -65,7 +65,7 @@ def make_record(evidence: Evidence) -> RunRecord:
     found = {verdict.tier for verdict in evidence.verdicts}
     contracts = {result.phase: contract_digest(evidence.contracts[result.phase])
                  for result in evidence.results if result.phase in evidence.contracts}
-    own = evidence.user_model
+    user_model = evidence.user_model
     return RunRecord(
         subject=_utf8_text(evidence.subject),
         command=_utf8_text(evidence.command),
@@ -75,24 +75,25 @@ def make_record(evidence: Evidence) -> RunRecord:
         gpu=evidence.environment.get("GPU", "") if "cuda" in found else "",
         contracts=contracts,
         code=evidence.code,
-        model=_utf8_text(f"{own.name}, {own.facts.get('size', '?')}") if own else "",
+        model=_utf8_text(f"{user_model.name}, {user_model.facts.get('size', '?')}")
+        if user_model else "",
         results=tuple(evidence.judged_results),
         environment={key: _utf8_text(value) for key, value in evidence.environment.items()},
     )
 
 
 def contract_digest(contract: Contract) -> str:
-    """Return the digest of what a contract says, however its file is laid out."""
+    """Return the digest of a contract's content, which ignores its file's layout."""
     return hashlib.sha256(contract.model_dump_json().encode()).hexdigest()
 
 
 def _utf8_text(words: str) -> str:
-    """Return words that any file can hold: bytes of a name that are not UTF-8 are spelt out."""
+    """Return a text with bytes that are not UTF-8 escaped."""
     return words.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def load_run(folder: Path) -> SavedRun:
-    """Read a report's folder; raise `SuiteError` in one sentence when it is none, or not whole."""
+    """Read a report's folder; raise `SuiteError` if it is no report or incomplete."""
     run = _parse_json(RunRecord, folder / "run.json", _read_file(folder / "run.json"))
     matrix = _parse_json(KillMatrix, folder / "mutants.json", _read_file(folder / "mutants.json"))
     path = folder / "verdicts.jsonl"
@@ -103,7 +104,7 @@ def load_run(folder: Path) -> SavedRun:
     for number, line in enumerate(lines, 1):
         verdict = _parse_json(Verdict, f"{path}:{number}", line)
         if verdict.case in verdicts:
-            raise SuiteError(f"{path}:{number}: {verdict.case} stands twice")
+            raise SuiteError(f"{path}:{number}: {verdict.case} is repeated")
         verdicts[verdict.case] = verdict
     _check_counts(folder, run.results, verdicts)
     return SavedRun(str(folder), run, verdicts, matrix)
@@ -112,8 +113,8 @@ def load_run(folder: Path) -> SavedRun:
 def _read_file(path: Path) -> bytes:
     try:
         if not path.is_file():
-            raise SuiteError(f"{path.parent}: is no report, since it has no {path.name}: make one "
-                             f"with rowtwin report --out {path.parent}")
+            raise SuiteError(f"{path.parent}: is no report, since it has no {path.name}: run "
+                             f"rowtwin report --out {path.parent}")
         return read_bytes(path, MAX_BYTES)
     except UnreadableError as error:
         raise SuiteError(str(error)) from None
@@ -134,14 +135,14 @@ def _parse_json(kind: type[Parsed], where: Path | str, data: bytes) -> Parsed:
 def _check_counts(
     folder: Path, results: Sequence[PhaseResult], verdicts: Mapping[str, Verdict]
 ) -> None:
-    """Refuse words that are not about these verdicts."""
+    """Refuse results that contradict the verdicts."""
     counts: dict[str, Counter[str]] = {result.phase: Counter() for result in results}
     for verdict in verdicts.values():
         counts.setdefault(verdict.phase, Counter())[verdict.outcome] += 1
-    told = {result.phase: result for result in results}
+    by_phase = {result.phase: result for result in results}
     for phase, found in counts.items():
-        result = told.get(phase)
+        result = by_phase.get(phase)
         if result is None or any(getattr(result, word) != found[word] for word in (
                 "passed", "failed", "error", "declined", "unmeasurable")):
-            raise SuiteError(f"{folder}: run.json and verdicts.jsonl do not say the same of "
+            raise SuiteError(f"{folder}: run.json and verdicts.jsonl contradict each other on "
                              f"{phase}, so they are not of one run")

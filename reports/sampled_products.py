@@ -1,4 +1,4 @@
-"""Sampled matrices of a model file against the dull integers, a few rows of each."""
+"""Compares products of sampled matrices with integer arithmetic, a few rows of each."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from falsifiers.judging.batch_driver import make_prompt
 from falsifiers.judging.judge import Judge
 
 INPUT_SCALES = (1.0, 1 / 64, 16.0)
-"""The sizes of the input rows."""
+"""The scales of the input rows."""
 
 
 class ProductSampler:
-    """Chooses one matrix of each role and type, and holds rows of its product to integers."""
+    """Chooses one matrix of each role and type, and compares rows of its product."""
 
     rows = 3
-    """Rows of W that are worked again by hand, for every input row."""
+    """Rows of W that the scalar reference computes, for every input row."""
 
     def __init__(self, matrices: Sequence[Any],
                  project: Callable[[Any, Tensor, Tensor], None]) -> None:
@@ -31,13 +31,13 @@ class ProductSampler:
         for weight in matrices:
             role = weight.name.removesuffix(".weight").rsplit(".", 1)[-1]
             groups.setdefault((role, weight.kind), []).append(weight)
-        # the smallest first, so that as many types as possible fit a short time
+        # small matrices first, so that a short time covers many types
         self.selection = sorted((group[len(group) // 2] for group in groups.values()),
                              key=lambda weight: weight.n * weight.k)
 
     @property
     def estimated_seconds(self) -> float:
-        """About how long the rows worked by hand take, from one of them measured now."""
+        """The estimated seconds of the scalar reference, from one measured row."""
         if not self.selection:
             return 0.0
         weight: Any = self.selection[0]
@@ -47,7 +47,7 @@ class ProductSampler:
         return float(rate * self.rows * len(INPUT_SCALES) * sum(int(w.k) for w in self.selection))
 
     def check_product(self, weight: Any, judge: Judge) -> None:
-        """Hold sampled rows of W[N, K] to integer arithmetic, and an input row to itself alone."""
+        """Compare rows of the product with the scalar reference, and x[1] with itself at m = 1."""
         x = _input_rows(weight.k)
         together, single = torch.empty(len(x), weight.n), torch.empty(1, weight.n)
         self.project(weight, x, together)
@@ -74,10 +74,7 @@ def _input_rows(k: int) -> Tensor:
 
 
 def _reference_value(weight: Any, row: int, x: np.ndarray) -> float:
-    work = (
-        scalar_reference.ordered_row
-        if weight.arithmetic == "ordered"
-        else scalar_reference.exact_row
-    )
-    value: np.float32 = work(weight.kind, bytes(weight.raw[row]), x)
+    row_product = (scalar_reference.ordered_row if weight.arithmetic == "ordered"
+                   else scalar_reference.exact_row)
+    value: np.float32 = row_product(weight.kind, bytes(weight.raw[row]), x)
     return float(value)

@@ -1,4 +1,4 @@
-"""The published schemas of a report's files; `python -m reports.schemas` writes them anew."""
+"""The published schemas of a report's files; `python -m reports.schemas` writes them again."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ EXTRA_RULES: tuple[dict[str, Any], ...] = (
      "then": {"properties": {"compared": {"minimum": 1}}}},
     {"if": {"properties": {"outcome": {"enum": ["declined", "unmeasurable", "error"]}}},
      "then": {"properties": {"reason": {"type": "string", "minLength": 1}}}})
-"""What a verdict cannot say of itself, as the record's own check has it."""
+"""Rules for a verdict that its record checks in Python."""
 
 
 def schema_of(name: str) -> dict[str, Any]:
     """Return the JSON schema of a report's file."""
     record = SCHEMA_MODELS[name]
-    made = {"$schema": DRAFT, **record.model_json_schema(mode="serialization")}
-    return {**made, "allOf": list(EXTRA_RULES)} if record is Verdict else made
+    schema = {"$schema": DRAFT, **record.model_json_schema(mode="serialization")}
+    return {**schema, "allOf": list(EXTRA_RULES)} if record is Verdict else schema
 
 
 def schema_text(name: str) -> str:
-    """Return a schema as its file holds it."""
+    """Return a schema as the text of its file."""
     return json.dumps(schema_of(name), indent=2) + "\n"
 
 

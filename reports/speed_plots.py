@@ -1,4 +1,4 @@
-"""Pictures of times kept beside the receipts: steps and products against m, with their floors."""
+"""Plots of stored times: steps and products against m, with their floors."""
 
 from __future__ import annotations
 
@@ -26,15 +26,14 @@ OP_FAMILIES: dict[str, Callable[[str], bool]] = {
     "attention": lambda op: op == "attend" or op.startswith("rotate"),
     "norms": lambda op: "norm" in op, "SiLU": lambda op: op == "silu_mul",
     "others": lambda op: True}
-"""Families of ops as they are told apart in a picture; the first that fits takes an op."""
+"""Families of ops in a plot; an op belongs to the first that fits."""
 MARKERS, BASELINE_COLOUR = "os^Dv", 6
 
 
 def step_time_plot(steps: StepTimes) -> Plot:
-    """Return the time of a step against m, by path and context, over its floor."""
-    figure, axes = _make_log_axes(
-        f"Time of a decode step, {escape_label(steps.device)}", "rows in the step, m", "time (ms)"
-    )
+    """Plot the time of a step against m, by path and context, with its floor."""
+    figure, axes = _make_log_axes(f"Time of a decode step, {escape_label(steps.device)}",
+                                  "rows in the step, m", "time (ms)")
     groups = _group_steps(steps.figures)
     _set_width_ticks(axes, {f.m for f in steps.figures})
     for number, ((path, context), mine) in enumerate(groups.items()):
@@ -46,42 +45,28 @@ def step_time_plot(steps: StepTimes) -> Plot:
                     linewidth=1)
         axes.plot(ms, [f.floor for f in mine], "--", color=colour, linewidth=1.2,
                   label=f"floor, context {context:,}")
+    crosses = ""
     if llama_cpp_baseline.is_comparable(steps):
-        axes.plot(
-            list(llama_cpp_baseline.MILLISECONDS),
-            list(llama_cpp_baseline.MILLISECONDS.values()),
-            "x-",
-            color=KIND_COLOURS[BASELINE_COLOUR],
-            linewidth=1.3,
-            markersize=6,
-            label=llama_cpp_baseline.LABEL,
-        )
+        crosses = f" The crosses are {llama_cpp_baseline.CONDITIONS}."
+        axes.plot(*zip(*llama_cpp_baseline.MILLISECONDS.items(), strict=True), "x-",
+                  color=KIND_COLOURS[BASELINE_COLOUR], linewidth=1.3, markersize=6,
+                  label=llama_cpp_baseline.LABEL)
     _add_legend(axes)
     best = min(steps.figures, key=lambda f: f.milliseconds / f.floor)
-    return render_plot(
-        figure,
-        "step-times",
-        f"{steps.model}. Medians, with the least and the most; "
-        f"the floor is every weight and cached value once and the recurrent state "
-        f"twice at {steps.bandwidth_tb_s:.2f} TB/s. Nearest to it is {best.path} at "
-        f"m = {best.m}, context {best.context:,}: {best.milliseconds:.2f} ms over "
-        f"{best.floor:.2f} ms."
-        + (
-            f" The crosses are {llama_cpp_baseline.CONDITIONS}."
-            if llama_cpp_baseline.is_comparable(steps)
-            else ""
-        ),
-    )
+    return render_plot(figure, "step-times", (
+        f"{steps.model}. Medians, with the fastest and the slowest; the floor is every weight and "
+        f"cached value once and the recurrent state twice at {steps.bandwidth_tb_s:.2f} TB/s. "
+        f"Nearest to it is {best.path} at m = {best.m}, context {best.context:,}: "
+        f"{best.milliseconds:.2f} ms over {best.floor:.2f} ms.{crosses}"))
 
 
 def step_split_plot(steps: StepTimes) -> Plot | None:
-    """Return where a step's time goes, by width and context, or None when it was not split."""
+    """Plot a step's time by op, width and context; return None if it was not split."""
     figures = [f for f in steps.figures if f.split]
     if not figures:
         return None
-    figure, axes = make_axes(
-        len(figures) + 2, f"Where a step's time goes, {escape_label(steps.device)}"
-    )
+    figure, axes = make_axes(len(figures) + 2,
+                             f"Where a step's time goes, {escape_label(steps.device)}")
     shares = [time_by_family(f) for f in figures]
     left = [0.0] * len(figures)
     for number, name in enumerate(OP_FAMILIES):
@@ -94,27 +79,23 @@ def step_split_plot(steps: StepTimes) -> Plot | None:
     _add_legend(axes, columns=4)
     last = shares[-1]
     top = max(last, key=lambda name: last[name])
-    return render_plot(
-        figure,
-        "step-split",
-        f"Kernels' own time, without the gaps between them; one "
-        f"that starts early counts its waiting too, so a bar may be longer than its "
-        f"step. At m = {figures[-1].m}, context {figures[-1].context:,}, the largest "
-        f"share of {sum(last.values()):.2f} ms is {top}: "
-        f"{last[top] / sum(last.values()):.0%}.",
-    )
+    return render_plot(figure, "step-split", (
+        f"Kernels' own time, without the gaps between them. A kernel that starts early includes "
+        f"its waiting, so a bar may be longer than its step. At m = {figures[-1].m}, context "
+        f"{figures[-1].context:,}, the largest share of {sum(last.values()):.2f} ms is {top}: "
+        f"{last[top] / sum(last.values()):.0%}."))
 
 
 def time_by_family(step: StepTime) -> dict[str, float]:
     """Return a step's split by family of ops."""
-    told = dict.fromkeys(OP_FAMILIES, 0.0)
+    totals = dict.fromkeys(OP_FAMILIES, 0.0)
     for op, ms in step.split.items():
-        told[next(name for name, fits in OP_FAMILIES.items() if fits(op))] += ms
-    return told
+        totals[next(name for name, fits in OP_FAMILIES.items() if fits(op))] += ms
+    return totals
 
 
 def product_time_plot(products: ProductTimes) -> Plot:
-    """Return the time of each matrix's product against m, a panel a matrix, over its floor."""
+    """Plot the time of each matrix's product against m, with its floor, one panel each."""
     from matplotlib.figure import Figure
     groups: dict[str, list[ProductTime]] = {}
     for f in products.figures:
@@ -171,7 +152,7 @@ def _group_steps(figures: Sequence[StepTime]) -> dict[tuple[str, int], list[Step
 
 
 def _add_legend(axes: Any, columns: int = 3) -> None:
-    """Put the legend under the title; it takes the page's ink."""
+    """Put the legend under the title, in the text colour."""
     legend = axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False,
                          fontsize=8, handlelength=1.8, columnspacing=1.2, borderaxespad=0.2)
     for text in legend.get_texts():

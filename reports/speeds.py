@@ -1,4 +1,4 @@
-"""Times kept beside the receipts, as the page shows them; none on a red gate."""
+"""Times stored with the receipts, as the page shows them; a red report shows none."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ HEADER = ("path", "context", "m", "ms", "least", "most", "floor, ms", "times flo
 
 @dataclass(frozen=True)
 class SpeedView:
-    """One measurement on one device."""
+    """One benchmark on one device."""
 
     title: str
     conditions: str
     notes: tuple[str, ...]
-    """What the figures say, and what was left out."""
+    """Verdicts on the times, and what was left out."""
     plots: tuple[Plot, ...]
     rows: tuple[tuple[str, ...], ...] = ()
-    """The figures as a table, with `HEAD` above."""
+    """The times as a table with the columns `HEADER`."""
 
 
 def load_benchmarks(root: Path, contracts: Mapping[str, Contract]) -> list[StoredBenchmark]:
-    """Read what is kept of the tree's own kernels, and whether it is about this checkout."""
+    """Read the stored times, and whether they are of this checkout's kernels."""
     now: dict[str, str] = {}
 
     def fresh(digest: str, phase: str) -> bool:
@@ -46,11 +46,11 @@ def load_benchmarks(root: Path, contracts: Mapping[str, Contract]) -> list[Store
 
 
 def speed_views(evidence: Evidence) -> list[SpeedView]:
-    """Return every measurement to show; none when anything is red, whatever was kept before."""
+    """Return every benchmark to show; none if anything is red."""
     if evidence.exit_code == 1 or evidence.kills.matrix.survivors:
         return []
-    return [_step_view(one.figures, one.fresh) if isinstance(one.figures, StepTimes)
-            else _product_view(one.figures, one.fresh) for one in evidence.speeds]
+    return [_step_view(stored.figures, stored.fresh) if isinstance(stored.figures, StepTimes)
+            else _product_view(stored.figures, stored.fresh) for stored in evidence.speeds]
 
 
 def _format_conditions(figures: StepTimes | ProductTimes, fresh: bool) -> str:
@@ -71,18 +71,13 @@ def _step_view(steps: StepTimes, fresh: bool) -> SpeedView:
     split = speed_plots.step_split_plot(steps)
     plots = (speed_plots.step_time_plot(steps), *([split] if split else []))
     return SpeedView(
-        "Whole decode steps",
-        f"{_format_conditions(steps, fresh)} {steps.model}. Before it "
-        f"was timed, each step equalled the looped path's bit for bit in logits and "
-        f"state.",
-        (*steps.verdicts(), *prompts, *(f"left out: {why}" for why in steps.left_out)),
-        plots,
-        rows,
-    )
+        "Whole decode steps", f"{_format_conditions(steps, fresh)} {steps.model}. Before a step is "
+        f"timed, its logits and state are compared with the looped path bit for bit.",
+        (*steps.verdicts(), *prompts, *(f"left out: {why}" for why in steps.left_out)), plots, rows)
 
 
 def _product_view(products: ProductTimes, fresh: bool) -> SpeedView:
     return SpeedView("Single products", _format_conditions(products, fresh), (
         f"Quantising eight rows takes {products.quantize_m8_us:.1f} us, shared by products that "
-        f"read the same ones, and is not in these times.",),
+        f"read the same activations, and is not in these times.",),
         (speed_plots.product_time_plot(products),))

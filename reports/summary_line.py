@@ -1,4 +1,4 @@
-"""The answer in one line, and what stands beside it."""
+"""The answer in one line, and a few numbers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ EXIT_VERDICTS = {0: "PASS", 1: "FAIL", 2: "UNMEASURABLE"}
 
 
 def verdict_word(evidence: Evidence) -> str:
-    """Return the whole run's verdict."""
+    """Return the verdict of the run."""
     return EXIT_VERDICTS[evidence.exit_code]
 
 
 def verdict_mark(evidence: Evidence) -> str:
-    """Return the symbol that goes with the word."""
+    """Return the symbol of the verdict."""
     return MARKS[verdict_word(evidence)]
 
 
@@ -22,25 +22,23 @@ def answer(evidence: Evidence) -> str:
     """Answer the suite's question in one sentence."""
     red = [r for r in evidence.judged_results if r.verdict == "FAIL"]
     if red:
-        told = ", ".join(
-            f"{phase_label(r.phase)} fails in {r.failed} of {r.cases} cases" for r in red
-        )
-        return f"No: {told}."
+        failures = ", ".join(f"{phase_label(r.phase)} fails in {r.failed} of {r.cases} cases"
+                             for r in red)
+        return f"No: {failures}."
     if evidence.exit_code:
         unsure = [phase_label(r.phase) for r in evidence.judged_results if r.verdict != "PASS"]
         if not unsure:
             return "Cannot tell: nothing is proven, since nothing was judged."
-        return (
-            f"Cannot tell: {join_names(unsure)} {'is' if len(unsure) == 1 else 'are'} not proven."
-        )
-    told = "in what was asked for" if NOT_REQUESTED in evidence.not_judged.values() else \
-        "where the candidate has a part" if evidence.not_judged else "as far as it is built"
+        verb = "is" if len(unsure) == 1 else "are"
+        return f"Cannot tell: {join_names(unsure)} {verb} not proven."
+    scope = "in the requested phases" if NOT_REQUESTED in evidence.not_judged.values() else \
+        "in the candidate's phases" if evidence.not_judged else "as far as it is built"
     green = [phase_label(r.phase) for r in evidence.judged_results]
-    return f"Yes, {told}: {join_names(green)} {'passes' if len(green) == 1 else 'pass'}."
+    return f"Yes, {scope}: {join_names(green)} {'passes' if len(green) == 1 else 'pass'}."
 
 
 def facts(evidence: Evidence) -> dict[str, str]:
-    """Return the few numbers that stand under the answer."""
+    """Return the few numbers that are printed under the answer."""
     kills, verdicts = evidence.kills, evidence.every_verdict
     matrix = kills.matrix
     tried = len(matrix.mutants) - len(matrix.not_run)
@@ -56,11 +54,11 @@ def facts(evidence: Evidence) -> dict[str, str]:
 
 
 def phase_label(phase: str) -> str:
-    """Return how a phase is written in a sentence."""
+    """Return a phase's name in a sentence."""
     return {"engine": "the engine", "model": "your model file"}.get(phase, phase.upper())
 
 
 def join_names(names: list[str]) -> str:
-    """Join names as a sentence does."""
+    """Join names with commas and `and`."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" \
         if names else ""

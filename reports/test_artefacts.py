@@ -1,4 +1,4 @@
-"""The files beside the page: they hold the same verdicts, and no word breaks their format."""
+"""The files of a report have the same verdicts, and no text breaks their format."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_file_is_written_and_reads_back(evidence: Evidence, tmp_path: Path
 
 def test_older_report_does_not_outlive_a_run_that_dies(tmp_path: Path) -> None:
     artefacts.write_report(tmp_path, PAGES["green"])
-    (tmp_path / "mine.txt").write_text("kept")
+    (tmp_path / "mine.txt").write_text("x")
     artefacts.prepare_folder(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
@@ -51,7 +51,7 @@ def test_folder_that_cannot_be_written_is_refused_in_one_sentence(tmp_path: Path
         artefacts.prepare_folder(tmp_path / "file")
 
 
-def test_name_that_is_no_unicode_is_written_all_the_same(tmp_path: Path) -> None:
+def test_name_that_is_no_unicode_is_written_escaped(tmp_path: Path) -> None:
     artefacts.write_report(tmp_path, fake_evidence.evidence(verdicts=[], command="rowtwin \udcff"))
     assert "rowtwin \\udcff" in (tmp_path / "index.html").read_text(encoding="utf-8")
 
@@ -68,14 +68,14 @@ def test_junit_counts_agree_with_the_verdicts(evidence: Evidence) -> None:
         assert sum(int(suite.attrib[attribute]) for suite in root) == count
 
 
-def test_junit_failure_tells_how_to_run_it_alone() -> None:
+def test_junit_failure_has_the_command_for_its_case() -> None:
     found = ElementTree.fromstring(junit_xml(PAGES["red"])).find("testsuite/testcase/failure")
     assert found is not None
     assert found.text is not None
-    assert "run it alone: pytest 'p1/rows_hold[cpu-nano-m1]'" in found.text
+    assert "run it: pytest 'p1/rows_hold[cpu-nano-m1]'" in found.text
 
 
-def test_brief_stays_under_sixty_lines_and_tells_the_verdict(evidence: Evidence) -> None:
+def test_brief_has_under_sixty_lines_and_the_verdict(evidence: Evidence) -> None:
     lines = format_brief(evidence).splitlines()
     assert len(lines) < 60
     assert lines[0].split()[2].rstrip(":") in ("PASS", "FAIL", "UNMEASURABLE")
@@ -98,21 +98,21 @@ def test_brief_lets_no_word_act_as_markup() -> None:
         assert not any("<script" in part or "](b)" in part for part in outside)
 
 
-@pytest.mark.parametrize(("given", "told"), [
+@pytest.mark.parametrize(("text", "expected"), [
     ("a_b", "a_b"), ("_a_", "&#95;a&#95;"), ("<b>", "&#60;b&#62;"), ("a\nb", "a b"),
     ("[a](b)", "[a]&#40;b)"), ("a|b", "a&#124;b"), ("@all #1", "&#64;all &#35;1")])
-def test_plain_text_is_shown_as_it_is(given: str, told: str) -> None:
-    assert escape_text(given) == told
+def test_plain_text_is_shown_as_it_is(text: str, expected: str) -> None:
+    assert escape_text(text) == expected
 
 
-@pytest.mark.parametrize(("given", "told"), [
+@pytest.mark.parametrize(("text", "expected"), [
     ("a", "`a`"), ("a`b", "`` a`b ``"), ("``", "``` `` ```"), ("a\nb", "`a b`")])
-def test_code_span_holds_backticks(given: str, told: str) -> None:
-    assert code_span(given) == told
+def test_code_span_holds_backticks(text: str, expected: str) -> None:
+    assert code_span(text) == expected
 
 
 def test_terminal_gets_verdicts_the_first_failures_and_the_place(tmp_path: Path) -> None:
     text = "\n".join(artefacts.summary_lines(tmp_path, PAGES["red"]))
     assert "p1     FAIL" in text
-    assert "run it alone: pytest 'p1/rows_hold[cpu-nano-m1]'" in text
+    assert "run it: pytest 'p1/rows_hold[cpu-nano-m1]'" in text
     assert text.endswith(f"{tmp_path}/index.html")

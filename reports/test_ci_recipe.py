@@ -1,6 +1,6 @@
 """The recipe for another repository's pull requests: pasted, and run on a good and a bad kernel.
 
-The steps themselves are run by `--thorough` alone; they take minutes.
+Only `--thorough` runs the steps; they take minutes.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ RECIPE, TUTORIAL = ROOT / "docs" / "ci.md", ROOT / "docs" / "tutorial.md"
 
 NOT_CLONED = shutil.ignore_patterns(".git", ".venv", ".cache", ".*_cache", "__pycache__", "out",
                               "*.egg-info", ".hypothesis", ".benchmarks")
-"""What a clone would not hold."""
+"""Files that a clone lacks."""
 
 
 def recipe() -> dict[str, str]:
     """Return what is pasted and the workflow, by the names that the text gives them."""
-    return {block.said: block.text for block in parse_blocks(RECIPE)}
+    return {block.value: block.text for block in parse_blocks(RECIPE)}
 
 
 def workflow() -> dict[Any, Any]:
-    told: dict[Any, Any] = yaml.safe_load(recipe()["row-parity.yml"])
-    return told
+    parsed: dict[Any, Any] = yaml.safe_load(recipe()["row-parity.yml"])
+    return parsed
 
 
-def command_steps(told: dict[Any, Any]) -> dict[str, dict[str, Any]]:
+def command_steps(parsed: dict[Any, Any]) -> dict[str, dict[str, Any]]:
     """Return a workflow's steps that run commands, by name."""
-    return {step["name"]: step for step in told["jobs"]["parity"]["steps"] if "run" in step}
+    return {step["name"]: step for step in parsed["jobs"]["parity"]["steps"] if "run" in step}
 
 
 def tutorial_kernel(mended: bool) -> str:
@@ -49,11 +49,11 @@ def tutorial_kernel(mended: bool) -> str:
 
 
 def test_recipe_cannot_write_and_judges_from_a_pin() -> None:
-    told = workflow()
-    assert told["permissions"] == {"contents": "read"}
-    assert told[True] == "pull_request"  # YAML 1.1 reads the key `on` so
-    assert re.fullmatch("[0-9a-f]{40}", told["env"]["PIN"])
-    assert [step["uses"] for step in told["jobs"]["parity"]["steps"]
+    parsed = workflow()
+    assert parsed["permissions"] == {"contents": "read"}
+    assert parsed[True] == "pull_request"  # YAML 1.1 reads the key `on` so
+    assert re.fullmatch("[0-9a-f]{40}", parsed["env"]["PIN"])
+    assert [step["uses"] for step in parsed["jobs"]["parity"]["steps"]
             if "uses" in step and "repository" in step.get("with", {})] == []
 
 

@@ -1,4 +1,4 @@
-"""Claims against tests: nothing is said to be shown that was not, on this very code."""
+"""Claims: only what passed on this code counts as shown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_claim(outcomes: dict[int, tuple[str, bool]]) -> Claim:
     return line.claims["cpu"]
 
 
-@pytest.mark.parametrize(("outcomes", "told"), [
+@pytest.mark.parametrize(("outcomes", "summary"), [
     ({}, "not shown, 0 of 3, m 1-3"),
     ({0: ("passed", True), 1: ("passed", True), 2: ("passed", True)}, "shown, 3 of 3, m 1-3"),
     ({0: ("passed", True)}, "in part, 1 of 3, m 1; not m 2, 3"),
@@ -39,11 +39,11 @@ def make_claim(outcomes: dict[int, tuple[str, bool]]) -> Claim:
      "broken, 2 of 3, m 1; not m 2, 3"),
     ({0: ("declined", True), 1: ("unmeasurable", True)}, "not shown, 0 of 3, m 1-3"),
     (dict.fromkeys(range(3), ("declined", True)), "declined, 3 of 3, m 1-3")])
-def test_claim_is_told_by_what_was_shown(outcomes: dict[int, tuple[str, bool]], told: str) -> None:
-    assert make_claim(outcomes).summary == told
+def test_claim_is_summarised(outcomes: dict[int, tuple[str, bool]], summary: str) -> None:
+    assert make_claim(outcomes).summary == summary
 
 
-def test_older_code_is_named_beside_what_it_showed() -> None:
+def test_result_of_older_code_names_it() -> None:
     assert make_claim({0: ("passed", False)}).by == ("a run, of older code",)
 
 
@@ -55,23 +55,23 @@ def write_receipt(tmp_path: Path, outcome: str, digest: str) -> None:
         verdicts=(fake_evidence.verdict(CASES[0], outcome),)).model_dump_json())
 
 
-@pytest.mark.parametrize(("here", "kept", "digest", "told"), [
+@pytest.mark.parametrize(("here", "stored", "digest", "expected"), [
     ("passed", "failed", "now", ("failed", True)), ("failed", "passed", "now", ("failed", True)),
     ("passed", "failed", "old", ("passed", True)), ("failed", "passed", "old", ("failed", True)),
     ("declined", "passed", "now", ("passed", True)),
     ("unmeasurable", "passed", "old", ("passed", False))])
-def test_red_on_this_code_outweighs_every_pass_and_every_older_word(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, kept: str, digest: str,
-        told: tuple[str, bool]) -> None:
+def test_failure_on_this_code_outweighs_every_other_result(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: str, stored: str, digest: str,
+        expected: tuple[str, bool]) -> None:
     monkeypatch.setattr(receipts, "phase_digest", lambda contract, root: "now")
-    write_receipt(tmp_path, kept, digest)
+    write_receipt(tmp_path, stored, digest)
     proof = claims.collect_proofs(CONTRACTS, [fake_evidence.verdict(CASES[0], here)], tmp_path)[
         CASES[0].id
     ]
-    assert (proof.outcome, proof.fresh) == told
+    assert (proof.outcome, proof.fresh) == expected
 
 
-def test_candidate_borrows_no_receipt(tmp_path: Path) -> None:
+def test_receipts_prove_nothing_of_a_candidate(tmp_path: Path) -> None:
     write_receipt(tmp_path, "passed", "now")
     assert claims.collect_proofs(CONTRACTS, [], tmp_path, tree=False) == {}
 
@@ -89,10 +89,10 @@ def test_case_says_what_it_claims(given: dict[str, Any], widths: list[int], kind
         widths, kind, mode)
 
 
-@pytest.mark.parametrize(("numbers", "told"), [
+@pytest.mark.parametrize(("numbers", "text"), [
     ([], ""), ([3], "3"), ([2, 1], "1, 2"), ([1, 2, 3, 5, 5, 8, 9], "1-3, 5, 8, 9")])
-def test_runs_are_drawn_together(numbers: list[int], told: str) -> None:
-    assert claims.format_ranges(numbers) == told
+def test_numbers_are_printed_as_ranges(numbers: list[int], text: str) -> None:
+    assert claims.format_ranges(numbers) == text
 
 
 def test_digest_of_the_code_sees_a_source_and_no_receipt(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_digest_of_the_code_sees_a_source_and_no_receipt(tmp_path: Path) -> None
     assert claims.code_digest(tmp_path) != before
 
 
-def test_page_tells_every_claim() -> None:
+def test_page_shows_every_claim() -> None:
     lines = claims.group_claims(CONTRACTS, {CASES[0].id: Proof("passed", True, "this run")})
     text = page(fake_evidence.evidence(claims=lines))
     assert "<b>cpu</b> 1 of 7 shown." in " ".join(text.split())
@@ -114,7 +114,7 @@ def test_page_tells_every_claim() -> None:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+def run_claims(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     monkeypatch.setattr(runner, "contracts_by_phase", lambda: CONTRACTS)
     monkeypatch.setattr(claims, "code_digest", lambda root: "code")
     monkeypatch.setattr(artefacts, "page", lambda evidence: "")
@@ -135,23 +135,23 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     ],
 )
 def test_command_takes_a_report_at_its_word_about_its_own_code(
-    told: Main, tmp_path: Path, evidence: Any, code: int, words: str
+    run_claims: Main, tmp_path: Path, evidence: Any, code: int, words: str
 ) -> None:
     artefacts.write_report(tmp_path, evidence)
-    got, out, _ = told("--report", str(tmp_path))
+    got, out, _ = run_claims("--report", str(tmp_path))
     assert got == code
     assert words in out
 
 
-def test_command_says_how_to_show_more(told: Main) -> None:
-    code, out, _ = told()
+def test_command_says_how_to_show_more(run_claims: Main) -> None:
+    code, out, _ = run_claims()
     assert (code, "cpu: 0 of 7 cases are shown" in out) == (2, True)
     assert "rowtwin report --thorough" in out
-    assert len(json.loads(told("--json", "--open")[1])) == 3
+    assert len(json.loads(run_claims("--json", "--open")[1])) == 3
 
 
-def test_report_of_a_candidate_is_refused(told: Main, tmp_path: Path) -> None:
+def test_report_of_a_candidate_is_refused(run_claims: Main, tmp_path: Path) -> None:
     artefacts.write_report(tmp_path, fake_evidence.evidence(subject="file:mine.py"))
-    code, out, err = told("--report", str(tmp_path))
+    code, out, err = run_claims("--report", str(tmp_path))
     assert (code, out) == (2, "")
-    assert err.startswith(f"rowtwin: {tmp_path}: is about file:mine.py, which is not")
+    assert err.startswith(f"rowtwin: {tmp_path}: judged file:mine.py; pass a report of this tree")

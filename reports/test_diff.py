@@ -72,7 +72,7 @@ def test_same_run_twice_changes_nothing(tmp_path: Path) -> None:
     ("declined", "failed", "broken", 1), ("failed", "passed", "proven", 0),
     ("unmeasurable", "passed", "proven", 0), ("passed", "declined", "unproven", 2),
     ("passed", "unmeasurable", "unproven", 2), ("failed", "error", "still_broken", 0)])
-def test_case_is_counted_by_what_became_of_it(tmp_path: Path, before: str, after: str, count: str,
+def test_case_is_counted_by_its_change(tmp_path: Path, before: str, after: str, count: str,
                                               code: int) -> None:
     found = make_diff(tmp_path, fakes.evidence((before, *ALL_PASSED[1:])),
                  fakes.evidence((after, *ALL_PASSED[1:])))
@@ -83,28 +83,28 @@ def test_case_is_counted_by_what_became_of_it(tmp_path: Path, before: str, after
 
 
 def test_case_without_a_verdict_is_gone_and_a_new_one_is_proven(tmp_path: Path) -> None:
-    whole = fakes.evidence()
-    part = fakes.evidence(**without_last_cases(whole, 2))
-    found = make_diff(tmp_path, whole, part)
+    full = fakes.evidence()
+    shorter = fakes.evidence(**without_last_cases(full, 2))
+    found = make_diff(tmp_path, full, shorter)
     assert found.no_longer_run == ["p1/rows_hold[cpu-tiny-m3]", "p1/slots_hold[cpu-all]"]
     assert found.exit_code == 2
     back = compare_runs(found.now, found.base)
     assert ([v.case for v in back.proven], back.exit_code) == (list(found.no_longer_run), 0)
 
 
-def test_new_survivor_is_told_and_is_red(tmp_path: Path) -> None:
+def test_new_survivor_is_listed_and_red(tmp_path: Path) -> None:
     found = make_diff(tmp_path, fakes.evidence(), fakes.evidence(
         kills=fakes.kills(survivors=("p1/copied",))))
     assert (found.survivors, found.exit_code) == (["p1/copied"], 1)
     assert "Mutants that survive now and did not, 1: `p1/copied`" in format_diff(found, {})
 
 
-def test_comment_tells_cause_diagnosis_and_command(tmp_path: Path) -> None:
+def test_comment_has_cause_diagnosis_and_command(tmp_path: Path) -> None:
     now = fakes.evidence(("failed", *ALL_PASSED[1:]))
     text = format_diff(make_diff(tmp_path, fakes.evidence(), now), now.contracts)
     assert text.startswith("## ✗ Row parity since the base: 1 newly broken\n")
     for words in ("**Newly broken: p1 rows_hold**, 1 case: `p1/rows_hold[cpu-nano-m1]: a plain",
-                  "Likely: a plain word: look here ...", "Run it alone: `pytest 'p1/rows_hold",
+                  "Likely: a plain word: look here ...", "Run it: `pytest 'p1/rows_hold",
                   "| p1 | ✓ PASS, 7 of 7 passed, device proof none | ✗ FAIL, 6 of 7 passed"):
         assert words in text
 
@@ -133,12 +133,13 @@ def large_evidence(outcome: str, text: str) -> Evidence:
         matrix.MutantResult(name=f"{n}{text}", phase="p1", fault=text, device="cpu", expected=())
         for n in range(90)
     ]
-    told = tuple(f"p1/{row.name}" for row in rows) if outcome != "passed" else ()
+    survivors = tuple(f"p1/{row.name}" for row in rows) if outcome != "passed" else ()
     return fakes.evidence(
         verdicts=verdicts,
         results=results,
         kills=MutantResults(
-            matrix.KillMatrix(mutants=tuple(rows), survivors=told, idle_falsifiers=(), not_run=())
+            matrix.KillMatrix(mutants=tuple(rows), survivors=survivors, idle_falsifiers=(),
+                              not_run=())
         ),
         contracts={phase: fakes.contract(phase, text) for phase in phases},
     )
@@ -163,7 +164,7 @@ def test_comment_lets_no_word_act_as_markup(tmp_path: Path) -> None:
     )
     for line in text.splitlines():
         outside = line.split("`" * 2)[::2]  # the hostile word holds a backtick, so fences are two
-        assert not any("<script" in part or "](b)" in part for part in outside)
+        assert not any("<script" in shorter or "](b)" in shorter for shorter in outside)
 
 
 @pytest.fixture
@@ -189,7 +190,7 @@ def test_report_behind_a_link_is_not_followed(tmp_path: Path) -> None:
         run_metadata.load_run(tmp_path)
 
 
-def test_other_contracts_and_devices_are_refused_unless_told(
+def test_other_contracts_and_devices_are_refused_unless_allowed(
     apart: tuple[SavedRun, SavedRun],
 ) -> None:
     with pytest.raises(SuiteError, match="judged by different contracts of p1; --across-contracts"):
@@ -203,14 +204,14 @@ def test_other_contracts_and_devices_are_refused_unless_told(
     assert len(found.proven) == 6
 
 
-def test_other_model_file_is_left_out_and_said(tmp_path: Path) -> None:
+def test_cases_of_other_model_files_are_not_compared(tmp_path: Path) -> None:
     found = make_diff(
         tmp_path,
         fakes.evidence(user_model=fakes.user_model_run("passed")),
         fakes.evidence(user_model=fakes.user_model_run("failed", "another file")),
     )
     assert (found.broken, found.no_longer_run) == ([], [])
-    assert "different model files, which are left out" in format_diff(found, {})
+    assert "different model files, whose cases are not compared" in format_diff(found, {})
     same = make_diff(
         tmp_path.joinpath("again"),
         fakes.evidence(user_model=fakes.user_model_run("passed")),
@@ -230,13 +231,14 @@ def edit_file(folder: Path, name: str, edit: Any) -> None:
     ("run.json", lambda text: text.replace('"passed": 7', '"passed": 6').replace(
         '"failed": 0', '"failed": 1').replace('"PASS"', '"FAIL"').replace('"why": []',
                                                                         '"why": ["x"]'),
-     "do not say the same of p1"),
+     "contradict each other on p1"),
     ("verdicts.jsonl", lambda text: text.replace("passed", "fine", 1), "verdicts.jsonl:1: is not"),
     ("verdicts.jsonl", lambda text: text[:-5], "its last line is cut off"),
-    ("verdicts.jsonl", lambda text: text * 2, "verdicts.jsonl:8: p1/rows_hold[cpu-nano-m1] stands"),
-    ("verdicts.jsonl", lambda text: "".join(text.splitlines(True)[1:]), "do not say the same of"),
+    ("verdicts.jsonl", lambda text: text * 2,
+     "verdicts.jsonl:8: p1/rows_hold[cpu-nano-m1] is repeated"),
+    ("verdicts.jsonl", lambda text: "".join(text.splitlines(True)[1:]), "contradict each other on"),
     ("mutants.json", lambda text: "[]", "mutants.json: is not what a report wrote")])
-def test_folder_that_is_not_whole_is_refused_in_one_sentence(tmp_path: Path, name: str, edit: Any,
+def test_incomplete_folder_is_refused_in_one_sentence(tmp_path: Path, name: str, edit: Any,
                                                              sentence: str) -> None:
     save_and_load(tmp_path / "run", fakes.evidence())
     edit_file(tmp_path / "run", name, edit)
@@ -248,7 +250,7 @@ def test_folder_that_is_not_whole_is_refused_in_one_sentence(tmp_path: Path, nam
 
 def test_file_that_is_missing_or_too_large_is_refused(tmp_path: Path,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SuiteError, match=r"none: is no report, since it has no run.json: make one"):
+    with pytest.raises(SuiteError, match="none: is no report, since it has no run"):
         run_metadata.load_run(tmp_path / "none")
     save_and_load(tmp_path / "run", fakes.evidence())
     monkeypatch.setattr(run_metadata, "MAX_BYTES", 10)
@@ -270,5 +272,5 @@ def test_command_prints_the_comment_and_ends_as_it_says(
     assert (done.exit_code, done.stdout.splitlines()[0]) == (
         1, "## ✗ Row parity since the base: 5 newly broken, 2 no longer proven")
     assert run(app, ["report", "diff", str(tmp_path / "now"), str(tmp_path / "now")]).exit_code == 0
-    told = json.loads((tmp_path / "now" / "run.json").read_text())
-    assert told["contracts"] == {"p1": run_metadata.contract_digest(fakes.contract())}
+    survivors = json.loads((tmp_path / "now" / "run.json").read_text())
+    assert survivors["contracts"] == {"p1": run_metadata.contract_digest(fakes.contract())}

@@ -1,4 +1,4 @@
-"""The doctor: says what is here, never more, and what is missing in one sentence each."""
+"""`rowtwin doctor` prints what is here, and one sentence for each missing requirement."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_project(folder: Path, needed: str = "numpy>=1", python: str = ">=3.11"
     return folder
 
 
-def test_package_that_fits_is_not_complained_of(tmp_path: Path) -> None:
+def test_installed_package_is_not_reported_as_missing(tmp_path: Path) -> None:
     lines, broken = doctor.check_packages(write_project(tmp_path))
     assert broken == ()
     assert {line.what: line.there for line in lines} == {
@@ -48,58 +48,49 @@ def test_python_that_is_too_old_is_named(tmp_path: Path) -> None:
     assert broken.endswith("is here, but python >=4 is needed")
 
 
-def provable_checks(
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    gpu: str | None = "no CUDA device was found",
-    which: str | None = None,
-    nvrtc: str | None = None,
-    proof: str = "fresh",
-) -> dict[str, doctor.Check]:
+def provable_checks(monkeypatch: pytest.MonkeyPatch, *, nvrtc: str | None = None,
+                    gpu: str | None = "no CUDA device was found",
+                    proof: str = "fresh") -> dict[str, doctor.Check]:
     monkeypatch.setattr(tiers, "cuda_missing", lambda: gpu)
-    monkeypatch.setattr("shutil.which", lambda name: which)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr(receipts, "device_proof", lambda contract, root: proof)
     found = doctor.examine(ROOT, {"p3": fake_evidence.contract("p3", tier="cuda")}, lambda: nvrtc)
-    return {line.what: line for line in found.provable}
+    return {check.what: check for check in found.provable}
 
 
-def test_without_a_gpu_nothing_about_one_is_said_to_be_provable(
-        monkeypatch: pytest.MonkeyPatch) -> None:
-    told = provable_checks(monkeypatch)
-    away = [line for line in told.values() if line.found == "no CUDA device was found"]
-    assert {line.so for line in away} >= {"rowtwin gate --device cuda", "rowtwin receipt"}
-    assert not any(line.there for line in away)
-    assert told["each row's bits on the CPU"].there
+def test_without_a_gpu_no_proof_on_a_device_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = provable_checks(monkeypatch)
+    missing = [check for check in checks.values() if check.found == "no CUDA device was found"]
+    assert {check.so for check in missing} >= {"rowtwin gate --device cuda", "rowtwin receipt"}
+    assert not any(check.there for check in missing)
+    assert checks["each row's bits on the CPU"].there
 
 
-def test_tool_that_is_missing_takes_its_proof_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = provable_checks(monkeypatch, nvrtc="NVRTC was not found")
-    assert told["that the report shows in a browser"].found.startswith("no chromium or ")
-    assert not told["that kernels compile for sm_90 without contraction or spills"].there
-    there = provable_checks(monkeypatch, which="/bin/tool")
-    assert there["that the report shows in a browser"].there
-    assert there["that kernels compile for sm_90 without contraction or spills"].there
+def test_missing_tool_makes_its_proof_impossible(monkeypatch: pytest.MonkeyPatch) -> None:
+    proof = "that kernels compile for sm_90 without contraction or spills"
+    assert not provable_checks(monkeypatch, nvrtc="NVRTC was not found")[proof].there
+    assert provable_checks(monkeypatch)[proof].there
+    counted = provable_checks(monkeypatch, gpu=None)["how often a device reads weights"]
+    assert (counted.there, counted.found) == (False, "no ncu on the PATH")
 
 
 @pytest.mark.parametrize(("proof", "there"), [("fresh", True), ("stale", False), ("none", False)])
-def test_receipts_are_told_as_they_are(monkeypatch: pytest.MonkeyPatch, proof: str,
-                                       there: bool) -> None:
-    line = provable_checks(monkeypatch, proof=proof)[
-        "that a device has shown this very code to pass"
-    ]
-    assert (line.there, "p3" in line.found) == (there, not there)
+def test_only_a_fresh_receipt_is_a_proof(monkeypatch: pytest.MonkeyPatch, proof: str,
+                                         there: bool) -> None:
+    check = provable_checks(monkeypatch, proof=proof)["that this code passed on a device"]
+    assert (check.there, "p3" in check.found) == (there, not there)
 
 
 def test_torch_that_cannot_be_imported_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_import_error", lambda name: "OSError: no libtorch")
     found = doctor.examine(ROOT, {"p1": fake_evidence.contract()}, lambda: None)
     assert found.broken == ("torch is installed but cannot be used: OSError: no libtorch",)
-    by_torch = [line for line in found.provable if line.found == "OSError: no libtorch"]
-    assert {line.so for line in by_torch} >= {"rowtwin gate --device cpu", "rowtwin mutants"}
+    by_torch = [check for check in found.provable if check.found == "OSError: no libtorch"]
+    assert {check.so for check in by_torch} >= {"rowtwin gate --device cpu", "rowtwin mutants"}
 
 
 def run_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-         *words: str) -> tuple[int, str]:
+               *words: str) -> tuple[int, str]:
     monkeypatch.setattr(runner, "contracts_by_phase", lambda: {"p1": fake_evidence.contract()})
     monkeypatch.setattr(sys, "argv", ["rowtwin", "doctor", *words])
     with pytest.raises(SystemExit) as end:
@@ -126,10 +117,10 @@ def test_command_prints_one_object_for_programs(capsys: pytest.CaptureFixture[st
                                                                 "no device case"]])
 
 
-def test_missing_package_is_told_and_ends_in_exit_code_two(
+def test_missing_package_is_printed_and_exits_with_two(
         capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "check_packages", lambda root: ((), ("torch>=9 is needed",)))
     code, out = run_doctor(capsys, monkeypatch)
     assert code == 2
     assert "torch>=9 is needed\n" in out
-    assert "mend the above first" in out
+    assert "fix the above first" in out

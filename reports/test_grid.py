@@ -1,4 +1,4 @@
-"""Cases as a grid: each stands in one place, and nothing is hidden."""
+"""The grid of cases: each case has one place, and none is hidden."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reports.grid import Cell, Grid, arrange_cases
 
 
 def grid(*given: dict[str, Any], broken: dict[int, dict[str, Any]] | None = None) -> Grid:
-    """Return the grid of made-up cases that passed, but for those `broken` at a place."""
+    """Return the grid of fake cases that passed, but for those `broken` at a place."""
     cases = [Case(phase="p1", falsifier="holds", tier=one.pop("tier", "cpu"), name=f"n{i}",
                   given=one, quick=True, must_claim=True) for i, one in enumerate(given)]
     verdicts = {case.id: verdict(case) for case in cases}
@@ -36,7 +36,7 @@ def test_width_makes_the_columns_in_order_of_size() -> None:
     assert cell_names(found)[0] == ["cpu-n2", "cpu-n1", "cpu-n0"]
 
 
-def test_places_that_no_case_takes_stay_empty() -> None:
+def test_places_without_a_case_stay_empty() -> None:
     found = grid({"k": 1, "n": 1}, {"k": 2, "n": 1}, {"k": 3, "n": 1}, {"k": 1, "n": 2})
     assert cell_names(found) == [["cpu-n0", "cpu-n1", "cpu-n2"], ["cpu-n3", "", ""]]
 

@@ -14,9 +14,9 @@ from falsifiers.gate import phase_status, runner, tiers
 from falsifiers.gate.runner import GateRequest, GateResult, PytestRun
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.matrix import Bank
+from falsifiers.mutation.mutant_runner import run_mutants
 from reports import fake_evidence, produce, speeds
 from reports.fake_bank import bank_of
-from reports.mutant_runner import run_mutants
 from reports.produce import ReportOptions
 
 CPU = tiers.TierSelection(("cpu",), {}, {})
@@ -24,18 +24,19 @@ CPU = tiers.TierSelection(("cpu",), {}, {})
 
 @pytest.fixture
 def tree(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A made-up checkout of P1, whose gate leaves the verdicts in `tree["verdicts"]`."""
-    made = fake_evidence.contract()
-    tree: dict[str, Any] = {"verdicts": [fake_evidence.verdict(case) for case in made.expand()]}
+    """A fake checkout of P1, whose gate leaves the verdicts in `tree["verdicts"]`."""
+    fake_contract = fake_evidence.contract()
+    tree: dict[str, Any] = {
+        "verdicts": [fake_evidence.verdict(case) for case in fake_contract.expand()]}
 
     def run_gate(wanted: GateRequest, **options: Any) -> GateResult:
         tree["wanted"] = wanted
         for verdict in tree["verdicts"]:
             options["on_verdict"](verdict)
-        return GateResult([phase_status.judge_phase("p1", tree["verdicts"], made.expand())],
-                     PytestRun(tree["verdicts"]))
+        result = phase_status.judge_phase("p1", tree["verdicts"], fake_contract.expand())
+        return GateResult([result], PytestRun(tree["verdicts"]))
 
-    monkeypatch.setattr(runner, "contracts_by_phase", lambda: {"p1": made})
+    monkeypatch.setattr(runner, "contracts_by_phase", lambda: {"p1": fake_contract})
     monkeypatch.setattr(runner, "is_built", lambda contract, root: contract is not None)
     monkeypatch.setattr(runner, "run_gate", run_gate)
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
@@ -47,8 +48,8 @@ def tree(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def test_report_writes_its_files_and_exits_as_the_gate_does(
         tree: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ReportOptions(tmp_path, device="cpu", thorough=True)
-    assert produce.make_report(asked, bank_of, None) == 0
+    options = ReportOptions(tmp_path, device="cpu", thorough=True)
+    assert produce.make_report(options, bank_of, None) == 0
     assert (tree["wanted"].phases, tree["wanted"].thorough) == (("p1",), True)
     assert "✓ PASS" in (tmp_path / "index.html").read_text()
     rows = json.loads((tmp_path / "mutants.json").read_text())["mutants"]
@@ -72,12 +73,12 @@ def test_phases_that_were_not_named_are_set_aside(tree: dict[str, Any], tmp_path
                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     both = {"p1": fake_evidence.contract(), "p3": fake_evidence.contract("p3")}
     monkeypatch.setattr(runner, "contracts_by_phase", lambda: both)
-    asked = ReportOptions(tmp_path, device="cpu", mutants=False, phases=("p1",))
-    assert produce.make_report(asked, bank_of, None) == 0
+    options = ReportOptions(tmp_path, device="cpu", mutants=False, phases=("p1",))
+    assert produce.make_report(options, bank_of, None) == 0
     assert tree["wanted"].phases == ("p1",)
     text = (tmp_path / "index.html").read_text()
-    assert "Yes, in what was asked for: P1 passes." in text
-    assert "it was not asked for" in text
+    assert "Yes, in the requested phases: P1 passes." in text
+    assert "it was not requested" in text
     with pytest.raises(SuiteError, match="phase p4 is not built"):
         produce.make_report(ReportOptions(tmp_path, phases=("p4",)), bank_of, None)
 
@@ -93,8 +94,8 @@ def test_case_that_left_no_verdict_is_told_as_an_error_with_its_repro(
 
 
 def test_failure_ends_in_exit_code_one(tree: dict[str, Any], tmp_path: Path) -> None:
-    made = fake_evidence.contract()
-    tree["verdicts"] = [fake_evidence.verdict(case, "failed") for case in made.expand()]
+    fake_contract = fake_evidence.contract()
+    tree["verdicts"] = [fake_evidence.verdict(case, "failed") for case in fake_contract.expand()]
     assert produce.make_report(ReportOptions(tmp_path, device="cpu"), bank_of, None) == 1
 
 
@@ -113,30 +114,32 @@ def find_not_judged(tmp_path: Path, text: str, **ops: tuple[str, ...]) -> dict[s
     return produce.phases_not_judged(f"file:{file}", tuple(ops), contracts)
 
 
-def test_candidate_is_judged_where_it_has_a_part(tmp_path: Path) -> None:
+def test_candidate_is_judged_only_in_its_phases(tmp_path: Path) -> None:
     step = find_not_judged(
         tmp_path, "def step(): pass", engine=("step",), p0=(), p1=("step",), p3=("rows",)
     )
     assert list(step) == ["p0", "p3", "engine"]
-    whole = find_not_judged(tmp_path, "def engine(model): pass", p1=("step",), p3=("rows",))
-    assert list(whole) == ["p3"]
+    skipped = find_not_judged(tmp_path, "def engine(model): pass", p1=("step",), p3=("rows",))
+    assert list(skipped) == ["p3"]
 
 
 def test_candidate_without_any_part_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SuiteError, match="offers none of the functions that phases judge: "
+    with pytest.raises(SuiteError, match="has none of the functions that phases judge: "
                                          "engine, step"):
         find_not_judged(tmp_path, "x = 1", p0=(), p1=("step",))
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_mutants_are_tried_alike_on_one_process_and_on_two(jobs: int) -> None:
-    told: list[str] = []
-    kills = run_mutants(bank_of, ["p1"], CPU, jobs, lambda row: told.append(row.name))
-    assert sorted(told) == ["unseen", "wrong"]
+def test_mutants_have_the_same_results_on_one_and_two_processes(jobs: int) -> None:
+    names: list[str] = []
+    bank = bank_of("p1").on(CPU.run)
+    kills = run_mutants([bank], bank_of, CPU, jobs=jobs,
+                        on_result=lambda row: names.append(row.name))
+    assert sorted(names) == ["unseen", "wrong"]
     assert [(row.name, row.killed_by) for row in kills.matrix.mutants] == \
         [("wrong", ("rows_hold",)), ("unseen", ())]
     assert kills.matrix.survivors == ("p1/unseen",)
-    assert kills.sources == {"p1/wrong": "B036"}
+    assert produce.mutant_sources([bank]) == {"p1/wrong": "B036"}
 
 
 def test_mutant_whose_case_fails_without_it_too_is_told_as_such() -> None:
@@ -145,7 +148,7 @@ def test_mutant_whose_case_fails_without_it_too_is_told_as_such() -> None:
         bank.subject_for = lambda case: bank.mutants[0].build(bank_of(phase).subject_for(case))
         return bank
 
-    kills = run_mutants(red, ["p1"], CPU, 1)
-    assert "does not pass without a mutant either" in kills.inconclusive["p1/wrong"]
+    kills = run_mutants([red("p1")], red, CPU)
+    assert "fails without a mutant too" in kills.inconclusive["p1/wrong"]
     assert kills.matrix.not_run == ("p1/wrong",)
     assert kills.matrix.survivors == ("p1/unseen",)  # of which the failing case says nothing

@@ -31,15 +31,15 @@ def render_named(name: str) -> tuple[Evidence, Outline, str]:
 
 
 @pytest.fixture(params=PAGES)
-def made(request: pytest.FixtureRequest) -> tuple[Evidence, Outline, str]:
+def parts(request: pytest.FixtureRequest) -> tuple[Evidence, Outline, str]:
     return render_named(request.param)
 
 
 PageParts = tuple[Evidence, Outline, str]
 
 
-def test_page_is_sound_html(made: PageParts) -> None:
-    _, outline, text = made
+def test_page_is_sound_html(parts: PageParts) -> None:
+    _, outline, text = parts
     assert text.startswith("<!doctype html>")
     assert outline.open == []
     assert [name for name, n in Counter(outline.ids).items() if n > 1] == []
@@ -49,8 +49,8 @@ def test_page_is_sound_html(made: PageParts) -> None:
     assert outline.tags.count("main") == outline.tags.count("h1") == 1
 
 
-def test_page_needs_nothing_but_itself(made: PageParts) -> None:
-    _, outline, text = made
+def test_page_needs_nothing_but_itself(parts: PageParts) -> None:
+    _, outline, text = parts
     outside = [link for link in outline.links if not link.startswith("#")]
     assert set(outside) == {"data:,", *SIDE_FILES}
     assert {link[1:] for link in outline.links if link.startswith("#")} <= set(outline.ids)
@@ -61,8 +61,8 @@ def test_page_needs_nothing_but_itself(made: PageParts) -> None:
     assert "url(" not in style
 
 
-def test_page_can_be_read_without_eyes(made: PageParts) -> None:
-    _, outline, _ = made
+def test_page_can_be_read_without_eyes(parts: PageParts) -> None:
+    _, outline, _ = parts
     assert ("lang", "en") in outline.attributes
     assert outline.tags.count("table") == outline.tags.count("caption")
     named = [value for name, value in outline.attributes if name == "aria-label"]
@@ -76,24 +76,24 @@ def test_page_can_be_read_without_eyes(made: PageParts) -> None:
 def test_every_failure_has_its_sentence_diagnosis_and_repro() -> None:
     evidence, outline, _ = render_named("red")
     bad = [v for v in evidence.every_verdict if v.outcome in ("failed", "error")]
-    told = outline.texts("pre.repro")
+    texts = outline.texts("pre.repro")
     assert len(bad) == 6
     for verdict in bad:
-        assert told.count(verdict.repro) == 1
+        assert texts.count(verdict.repro) == 1
         sentence = verdict.finding.sentence if verdict.finding else f"error: {verdict.reason}"
         assert outline.texts("p.sentence").count(sentence) == 1
-    whole = " ".join(outline.texts("article.failure"))
-    assert "a plain word: look here ..." in whole
-    assert "a plain word: look at the file" in whole
-    assert "pytest died of a plain word" in whole
+    words = " ".join(outline.texts("article.failure"))
+    assert "a plain word: look here ..." in words
+    assert "a plain word: look at the file" in words
+    assert "pytest died of a plain word" in words
 
 
-def test_suite_s_own_weakness_is_told_as_a_failure() -> None:
-    whole = " ".join(render_named("red")[1].texts("article.failure"))
-    assert "p1/copied survived: a plain word is wrong." in whole
-    assert "but only rows_hold did" in whole
-    assert "p1/slots_hold killed no mutant" in whole
-    assert "p1/rolled : a plain word fails without it" in whole.replace("rolled:", "rolled :")
+def test_surviving_mutant_is_shown_as_a_failure() -> None:
+    words = " ".join(render_named("red")[1].texts("article.failure"))
+    assert "p1/copied survived: a plain word is wrong." in words
+    assert "but only rows_hold did" in words
+    assert "p1/slots_hold killed no mutant" in words
+    assert "p1/rolled : a plain word fails without it" in words.replace("rolled:", "rolled :")
 
 
 @pytest.mark.parametrize(
@@ -102,10 +102,10 @@ def test_suite_s_own_weakness_is_told_as_a_failure() -> None:
 def test_counts_agree_with_the_verdicts(outcomes: tuple[str, ...]) -> None:
     outline = Outline(page(fake_evidence.evidence(outcomes)))
     counts = Counter(outcomes)
-    told = outline.texts("td.counts")
-    assert len(told) == 1
+    texts = outline.texts("td.counts")
+    assert len(texts) == 1
     for outcome, count in counts.items():
-        assert f"{count} {outcome}" in told[0]
+        assert f"{count} {outcome}" in texts[0]
     cells = Counter(value for name, value in outline.attributes
                     if name == "title" and value and value.startswith("cpu-"))
     assert cells.total() == len(outcomes)
@@ -152,13 +152,13 @@ def test_ladder_names_every_phase_and_what_is_not_proven() -> None:
     assert "· not judged" in rows  # P2, which the candidate has no part in
 
 
-@pytest.mark.parametrize(("tier", "told"), [("cuda", "none"), ("cpu", "no device case")])
+@pytest.mark.parametrize(("tier", "texts"), [("cuda", "none"), ("cpu", "no device case")])
 def test_ladder_misses_no_proof_where_no_case_asks_for_a_device(tier: StatedTier,
-                                                                told: str) -> None:
+                                                                texts: str) -> None:
     evidence = fake_evidence.evidence(contracts={"p1": fake_evidence.contract(tier=tier)})
     rows = Outline(page(evidence)).texts("table.wide")[0]
-    assert f"7 passed {told}a plain word, 2026-01-30" in rows  # a receipt's device, below
-    assert f"| 7 passed | {told} |" in format_brief(evidence)
+    assert f"7 passed {texts}a plain word, 2026-01-30" in rows  # a receipt's device, below
+    assert f"| 7 passed | {texts} |" in format_brief(evidence)
 
 
 def test_budget_in_force_is_told_with_reason_floor_and_picture() -> None:
@@ -170,10 +170,10 @@ def test_budget_in_force_is_told_with_reason_floor_and_picture() -> None:
     text = page(fake_evidence.evidence(verdicts=verdicts, contracts={
         "p1": fake_evidence.contract(truth=fake_evidence.BUDGET)}))
     outline = Outline(text)
-    whole = " ".join(outline.texts("main."))
+    words = " ".join(outline.texts("main."))
     for words in ("cosine at least 0.999", "a made-up reason, long enough", "a made-up floor",
                   "1 - 1.0e-06", "2 in p1/rows_hold[cpu-nano-m1]"):
-        assert words in whole
+        assert words in words
     cells = [text for text in outline.texts("span.cell") if "passed within a budget" in text]
     assert len(cells) == 7
     assert all("≈" in text for text in cells)

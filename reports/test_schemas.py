@@ -1,4 +1,4 @@
-"""A report's files hold to the schemas that are published beside them."""
+"""A report's files satisfy the published schemas."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", schemas.SCHEMA_MODELS)
 def test_published_schema_is_the_record_s(name: str) -> None:
-    held = json.loads((schemas.FOLDER / name).read_text())
-    assert held == schemas.schema_of(name), "python -m reports.schemas writes them anew"
-    Draft202012Validator.check_schema(held)
+    stored = json.loads((schemas.FOLDER / name).read_text())
+    assert stored == schemas.schema_of(name), "python -m reports.schemas writes them again"
+    Draft202012Validator.check_schema(stored)
 
 
 def parse_strict(text: str) -> Any:
@@ -51,19 +51,19 @@ def parse_strict(text: str) -> Any:
 
 
 def test_every_file_validates_against_the_schema_beside_it(folder: Path) -> None:
-    held = {name: parse_strict((folder / name).read_text()) for name in schemas.SCHEMA_MODELS}
+    stored = {name: parse_strict((folder / name).read_text()) for name in schemas.SCHEMA_MODELS}
     for line in (folder / "verdicts.jsonl").read_text().splitlines():
-        Draft202012Validator(held["verdict.schema.json"]).validate(parse_strict(line))
+        Draft202012Validator(stored["verdict.schema.json"]).validate(parse_strict(line))
     for name in ("run", "mutants"):
-        Draft202012Validator(held[f"{name}.schema.json"]).validate(
+        Draft202012Validator(stored[f"{name}.schema.json"]).validate(
             parse_strict((folder / f"{name}.json").read_text()))
     xmlschema.XMLSchema(schemas.FOLDER / "junit.xsd").validate(folder / "junit.xml")
 
 
 def verdict_line(outcome: str = "passed") -> dict[str, Any]:
     case = next(fake_evidence.contract().expand())
-    told: dict[str, Any] = json.loads(fake_evidence.verdict(case, outcome).model_dump_json())
-    return told
+    result: dict[str, Any] = json.loads(fake_evidence.verdict(case, outcome).model_dump_json())
+    return result
 
 
 @pytest.mark.parametrize(("outcome", "change"), [

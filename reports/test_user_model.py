@@ -1,4 +1,4 @@
-"""The user's own file: right models pass, wrong ones fail, and the time given is kept."""
+"""The user's own model: correct models pass, wrong ones fail, and the time limit holds."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Rows:
 
 
 def advance(state: Tensor, token: int) -> Tensor:
-    """Advance a made-up model: a state f32[vocab] and its logits."""
+    """Advance a fake model: a state f32[vocab] and its logits."""
     state[token % VOCAB] += 1 + state.sum() / 7
     return torch.sin(state * 3)
 
 
 def run_rows(pool: Tensor, tokens: Sequence[int], rows: Rows) -> Tensor:
-    """Run each row's tokens alone, as a right engine does."""
+    """Run each row's tokens by itself, as a correct engine does."""
     out, left = [], list(tokens)
     for slot, count in zip(rows.slots, rows.counts, strict=True):
         for _ in range(count):
@@ -48,7 +48,7 @@ def run_rows(pool: Tensor, tokens: Sequence[int], rows: Rows) -> Tensor:
 
 
 class Engine:
-    """A made-up engine of one step function."""
+    """A fake engine of one step function."""
 
     def __init__(self, step: Step = run_rows, seconds: float = 0.0) -> None:
         self.run, self.seconds = step, seconds
@@ -72,7 +72,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A made-up matrix of a file."""
+    """A fake matrix of a file."""
 
     name: str
     kind: str
@@ -109,8 +109,8 @@ RIGHT_MODEL = UserModel(name="my <file>.gguf", size=123, shape="1 layer", vocab=
 
 
 def run_judge(opened: UserModel, minutes: float = 1) -> tuple[UserModelRun, list[str]]:
-    said: list[str] = []
-    return judge_model(opened, minutes, "in-tree", said.append, lambda what: None), said
+    lines: list[str] = []
+    return judge_model(opened, minutes, "in-tree", lines.append, lambda what: None), lines
 
 
 def outcomes(run: UserModelRun) -> dict[str, str]:
@@ -118,11 +118,11 @@ def outcomes(run: UserModelRun) -> dict[str, str]:
 
 
 def test_right_model_passes_every_attack_after_an_estimate() -> None:
-    run, said = run_judge(RIGHT_MODEL)
+    run, lines = run_judge(RIGHT_MODEL)
     assert (run.result.verdict, run.result.passed) == ("PASS", 4)
-    assert "123 bytes, 3 matrices of type F32" in said[0]
-    assert "one token takes" in said[1]
-    assert "2 matrices sampled, within --minutes 1" in said[1]
+    assert "123 bytes, 3 matrices of type F32" in lines[0]
+    assert "one token takes" in lines[1]
+    assert "2 matrices sampled, within --minutes 1" in lines[1]
     assert [verdict.evidence["rows_a_step"] for verdict in run.verdicts
             if verdict.falsifier == "streams_equal_solo"] == [3]
     assert run.verdicts[0].repro == "rowtwin report --model 'my <file>.gguf' --minutes 1"
@@ -210,9 +210,9 @@ def test_slow_first_token_is_not_spent_twice() -> None:
         time.sleep(0.02)
         yield from oracle(tokens)
 
-    _, said = run_judge(replace(RIGHT_MODEL, oracle=slow), minutes=0.0006)
+    _, lines = run_judge(replace(RIGHT_MODEL, oracle=slow), minutes=0.0006)
     assert begun[1:2] != [1]  # what follows is a stream, not a second measurement
-    took, first = re.findall(r"(\d+\.\d+) s\b", said[1])[:2]
+    took, first = re.findall(r"(\d+\.\d+) s\b", lines[1])[:2]
     assert took == first != "0.00"  # one token was measured, and that was the first
 
 
@@ -228,7 +228,7 @@ def test_slow_first_token_is_not_spent_twice() -> None:
     ],
 )
 def test_streams_are_as_long_as_the_time_allows(seconds: float, single: int, batch: int) -> None:
-    made = plan_streams(seconds, left=60, minutes=1)
-    assert (made.single, made.batch) == (single, batch)
-    assert made.tokens * seconds <= 0.7 * 60
-    assert bool(made.left_out) == (batch == 0)
+    plan = plan_streams(seconds, left=60, minutes=1)
+    assert (plan.single, plan.batch) == (single, batch)
+    assert plan.tokens * seconds <= 0.7 * 60
+    assert bool(plan.left_out) == (batch == 0)

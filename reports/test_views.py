@@ -1,4 +1,4 @@
-"""What the page is told: the worst of each op, engagement, fates of mutants, the answer."""
+"""The views of a page: worst cases, engagement, fates of mutants, the answer."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ def test_worst_of_an_op_is_the_least_cosine_and_then_the_most_ulps() -> None:
     rows = views.worst_by_op([make_worst(0, ulps=900), make_worst(1, cosine=0.99, rung="budget"),
                            make_worst(2, cosine=0.98, rung="budget"), make_worst(3, "exp(nan)"),
                            make_worst(4, "exp(inf)", ulps=1), make_worst(4, "exp(0)")])
-    told = {row.worst.op: (row.case, row.worst.compared, row.cases) for row in rows}
-    assert told == {"logits": (CASES[2].id, 15, 3), "exp": (CASES[4].id, 15, 2)}
+    expected = {row.worst.op: (row.case, row.worst.compared, row.cases) for row in rows}
+    assert expected == {"logits": (CASES[2].id, 15, 3), "exp": (CASES[4].id, 15, 2)}
 
 
-@pytest.mark.parametrize(("op", "told"), [
+@pytest.mark.parametrize(("op", "expected"), [
     ("slot 1, 3.conv", "conv"), ("0.delta", "delta"), ("input 4", "input"), ("exp(nan)", "exp"),
     ("3.project.attn_qkv", "project.attn_qkv"), ("logits of prefill", "logits of prefill"),
     ("(3)", "(3)")])
-def test_op_is_told_without_its_place(op: str, told: str) -> None:
-    assert views.op_family(op) == told
+def test_op_family_drops_the_location(op: str, expected: str) -> None:
+    assert views.op_family(op) == expected
 
 
-@pytest.mark.parametrize(("values", "told"), [
+@pytest.mark.parametrize(("values", "expected"), [
     ((3, 3), "3"), ((1, 2000), "1 to 2,000"), (("a", "b", "a"), "a, b"), ((True, False),
      "True, False"), (tuple("abcdefgh"), "a, b, c, d, e, f and 2 more")])
-def test_engagement_isgathered_over_the_cases(values: tuple[Any, ...], told: str) -> None:
+def test_engagement_is_summarised_over_the_cases(values: tuple[Any, ...], expected: str) -> None:
     verdicts = [fake_evidence.verdict(case, evidence={"rows_a_step": value, "near_ties": 1})
                 for case, value in zip(CASES * 2, values, strict=False)]
     names = [line for line in views.measured_work(verdicts) if line[0] == "rows_hold"]
     if len(values) < 7:
-        assert names == [("rows_hold", "rows a step", told)]
-    assert views.summarise_values(values) == told
+        assert names == [("rows_hold", "rows a step", expected)]
+    assert views.summarise_values(values) == expected
 
 
 def test_mutants_have_the_fate_that_the_matrix_says() -> None:
@@ -63,7 +63,7 @@ def test_matrix_with_a_survivor_is_never_folded_away() -> None:
     assert kill_view(fake_evidence.kills(), "p1").killers == ("rows_hold", "slots_hold")
 
 
-def test_budget_of_an_own_arithmetic_is_told_when_a_case_was_held_to_it() -> None:
+def test_budget_of_another_arithmetic_is_shown_if_a_case_used_it() -> None:
     own = fake_evidence.contract().model_copy(update={"parity": Parity(
         twin="bitwise", truth="bitwise", own=fake_evidence.BUDGET)})
     within = make_worst(0, rung="budget", cosine=0.9995)
@@ -88,7 +88,7 @@ def test_cells_are_coloured_by_the_rung_that_broke() -> None:
         (
             fake_evidence.evidence(not_judged={"p2": "why"}),
             "PASS",
-            "Yes, where the candidate has a part: P1",
+            "Yes, in the candidate's phases: P1",
         ),
         (
             fake_evidence.failing_evidence(),

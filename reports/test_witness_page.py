@@ -19,7 +19,7 @@ from reports.witness_page import page
 
 
 def make_stream(prompt: int, wrong: bool = False) -> Stream:
-    """Return a made-up live stream of 64 tokens, one every 10 ms."""
+    """Return a fake live stream of 64 tokens, one every 10 ms."""
     names = [f"{prompt}.{i}" for i in range(64)]
     names[9] = "odd" if wrong else names[9]
     return Stream(0.0, 0.64, [Token(name) for name in names], [0.01 * (i + 1) for i in range(64)],
@@ -40,7 +40,7 @@ def make_band(c: int, wrong: bool = False) -> dict[str, Any]:
 
 
 def make_witness(bands: list[dict[str, Any]], word: str | None = "x") -> dict[str, Any]:
-    """Return a made-up witness; `word` stands wherever a foreign text may."""
+    """Return a fake witness; `word` is put in place of every untrusted text."""
     add_indices(bands, [0.6])
     return {"host": word, "commit": word, "binary_sha256": word, "prompt_sha256": word,
             "model": {"path": f"Qwen3.5-4B{word or ''}", "sha256": word}, "server": word,
@@ -56,9 +56,9 @@ def empty_bands() -> list[dict[str, Any]]:
 
 
 def hostile_witness() -> dict[str, Any]:
-    made = make_witness([make_band(1), make_band(4, wrong=True)], fake_evidence.HOSTILE_TEXT)
-    made["bands"][1]["reason"] = fake_evidence.HOSTILE_TEXT
-    return made
+    witness = make_witness([make_band(1), make_band(4, wrong=True)], fake_evidence.HOSTILE_TEXT)
+    witness["bands"][1]["reason"] = fake_evidence.HOSTILE_TEXT
+    return witness
 
 
 PAGES = {"green": lambda: make_witness([make_band(c) for c in (1, 4, 8, 16)]),
@@ -97,21 +97,21 @@ def test_green_page_draws_every_stream_and_every_index() -> None:
     assert len(outline.texts("span.cell")) == 2 * (4 + 8 + 16)
 
 
-def test_red_page_tells_no_speed_of_what_is_wrong() -> None:
+def test_red_page_has_no_speed_of_a_wrong_band() -> None:
     text = page_text("red")
-    whole = " ".join(Outline(text).texts("section."))
+    words = " ".join(Outline(text).texts("section."))
     assert Outline(text).texts("h1.")[0].startswith("✕ NOT ADMISSIBLE")
-    assert "slot 3 parts from slot 0 at token 9" in whole
-    assert whole.count("INVALID-CORRECTNESS") == 3
-    assert whole.count("tokens/s a request") == 1
-    assert "c=4 : each mark" not in whole.replace("c=4:", "c=4 :")
+    assert "slot 3 differs from slot 0 at token 9" in words
+    assert words.count("INVALID-CORRECTNESS") == 3
+    assert words.count("tokens/s a request") == 1
+    assert "c=4 : each mark" not in words.replace("c=4:", "c=4 :")
 
 
-def test_empty_page_says_that_nothing_came() -> None:
-    whole = " ".join(Outline(page_text("empty")).texts("section."))
-    assert whole.count("Nothing came to be compared.") == 2
-    assert "No index is told" in whole
-    assert "not told" in whole
+def test_page_of_an_empty_witness_says_so() -> None:
+    words = " ".join(Outline(page_text("empty")).texts("section."))
+    assert words.count("Nothing was compared.") == 2
+    assert "No index is shown" in words
+    assert "not recorded" in words
 
 
 def test_hostile_words_change_no_element_of_the_page() -> None:

@@ -1,4 +1,4 @@
-"""From evidence to what the page shows, in the order in which it is shown."""
+"""Arranges evidence as the page shows it, in page order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TITLES = {
     "p1": "looped m-slot step", "p2": "hybrid engine and serving", "p3": "row-twin GEMV",
     "p4": "batched matmul step", "p5": "batched recurrence", "p6": "batched attention",
     "p7": "prefix reuse", "p8": "decode graph"}
-"""What a phase is about, until it has a contract that says so."""
+"""Titles of phases without a contract."""
 MARKS = {"PASS": "✓", "FAIL": "✗", "UNMEASURABLE": "?", "BLOCKED": "■", "not built": "·",
          "not judged": "·"}
 OUTCOMES = ("passed", "failed", "error", "unmeasurable", "declined")
@@ -28,17 +28,17 @@ OUTCOMES = ("passed", "failed", "error", "unmeasurable", "declined")
 
 @dataclass(frozen=True)
 class PhaseSummary:
-    """One line of the ladder."""
+    """One phase in the table of phases."""
 
     phase: str
     title: str
     word: str
-    """The verdict, or `not built`."""
+    """The verdict, `not judged` or `not built`."""
     mark: str
     why: tuple[str, ...]
-    """Why the verdict is not PASS, or why there is none."""
+    """The reasons for a verdict other than PASS, or for none."""
     result: PhaseResult | None
-    """None when the phase was not judged."""
+    """None if the phase was not judged."""
     contract: Contract | None
 
     @property
@@ -48,27 +48,27 @@ class PhaseSummary:
 
     @property
     def proof(self) -> str:
-        """What is known of a device, in words."""
+        """The device proof, in words."""
         return phase_status.describe_proof(self.result, self.contract) if self.result else ""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One bad case with what a reader needs."""
+    """One failed case."""
 
     verdict: Verdict
     anchor: str
 
     @property
     def sentence(self) -> str:
-        """The message in the one template, or why there is none."""
+        """The message of the finding, or the outcome and its reason."""
         finding = self.verdict.finding
         return finding.sentence if finding else f"{self.verdict.outcome}: {self.verdict.reason}"
 
 
 @dataclass(frozen=True)
 class FailureGroup:
-    """The bad cases of one falsifier, which share a diagnosis."""
+    """The failed cases of one falsifier, which share a diagnosis."""
 
     phase: str
     name: str
@@ -91,7 +91,7 @@ class Attack:
 
 @dataclass(frozen=True)
 class WorstCase:
-    """The worst that one op showed in a phase, and where."""
+    """The worst case of one op in a phase."""
 
     worst: Worst
     case: str
@@ -101,33 +101,33 @@ class WorstCase:
 
 @dataclass(frozen=True)
 class Section:
-    """All about one phase."""
+    """Everything on one phase."""
 
     rung: PhaseSummary
     attacks: tuple[Attack, ...]
     worst: tuple[WorstCase, ...]
     engagement: tuple[tuple[str, str, str], ...]
-    """Falsifier, what was measured, and its values over the cases."""
+    """Falsifier, measured quantity, and its values over the cases."""
     near_ties: tuple[tuple[str, int], ...]
     kills: KillView
     budget: Budget | None
-    """The budget that some comparison of this run was held to, or would be."""
+    """The budget of the truth rule, if it is not bitwise."""
     rungs: tuple[str, ...]
     """The rungs at which cases failed."""
 
 
 def format_counts(result: PhaseResult) -> str:
     """Return a phase's outcomes in words."""
-    told = [f"{n} {word}" for word in OUTCOMES if (n := getattr(result, word))]
-    return ", ".join(told) or "no case ran"
+    counts = [f"{n} {word}" for word in OUTCOMES if (n := getattr(result, word))]
+    return ", ".join(counts) or "no case ran"
 
 
 def summarise_phases(evidence: Evidence) -> list[PhaseSummary]:
-    """Return a line for every phase, those not built included, and the user's model last."""
-    told = {result.phase: result for result in evidence.judged_results}
+    """Return a summary of every phase, built or not, and the user's model last."""
+    results = {result.phase: result for result in evidence.judged_results}
     rungs = []
     for phase in ("engine", *phase_status.PHASES, *(["model"] if evidence.user_model else [])):
-        result, contract = told.get(phase), evidence.contracts.get(phase)
+        result, contract = results.get(phase), evidence.contracts.get(phase)
         word = result.verdict if result else \
             "not judged" if phase in evidence.not_judged else "not built"
         why = result.why if result else tuple(filter(None, [evidence.not_judged.get(phase)]))
@@ -137,7 +137,7 @@ def summarise_phases(evidence: Evidence) -> list[PhaseSummary]:
 
 
 def group_failures(evidence: Evidence) -> list[FailureGroup]:
-    """Return every case that failed or ended in an error, by falsifier, failed ones first."""
+    """Return every case that failed or ended in an error by falsifier, failures first."""
     groups: dict[tuple[str, str], list[Verdict]] = {}
     for outcome in RED:
         for verdict in evidence.every_verdict:
@@ -155,51 +155,40 @@ def sections(evidence: Evidence) -> list[Section]:
 
 
 def _make_section(evidence: Evidence, rung: PhaseSummary, contract: Contract) -> Section:
-    mine = [v for v in evidence.verdicts if v.phase == rung.phase]
+    verdicts = [v for v in evidence.verdicts if v.phase == rung.phase]
     truth = contract.parity.truth
-    if any(worst.rung == "budget" for v in mine for worst in v.worst):
-        truth = contract.parity.own or truth  # of a candidate in an arithmetic of its own
+    if any(worst.rung == "budget" for v in verdicts for worst in v.worst):
+        truth = contract.parity.own or truth  # a candidate in another arithmetic
     return Section(
-        rung,
-        group_by_falsifier(contract.falsifiers, contract.expand(), mine),
-        worst_by_op(mine),
-        measured_work(mine),
-        near_ties_of(mine),
-        kill_view(evidence.kills, rung.phase),
-        truth if isinstance(truth, Budget) else None,
-        tuple(dict.fromkeys(v.finding.rung for v in mine if v.finding)),
-    )
+        rung, group_by_falsifier(contract.falsifiers, contract.expand(), verdicts),
+        worst_by_op(verdicts), measured_work(verdicts), near_ties_of(verdicts),
+        kill_view(evidence.kills, rung.phase), truth if isinstance(truth, Budget) else None,
+        tuple(dict.fromkeys(v.finding.rung for v in verdicts if v.finding)))
 
 
 def group_by_falsifier(falsifiers: Sequence[Falsifier], cases: Iterable[Case],
-            verdicts: Sequence[Verdict]) -> tuple[Attack, ...]:
-    """Return each falsifier with those of its cases that were judged."""
+                       verdicts: Sequence[Verdict]) -> tuple[Attack, ...]:
+    """Return each falsifier with its judged cases."""
     by_id = {verdict.case: verdict for verdict in verdicts}
     ran = [case for case in cases if case.id in by_id]
     out = []
     for falsifier in falsifiers:
-        mine = [case for case in ran if case.falsifier == falsifier.id]
-        found = [by_id[case.id] for case in mine]
-        out.append(
-            Attack(
-                falsifier,
-                arrange_cases(mine, by_id),
-                sum(v.outcome == "passed" for v in found),
-                len(found),
-                sum(v.seconds for v in found),
-                tuple((cell_of(case, by_id[case.id]), by_id[case.id]) for case in mine),
-            )
-        )
+        judged = [case for case in ran if case.falsifier == falsifier.id]
+        found = [by_id[case.id] for case in judged]
+        out.append(Attack(
+            falsifier, arrange_cases(judged, by_id), sum(v.outcome == "passed" for v in found),
+            len(found), sum(v.seconds for v in found),
+            tuple((cell_of(case, by_id[case.id]), by_id[case.id]) for case in judged)))
     return tuple(out)
 
 
 def severity_key(worst: Worst) -> tuple[float, float, int]:
-    """Return a key by which the worst of several comparisons of one op is the largest."""
+    """Return a sort key that is largest for the worst comparison of an op."""
     return (1 - (1 if worst.cosine is None else worst.cosine), worst.norm_error or 0.0, worst.ulps)
 
 
 def worst_by_op(verdicts: Sequence[Verdict]) -> tuple[WorstCase, ...]:
-    """Return the worst case of every op that was compared."""
+    """Return the worst case of every compared op."""
     seen: dict[str, list[tuple[Worst, str]]] = {}
     for verdict in verdicts:
         for worst in verdict.worst:
@@ -207,19 +196,19 @@ def worst_by_op(verdicts: Sequence[Verdict]) -> tuple[WorstCase, ...]:
     rows = []
     for op, found in seen.items():
         worst, case = max(found, key=lambda pair: severity_key(pair[0]))
-        total = sum(one.compared for one, _ in found)
+        total = sum(each.compared for each, _ in found)
         rows.append(WorstCase(worst.model_copy(update={"op": op, "compared": total}), case,
-                             len({name for _, name in found})))
+                              len({name for _, name in found})))
     return tuple(rows)
 
 
 def op_family(op: str) -> str:
-    """Return an op without its place: `slot 1, 3.conv` is told as `conv`, `exp(nan)` as `exp`."""
+    """Return an op without its location: `conv` for `slot 1, 3.conv`, `exp` for `exp(nan)`."""
     return re.sub(r"^(slot \d+, )?(\d+\.)?| \d+$|\(.*$", "", op) or op
 
 
 def measured_work(verdicts: Sequence[Verdict]) -> tuple[tuple[str, str, str], ...]:
-    """Return what was measured of the work really done, its values gathered over the cases."""
+    """Return the measurements of the work that ran, with their values over the cases."""
     found: dict[tuple[str, str], list[Any]] = {}
     for verdict in verdicts:
         for key, value in verdict.evidence.items():
@@ -230,9 +219,9 @@ def measured_work(verdicts: Sequence[Verdict]) -> tuple[tuple[str, str, str], ..
 
 
 def summarise_values(values: Sequence[Any]) -> str:
-    """Return numbers as their range, and other values by name, in a few words."""
-    values = [", ".join(f"{key}: {one:,}" if isinstance(one, int) else f"{key}: {one}"
-                        for key, one in v.items()) if isinstance(v, dict) else v for v in values]
+    """Return numbers as a range, and other values as a short list."""
+    values = [", ".join(f"{key}: {n:,}" if isinstance(n, int) else f"{key}: {n}"
+                        for key, n in v.items()) if isinstance(v, dict) else v for v in values]
     if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
         low, high = min(values), max(values)
         return f"{low:,}" if low == high else f"{low:,} to {high:,}"
@@ -242,6 +231,6 @@ def summarise_values(values: Sequence[Any]) -> str:
 
 
 def near_ties_of(verdicts: Sequence[Verdict]) -> tuple[tuple[str, int], ...]:
-    """Return the cases in which an argmax flipped at a near-tie, and how often."""
+    """Return the cases with an argmax that flipped at a near-tie, and the number of flips."""
     return tuple((v.case, int(v.evidence["near_ties"])) for v in verdicts
                  if v.evidence.get("near_ties"))

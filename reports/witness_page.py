@@ -13,12 +13,12 @@ MARKS = {"PASS": "✓", "FAIL": "✕", "UNMEASURABLE": "?"}
 
 
 def page(witness: Mapping[str, Any]) -> str:
-    """Return a witness as a self-contained page; everything foreign in it is escaped."""
+    """Return a witness as a self-contained page; untrusted text is escaped."""
     return pages.fill_template("witness.html", context(witness))
 
 
 def context(witness: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the template is filled with."""
+    """Return the values of the template."""
     reasons, bands = rules.judge_witness(witness, rules.MODEL_PREFIX), witness["bands"]
     return {
         "admitted": not reasons, "reasons": reasons, "prefix": rules.MODEL_PREFIX, "marks": MARKS,
@@ -33,15 +33,15 @@ def context(witness: Mapping[str, Any]) -> dict[str, Any]:
 def facts(witness: Mapping[str, Any]) -> dict[str, str]:
     """Return what was measured, where and with what, in words."""
     model, sampler, reference = witness["model"], witness["sampler"], witness["reference"]
-    stable = {True: "the same twice", False: "not the same twice", None: "not to be had"}
-    told = {
+    stable = {True: "the same twice", False: "not the same twice", None: "not measured"}
+    rows = {
         "model": model["path"], "model sha256": model["sha256"], "host": witness["host"],
         "server": witness["server"], "commit": witness["commit"],
         "binary sha256": witness["binary_sha256"], "prompt sha256": witness["prompt_sha256"],
-        "asked for": f"{sampler['n_predict']} greedy tokens, seed {sampler['seed']}, "
+        "requested": f"{sampler['n_predict']} greedy tokens, seed {sampler['seed']}, "
                      "end of text ignored",
-        "left out of requests": ", ".join(sampler["left_out"]) or "nothing",
+        "omitted from requests": ", ".join(sampler["left_out"]) or "nothing",
         "reference": f"{reference['tokens']} tokens, {stable[reference['stable']]}",
-        "batches told by": witness["m_formed_from"],
+        "batches reported by": witness["m_formed_from"],
         "versions": ", ".join(f"{name} {value}" for name, value in witness["versions"].items())}
-    return {name: "not told" if value is None else str(value) for name, value in told.items()}
+    return {name: "not recorded" if value is None else str(value) for name, value in rows.items()}

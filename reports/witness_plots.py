@@ -1,4 +1,4 @@
-"""Pictures of a witness, as SVG that stands inside the page and takes its colours."""
+"""Plots of a witness as inline SVG in the page's colours."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from reports.plots import Plot
 
 WIDTH, LEFT_MARGIN, ROW_HEIGHT = 720, 64, 15
-"""Units of the drawing: its width, the room for labels, the height of a row."""
+"""Sizes in SVG units: width, label column, height of a row."""
 RIGHT_MARGIN = 8
 
 
 def stream_plot(band: Mapping[str, Any]) -> Plot | None:
-    """Return when each slot's tokens came, or None for a band whose times may not be told."""
+    """Plot the times of each slot's tokens; return None for a band without times."""
     rows = [slot["times_ms"] for slot in band["slots"] if slot.get("times_ms")]
     if not rows:
         return None
@@ -26,25 +26,18 @@ def stream_plot(band: Mapping[str, Any]) -> Plot | None:
         marks = "".join(f"M{_x_position(t, longest):.1f} {y}v8" for t in row)
         parts.append(f'<path d="{marks}" stroke="var(--plot)" fill="none" stroke-width="1"/>'
                      + _label(f"slot {i}", y + 8))
-    both = (
-        ""
-        if last <= first or len(rows) < 2
-        else f'<rect x="{_x_position(first, longest):.1f}" y="0" height="{ROW_HEIGHT * len(rows)}" fill="var(--plot)" '
-        f'opacity=".12" width="{_x_position(last, longest) - _x_position(first, longest):.1f}"/>'
-    )
-    caption = f"c={band['c']}: each mark is a token, at the time when it came"
-    caption += "." if len(rows) < 2 else "; every slot is being served where the ground is tinted."
-    return _svg(
-        both + "".join(parts),
-        ROW_HEIGHT * len(rows),
-        longest,
-        "time since the requests (ms)",
-        caption,
-    )
+    if first < last and len(rows) > 1:
+        left, right = _x_position(first, longest), _x_position(last, longest)
+        parts.insert(0, f'<rect x="{left:.1f}" y="0" height="{ROW_HEIGHT * len(rows)}" '
+                        f'fill="var(--plot)" opacity=".12" width="{right - left:.1f}"/>')
+    caption = f"c={band['c']}: each mark is a token, at its arrival time"
+    caption += "." if len(rows) < 2 else "; in the tinted range every slot is being served."
+    return _svg("".join(parts), ROW_HEIGHT * len(rows), longest, "time since the requests (ms)",
+                caption)
 
 
 def agreement_plot(band: Mapping[str, Any]) -> Plot | None:
-    """Return how far each slot agrees with m=1, against what must agree, or None without slots."""
+    """Plot each slot's agreement with m=1 and the required minimum; return None without slots."""
     slots, least = band["slots"], band["declared_min"]
     if not slots:
         return None
@@ -56,18 +49,15 @@ def agreement_plot(band: Mapping[str, Any]) -> Plot | None:
         parts.append(_bar(0, agreed, y, most, colour) + _label(f"slot {i}", y + 9))
         if slot["completion_tokens"] > agreed:
             parts.append(_bar(agreed, slot["completion_tokens"], y, most, "var(--line)"))
-    parts.append(
-        f'<path d="M{_x_position(least, most):.1f} 0v{ROW_HEIGHT * len(slots)}" stroke="var(--warn)" '
-        f'stroke-width="1.5" stroke-dasharray="4 3"/>'
-    )
+    parts.append(_dashed_line(_x_position(least, most), ROW_HEIGHT * len(slots), "var(--warn)"))
     low = min(slot["agree_to"] for slot in slots)
     return _svg("".join(parts), ROW_HEIGHT * len(slots), most, "tokens",
-                f"c={band['c']}: the slot that agrees with m=1 for the shortest agrees for {low} "
-                f"tokens; the dashed line is the {least} that must agree.")
+                f"c={band['c']}: every slot agrees with m=1 for {low} tokens or more; the dashed "
+                f"line is the required {least}.")
 
 
 def index_plot(bands: Sequence[Mapping[str, Any]]) -> Plot | None:
-    """Return the serialization index of every width, taken apart, or None where none is known."""
+    """Plot the serialization index of every width in two parts; return None without any."""
     known = [band for band in bands if band.get("index")]
     if not known:
         return None
@@ -75,26 +65,22 @@ def index_plot(bands: Sequence[Mapping[str, Any]]) -> Plot | None:
     parts = []
     for i, band in enumerate(known):
         y, found = 2 * ROW_HEIGHT * i + 4, band["index"]
-        alone, whole = found["path_penalty"], found["serialization_index"]
-        parts.append(
-            _bar(0, min(alone, whole), y, most, "var(--near)", 20)
-            + _bar(min(alone, whole), whole, y, most, "var(--plot)", 20)
-            + f'<path d="M{_x_position(band["c"], most):.1f} {y - 3}v26" stroke="var(--bad)" '
-            f'stroke-width="2"/>' + _label(f"c={band['c']}", y + 14)
-        )
-    parts.append(
-        f'<path d="M{_x_position(1, most):.1f} 0v{2 * ROW_HEIGHT * len(known)}" stroke="var(--good)" '
-        f'stroke-width="1.5" stroke-dasharray="4 3"/>'
-    )
-    return _svg(
-        "".join(parts),
-        2 * ROW_HEIGHT * len(known),
-        most,
-        "wall time against one request alone",
-        "The dashed line at 1 is a server that batches perfectly, the red mark at c one "
-        "that serves in turns. The first part of a bar is the path's own cost for one "
-        "request, the rest what the other requests cost.",
-    )
+        path_cost, index = found["path_penalty"], found["serialization_index"]
+        parts += [_bar(0, min(path_cost, index), y, most, "var(--near)", 20),
+                  _bar(min(path_cost, index), index, y, most, "var(--plot)", 20),
+                  f'<path d="M{_x_position(band["c"], most):.1f} {y - 3}v26" stroke="var(--bad)" '
+                  f'stroke-width="2"/>', _label(f"c={band['c']}", y + 14)]
+    parts.append(_dashed_line(_x_position(1, most), 2 * ROW_HEIGHT * len(known), "var(--good)"))
+    return _svg("".join(parts), 2 * ROW_HEIGHT * len(known), most,
+                "wall time relative to one request by itself",
+                "The dashed line at 1 is a server that batches perfectly, the red mark at c one "
+                "that serves in turns. The first part of a bar is the cost of the batched path for "
+                "one request, the rest the cost of the other requests.")
+
+
+def _dashed_line(x: float, height: int, colour: str) -> str:
+    return (f'<path d="M{x:.1f} 0v{height}" stroke="{colour}" stroke-width="1.5" '
+            f'stroke-dasharray="4 3"/>')
 
 
 def _x_position(value: float, most: float) -> float:
@@ -113,17 +99,19 @@ def _label(text: str, y: float) -> str:
 
 
 def _svg(body: str, height: int, most: float, unit: str, caption: str) -> Plot:
-    axis = f'<path d="M{LEFT_MARGIN} {height + 2}H{WIDTH - RIGHT_MARGIN}" stroke="currentColor" opacity=".5"/>'
+    axis = (f'<path d="M{LEFT_MARGIN} {height + 2}H{WIDTH - RIGHT_MARGIN}" '
+            f'stroke="currentColor" opacity=".5"/>')
     for value in ticks(most):
         axis += (f'<text x="{_x_position(value, most):.1f}" y="{height + 15}" font-size="10" '
                  f'text-anchor="middle" fill="currentColor">{value:g}</text>')
-    axis += f'<text x="{LEFT_MARGIN}" y="{height + 30}" font-size="10" fill="currentColor">{unit}</text>'
+    axis += (f'<text x="{LEFT_MARGIN}" y="{height + 30}" font-size="10" '
+             f'fill="currentColor">{unit}</text>')
     return Plot(f'<svg class="plot" viewBox="0 -3 {WIDTH} {height + 36}" role="img" '
                 f'aria-label="{caption}">{body}{axis}</svg>', caption)
 
 
 def ticks(most: float) -> list[float]:
-    """Return about five round numbers from 0 to the most."""
+    """Return about five round numbers from 0 to `most`."""
     step = 10 ** math.floor(math.log10(most / 4)) if most > 0 else 1.0
     step *= next(factor for factor in (1, 2, 5, 10) if most / (step * factor) <= 6)
     return [step * i for i in range(int(most / step) + 1)]

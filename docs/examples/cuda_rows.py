@@ -3,11 +3,11 @@
     rowtwin gate --phase 3 --device emulate --candidate file:docs/examples/cuda_rows.py
     rowtwin gate --phase 3 --device cuda --candidate file:docs/examples/cuda_rows.py
 
-The first runs it on the CPU, with the device emulated; the second needs a device, and NVRTC, which
-a CUDA build of torch brings. It takes Q4_K alone; everything else it declines with its reason. Its
-arithmetic is its own (f32, fused multiply-adds, 32 lanes), so `truth` is judged by the contract's
-budget. It passes `twin` because a row is added up in the same order, by the same instructions,
-whatever m is: more rows only mean more sums held in registers.
+The first command runs it on an emulated device; the second needs a device and NVRTC, which a CUDA
+build of torch contains. It supports Q4_K, and declines everything else with a reason. It has its
+own arithmetic (f32, fused multiply-adds, 32 lanes), so `truth` uses the contract's budget. It
+passes `twin` because the order and the instructions of a row's sum do not depend on m: more rows
+only need more accumulators.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from engine.kernels.nvrtc import Kernel, compile_source
 
 WARPS = 4
-"""Rows of weights that a block takes, a warp each."""
+"""Rows of weights in a block, one warp each."""
 KERNEL = """
 __device__ __forceinline__ float half_of(const unsigned char* at) {
   float value;
@@ -50,7 +50,7 @@ extern "C" __global__ void rows(const unsigned char* weight, const float* x, flo
       const int scale = j < 4 ? packed[j] & 63 : (packed[j + 4] & 15) | packed[j - 4] >> 6 << 4;
       const int low = j < 4 ? packed[j + 4] & 63 : packed[j + 4] >> 4 | packed[j] >> 6 << 4;
       const int q = block[16 + j / 2 * 32 + lane] >> 4 * (j % 2) & 15;
-      const float w = fmaf(d * scale, q, -dmin * low);  // told, so that every M contracts alike
+      const float w = fmaf(d * scale, q, -dmin * low);  // explicit: no M may contract otherwise
       const float* at = x + b * 256 + j * 32 + lane;
 #pragma unroll
       for (int i = 0; i < M; i++)
@@ -65,24 +65,24 @@ extern "C" __global__ void rows(const unsigned char* weight, const float* x, flo
 }
 """
 ROWS = (1, 4, 16, 64)
-"""Rows that a variant of the kernel takes at most."""
+"""The largest number of rows of each variant of the kernel."""
 
 
 def supports(case: Any) -> str | None:
-    """Return why a case cannot be taken, or None."""
+    """Return why a case is declined, or None."""
     if case.tier not in ("cuda", "emulate"):
-        return "it runs on a CUDA device alone, or where one is emulated"
-    return None if case["kind"] == "Q4_K" else "it decodes Q4_K alone"
+        return "it runs only on a CUDA device or an emulated one"
+    return None if case["kind"] == "Q4_K" else "it decodes only Q4_K"
 
 
 @cache
 def compiled(most: int) -> Kernel:
-    """Return the variant for up to so many rows."""
+    """Return the variant for up to this number of rows."""
     return Kernel(compile_source(KERNEL, (f"-DM={most}",)), "rows")
 
 
 def prepare(weight: Any) -> Tensor:
-    """Return the matrix as the kernel wants it: the file's blocks u8[N, bytes]."""
+    """Return the matrix in the kernel's layout: the file's blocks, u8[N, bytes]."""
     blocks = torch.from_numpy(np.array(weight.raw))
     return blocks.cuda() if torch.cuda.is_available() else blocks
 

@@ -1,10 +1,10 @@
-"""A candidate for P3: an untuned product by `tl.dot`, in an arithmetic of its own.
+"""A candidate for P3: an untuned product with `tl.dot`, in its own arithmetic.
 
     pytest -m phase3 --candidate file:docs/examples/dot_rows.py
 
-It claims no written arithmetic, so `truth` is judged by the contract's budget; `twin` is bitwise
-all the same. It passes `twin` because its tile is 64 rows whatever m is: a row's sums are made of
-the same instructions in the same order alone and in a batch.
+It declares no arithmetic, so `truth` uses the contract's budget; `twin` is still bitwise. It passes
+`twin` because its tile has 64 rows for every m: a row's sums use the same instructions in the same
+order at m = 1 and in a batch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _dot_rows(weight, x, out, n, k, m, x_stride, out_stride, M: tl.constexpr, N:
 
 
 def prepare(weight: Any) -> Tensor:
-    """Return the matrix as the kernel wants it, made once: dequantised, f32[N, K]."""
+    """Return the matrix in the kernel's layout, computed once: dequantised, f32[N, K]."""
     return weight.rows(list(range(weight.n))).to(DEVICE)
 
 

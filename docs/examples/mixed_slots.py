@@ -1,8 +1,8 @@
-"""A candidate that P6 refuses: one padded call for all rows, in slots taken for the rows' numbers.
+"""A candidate that P6 refuses: one padded call for all rows, which uses row numbers as slots.
 
     pytest -m phase6 --candidate file:docs/examples/mixed_slots.py
 
-Alone, in slot 0, every row is right. In a batch a row reads what another row's slot holds.
+At m = 1 in slot 0 every row is correct. In a batch a row reads another row's slot.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Any, values: Any
     for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         for n in range(length, length + count):
             slot = keys.slots[row]
-            keys.whole[slot, n], values.whole[slot, n] = k[at], v[at]
-            seen = (x.whole[row, :n + 1].transpose(0, 1).unsqueeze(0) for x in (keys, values))
+            keys.all_slots[slot, n], values.all_slots[slot, n] = k[at], v[at]
+            seen = (x.all_slots[row, :n + 1].transpose(0, 1).unsqueeze(0) for x in (keys, values))
             read = scaled_dot_product_attention(q[at][None, :, None], *seen, enable_gqa=True)
             out[at] = read[0, :, 0] * torch.sigmoid(gate[at])
             at += 1

@@ -1,7 +1,7 @@
 """Whole steps of a Qwen3.5 hybrid in NumPy, as a program: `python numpy_step.py IN OUT`.
 
-In an arithmetic of its own, so its rows are held to themselves alone: every product goes row by row
-since a library's product of several rows sums in another order than that of one.
+It has its own arithmetic, so its rows are compared with itself at m = 1. Every product is computed
+row by row, since a library's product of several rows sums in another order than that of one.
 
     rowtwin gate --phase 4 --candidate 'cmd:python docs/examples/numpy_step.py'
 """
@@ -21,11 +21,11 @@ from safetensors.numpy import save_file
 
 Array = np.ndarray[Any, Any]
 HEAD, STATE, TURNED = 256, 128, 64
-"""Widths of an attention head and of a GDN head, and how much of the first is rotated."""
+"""Widths of an attention head and a GDN head, and of the rotated part of the first."""
 
 
 class Model:
-    """The weights of a GGUF file in f32, and what their shapes do not tell."""
+    """The weights of a GGUF file in f32, and the metadata that shapes do not show."""
 
     def __init__(self, path: Path) -> None:
         reader = GGUFReader(path)
@@ -38,7 +38,7 @@ class Model:
         self.turns = base ** (-np.arange(0, TURNED, 2) / TURNED)
 
     def of(self, layer: int) -> dict[str, Array]:
-        """Return a layer's weights by their names in it."""
+        """Return a layer's weights by their names without the layer."""
         first = f"blk.{layer}."
         return {name.removeprefix(first): w for name, w in self.weights.items()
                 if name.startswith(first)}
@@ -59,7 +59,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def step(model: Model, call: dict[str, Array]) -> dict[str, Array]:
-    """Return a call's logits, and its states as the step leaves them."""
+    """Return a call's logits and the states after the step."""
     states = {name: x.copy() for name, x in call.items() if "." in name}
     w, counts = model.weights, call["counts"]
     hidden = w["token_embd"][call["tokens"]]
@@ -80,7 +80,7 @@ def step(model: Model, call: dict[str, Array]) -> dict[str, Array]:
 
 def gdn(model: Model, layer: dict[str, Array], x: Array, rows: list[Any],
         kept: dict[str, Array]) -> Array:
-    """Return a recurrent layer's mixing of x; windows and states of the rows' slots move on."""
+    """Return a recurrent layer's output for x; update windows and states of the rows' slots."""
     qkv, z, a, b = (products(layer[name], x) for name in (
         "attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta"))
     decay = np.exp(layer["ssm_a"] * np.log1p(np.exp(a + layer["ssm_dt.bias"])))
@@ -106,7 +106,7 @@ def gdn(model: Model, layer: dict[str, Array], x: Array, rows: list[Any],
 
 def attention(model: Model, layer: dict[str, Array], x: Array, rows: list[Any],
               kept: dict[str, Array]) -> Array:
-    """Return an attention layer's mixing of x; its keys and values join those of the slots."""
+    """Return an attention layer's output for x; append its keys and values to the slots."""
     both, k, v = (products(layer[name], x) for name in ("attn_q", "attn_k", "attn_v"))
     q, gate = np.moveaxis(both.reshape(len(x), -1, 2, HEAD), 2, 0)
     k, v = (y.reshape(len(x), -1, HEAD) for y in (k, v))
@@ -125,7 +125,7 @@ def attention(model: Model, layer: dict[str, Array], x: Array, rows: list[Any],
 
 
 def turned(model: Model, x: Array, position: int) -> Array:
-    """Return heads turned at a position: dimension i with i + 32, the rest as they are."""
+    """Return heads rotated at a position: dimension i with i + 32, the rest unchanged."""
     angles = position * model.turns
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     low, high, rest = np.split(x, [TURNED // 2, TURNED], axis=1)
@@ -133,7 +133,7 @@ def turned(model: Model, x: Array, position: int) -> Array:
 
 
 def refusal(call: dict[str, Array], vocab: int, slots: int, capacity: int) -> str | None:
-    """Return why a step cannot be made by anyone, or None."""
+    """Return why a step is invalid, or None."""
     named, at, counts = (call[name].tolist() for name in ("slots", "positions", "counts"))
     if not named:
         return "a step of no rows"
@@ -143,7 +143,7 @@ def refusal(call: dict[str, Array], vocab: int, slots: int, capacity: int) -> st
         return f"{len(call['tokens'])} tokens, but counts for {sum(counts)}"
     for slot, position, count in zip(named, at, counts, strict=True):
         if not 0 <= slot < slots or named.count(slot) > 1:
-            return f"slot {slot} is none of {slots}, or stands twice"
+            return f"slot {slot} is not one of {slots}, or is repeated"
         if count < 1 or position < 0 or position + count > capacity:
             return f"{count} tokens at {position} would reach {position + count} of {capacity}"
     return next((f"token {token} is none of {vocab}" for token in call["tokens"].tolist()
@@ -151,18 +151,18 @@ def refusal(call: dict[str, Array], vocab: int, slots: int, capacity: int) -> st
 
 
 def argmax(logits: Array) -> Array:
-    """Return the lowest index of each row's largest value, or -1 for a row that holds NaN."""
+    """Return the lowest index of each row's largest value, or -1 for a row with NaN."""
     return np.where(np.isnan(logits).any(1), -1, logits.argmax(1)).astype(np.float32)
 
 
 def answer(path: Path) -> tuple[dict[str, Array], dict[str, str]]:
-    """Return the tensors and the words that answer a call."""
+    """Return the tensors and the metadata of the reply to a call."""
     with safe_open(path, "numpy") as file:
         told, call = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if told["op"] == "argmax":
         return {"out": argmax(call["logits"])}, {}
     if told["op"] != "step":
-        return {}, {"declined": "steps and argmax alone"}
+        return {}, {"declined": "supports only step and argmax"}
     model = loaded(path.parent / told["model"])
     why = refusal(call, model.vocab, int(told["slots"]), int(told["capacity"]))
     return ({}, {"refused": why}) if why else (step(model, call), {})

@@ -1,10 +1,10 @@
-"""A candidate for P5: an untuned delta rule by `torch.einsum`, in an arithmetic of its own.
+"""A candidate for P5: an untuned delta rule with `torch.einsum`, in its own arithmetic.
 
     pytest -m phase5 --candidate file:docs/examples/own_delta.py
 
-It claims no written arithmetic, so `truth` is judged by the contract's budget; `twin` is bitwise
-all the same, and it passes because each row is worked by itself, through the slot it names. It
-offers no convolution and no gates: their cases are declined, and counted.
+It declares no arithmetic, so `truth` uses the contract's budget; `twin` is still bitwise. It passes
+`twin` because it computes each row by itself, in the row's slot. It has no convolution and no
+gates: their cases are declined and counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states:
             for x in (q, k))
     for row, count in enumerate(counts):
         for _ in range(count):
-            state = states.whole[states.slots[row]]
+            state = states.all_slots[states.slots[row]]
             state.mul_(g[at, :, None, None])
             read = torch.einsum("hkv,hk->hv", state, k[at])
             change = beta[at, :, None] * (v[at] - read)

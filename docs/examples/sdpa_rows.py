@@ -1,9 +1,9 @@
-"""A candidate for P6: the library's attention, a row and a chunk's token at a time.
+"""A candidate for P6: torch's attention, called for each token of each row.
 
     pytest -m phase6 --candidate file:docs/examples/sdpa_rows.py
 
-It claims no written arithmetic, so `truth` is judged by the contract's budget; `twin` is bitwise
-all the same. It passes `twin` because each token's call sees that token alone.
+It declares no arithmetic, so `truth` uses the contract's budget; `twin` is still bitwise. It passes
+`twin` because each call gets a single token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Any, values: Any
     at = 0
     for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
         for n in range(length, length + count):
-            cached_k, cached_v = keys.whole[keys.slots[row]], values.whole[values.slots[row]]
+            cached_k = keys.all_slots[keys.slots[row]]
+            cached_v = values.all_slots[values.slots[row]]
             cached_k[n], cached_v[n] = k[at], v[at]
             seen = (x[:n + 1].transpose(0, 1).unsqueeze(0) for x in (cached_k, cached_v))
             read = scaled_dot_product_attention(q[at][None, :, None], *seen, enable_gqa=True)

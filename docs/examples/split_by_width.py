@@ -1,9 +1,9 @@
-"""A candidate that fails P3: the product by `tl.dot`, with K cut into more parts for more rows.
+"""A candidate that fails P3: a product with `tl.dot` that splits K into more parts for more rows.
 
     pytest -m phase3 --candidate file:docs/examples/split_by_width.py
 
-A split fills a large device when m is small, and its sums are as good as any; but they are other
-sums at m = 2 than at m = 1, so a row's bits depend on how many requests arrived beside it.
+A split fills a large device when m is small, and its sums are as accurate as others. But the sums
+at m = 2 differ from those at m = 1, so a row's bits depend on the number of concurrent requests.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _dot_rows(weight, x, out, n, k, m, x_stride, out_stride, part, PARTS: tl.con
 
 
 def prepare(weight: Any) -> Tensor:
-    """Return the matrix as the kernel wants it, made once: dequantised, f32[N, K]."""
+    """Return the matrix in the kernel's layout, computed once: dequantised, f32[N, K]."""
     return weight.rows(list(range(weight.n))).to(DEVICE)
 
 

@@ -1,4 +1,4 @@
-"""A writer of rowtwin traces to copy into another engine; docs/traces.md says what it writes."""
+"""A writer of rowtwin traces to copy into another engine; docs/traces.md has the format."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 class TraceWriter:
-    """Call `begin` before a step, `tensor` as its ops end, `end` behind it."""
+    """Call `begin` before a step, `tensor` after each op, and `end` after the step."""
 
     def __init__(self, folder, engine, model):
         self.folder, self.step = Path(folder), -1
@@ -17,11 +17,11 @@ class TraceWriter:
         self._line(format="rowtwin-trace", version=1, engine=engine, model=model)
 
     def begin(self, rows):
-        """Take the step's rows in the order of the batch: (slot, position, token ids) of each."""
+        """Start a step; `rows` has (slot, position, token ids) of each row in batch order."""
         self.step, self.rows, self.lines, self.tensors = self.step + 1, rows, [], {}
 
     def tensor(self, op, name, x, layer=None):
-        """Take what an op made (`output`) or was given (`input 0`): x [tokens of all rows, ...]."""
+        """Record an op's output (`output`) or input (`input 0`): x [tokens of all rows, ...]."""
         parts = x.detach().cpu().split([len(tokens) for _, _, tokens in self.rows])
         for (slot, _, _), part in zip(self.rows, parts, strict=True):
             key = str(len(self.tensors))

@@ -3,13 +3,12 @@
 #
 #     docs/examples/witness_pair.sh OUT [COMMIT]
 #
-# Meant for a CUDA device, with a made file of the 4B shape: random weights, but the shape's types
-# and bytes. P1's server forms batches and loops over their rows, so that S7 alone must refuse its
-# witness; that of the newest path must be admitted. SHAPE=nano DEVICE=cpu tries the script
-# anywhere, and proves nothing: S7 is about time.
+# It needs a CUDA device, and makes a random model of the 4B shape. P1's server forms batches and
+# loops over their rows, so only S7 must refuse its witness; that of the newest path must be
+# admitted. SHAPE=nano DEVICE=cpu tries the script anywhere and proves nothing: S7 is about time.
 #
-# OUT gets the witness, its page, the verdict and the server's log of each path; PATHS=p1 takes one
-# path alone.
+# OUT gets the witness, its page, the verdict and the server's log of each path. PATHS=p1 takes only
+# one path.
 set -eu
 mkdir -p "${1:?where the witnesses go is missing}"
 out=$(cd "$1" && pwd)
@@ -22,7 +21,7 @@ server=
 trap '[ -z "$server" ] || kill "$server" 2> "$work/gone" || :; rm -rf "$work"' EXIT
 trap 'exit 1' INT TERM
 
-# The server has no binary: the digest of the list of its sources, each with its own, stands for it.
+# The server has no binary; the digest of the list of its sources and their digests replaces it.
 find engine phases falsifiers contracts rowtwin.py -name '*.py' -o -name '*.cu' -o -name '*.cuh' |
     LC_ALL=C sort | xargs sha256sum > "$work/sources"
 model=$work/$shape-shape.gguf

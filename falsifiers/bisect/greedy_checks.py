@@ -1,7 +1,7 @@
-"""What a path chooses behind a step, and the greedy runs that it goes on with by itself.
+"""Check a path's argmax and greedy runs after a step.
 
-Behind each step its argmax chooses, of the step's logits and of logits that weights seldom give;
-then runs begin where the step ended, and the state is put back behind each of them.
+After each step, argmax runs on the step's logits and on logits with many ties. Then greedy runs
+start from the state of the step; each is followed by restoring that state.
 """
 
 from __future__ import annotations
@@ -26,191 +26,176 @@ from falsifiers.bisect.paired_runs import (
 )
 
 MAX_RUN_TOKENS = 3
-"""Tokens of the longest run; a run of each length up to it is taken."""
+"""Tokens of the longest greedy run; runs of every length up to it are checked."""
 GUARD_VALUES = 64
-"""Values behind a row of logits, infinite, that are none of its own."""
+"""Infinite values after each row of logits, outside the row."""
 LOGIT_INPUTS = "logits", "logits in few values"
 GREEDY_OP = "greedy_rows"
-"""The part of a path that takes a run."""
+"""The field of a path that executes a greedy run."""
 GREEDY_KINDS = ("choice", "run", "refusal")
-"""Kinds of places that are found behind a step."""
+"""Kinds of locations that are found after a step."""
 
 
 @dataclass(frozen=True)
 class ExpectedChoices:
-    """What one row does alone behind a step, the host choosing each token by the row's argmax."""
+    """The greedy continuation of one solo row after a step, each token chosen by the host."""
 
     choices: tuple[int, ...]
-    """What it chooses of each of LOGITS."""
+    """The argmax of each of `LOGIT_INPUTS`."""
     tokens: list[int]
-    """RUN tokens, the first fed being what it chose."""
+    """`MAX_RUN_TOKENS` tokens that follow `choices[0]`."""
     states: list[dict[str, bytes]]
-    """Digests of what its slot holds after each."""
+    """Digests of the slot's state after each."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a bisection found two runs to part."""
+    """Where a batch differs from its solo rows."""
 
     place: Location
     stray: tuple[str, ...] = ()
-    """State of slots not named in the step, written by it all the same."""
+    """State that the step wrote in slots that it does not name."""
     note: str = ""
-    """What was chosen, in words."""
+    """The tokens that were chosen, as a sentence."""
 
 
 def make_tied_logits(logits: Tensor) -> Tensor:
-    """Return logits f32[m, vocab] of which many are largest, zeros of both signs; none above 0.
+    """Return logits f32[m, vocab] with many ties at the maximum, 0, and zeros of both signs.
 
-    Behind each row stand infinities, which are none of its own.
+    Each row is followed by infinities in memory, so that a read past its end is seen.
     """
     m, vocab = logits.shape
     room = torch.full((m, vocab + GUARD_VALUES), torch.inf)
-    for row, own in zip(room, logits.detach().cpu(), strict=True):  # so that m changes no sum
-        row[:vocab] = ((own - own.max()) / (own.max() - own.mean())).ceil()
+    # one row at a time: the mean of a batch could depend on m
+    for row, source in zip(room, logits.detach().cpu(), strict=True):
+        row[:vocab] = ((source - source.max()) / (source.max() - source.mean())).ceil()
     return room.to(logits.device)[:, :vocab]
 
 
-def expected_choices(lane: SoloRun, step: Step, logits: Tensor) -> list[ExpectedChoices]:
-    """Return what each row does alone behind a step; its state is as it was."""
-    made = []
+def expected_choices(run: SoloRun, step: Step, logits: Tensor) -> list[ExpectedChoices]:
+    """Return the greedy continuation of each solo row after a step; restore its state."""
+    expected = []
     for row, (slot, position, tokens) in enumerate(step.spans()):
-        own = logits[row:row + 1]
-        choices = tuple(lane.choose_token(x) for x in (own, make_tied_logits(own)))
-        held, chosen, states = clone_states(lane, (slot,)), [choices[0]], []
+        row_logits = logits[row:row + 1]
+        choices = tuple(run.choose_token(x) for x in (row_logits, make_tied_logits(row_logits)))
+        copies, chosen, states = clone_states(run, (slot,)), [choices[0]], []
         for at in range(MAX_RUN_TOKENS):
-            after = lane.run_tokens(slot, chosen[-1:], position + len(tokens) + at)
-            chosen.append(lane.choose_token(after[None]))
-            states.append(digest_states(lane, (slot,))[slot])
-        restore_states(lane, held)
-        made.append(ExpectedChoices(choices, chosen[1:], states))
-    return made
+            after = run.run_tokens(slot, chosen[-1:], position + len(tokens) + at)
+            chosen.append(run.choose_token(after[None]))
+            states.append(digest_states(run, (slot,))[slot])
+        restore_states(run, copies)
+        expected.append(ExpectedChoices(choices, chosen[1:], states))
+    return expected
 
 
 class GreedyCheck:
-    """One step's end, from which a batch goes on by its own choices."""
+    """Checks the greedy continuation of a batch after one step."""
 
-    def __init__(self, lane: BatchRun, number: int, step: Step, logits: Tensor,
-                 rows: Sequence[ExpectedChoices]) -> None:
-        self.runner, self.number, self.slots, self.logits, self.expected = (
-            lane, number, step.slots, logits, rows)
+    def __init__(self, run: BatchRun, number: int, step: Step, logits: Tensor,
+                 expected: Sequence[ExpectedChoices]) -> None:
+        self.run, self.number, self.slots, self.logits, self.expected = (
+            run, number, step.slots, logits, expected)
         ends = tuple(p + c for p, c in zip(step.positions, step.counts, strict=True))
-        self.rows = lane.setup.rows(step.slots, ends, (1,) * len(ends))
-        self.first_tokens = [one.choices[0] for one in rows]
+        self.rows = run.setup.rows(step.slots, ends, (1,) * len(ends))
+        self.first_tokens = [row.choices[0] for row in expected]
         self.compared = 0
-        self.overlong_steps = lane.pool.capacity - max(ends) + 1
+        self.overlong_steps = run.pool.capacity - max(ends) + 1
         """Steps of the shortest run that does not fit into the state."""
 
     def find_divergences(self) -> Iterator[Divergence]:
-        """Yield what the batch does otherwise than its rows alone; state is as it was."""
+        """Yield every difference from the solo rows; restore the state after each call."""
         yield from self._check_choices()
         yield from self._check_runs()
         yield from self._check_refusals()
 
     def _check_choices(self) -> Iterator[Divergence]:
-        given = dict(zip(LOGIT_INPUTS, (self.logits, make_tied_logits(self.logits)), strict=True))
-        for at, (name, logits) in enumerate(given.items()):
+        inputs = zip(LOGIT_INPUTS, (self.logits, make_tied_logits(self.logits)), strict=True)
+        for at, (name, logits) in enumerate(inputs):
             got = call_or_describe(partial(self._choose_tokens, logits))
-            for row, one in enumerate(self.expected):
+            for row, want in enumerate(self.expected):
                 self.compared += 1
-                if isinstance(got, str) or got[row] != one.choices[at]:
-                    yield self._divergence(
-                        "choice",
-                        "argmax",
-                        row,
-                        name,
-                        f"{_format_outcome(got)}, but should choose {one.choices[at]} for the row",
-                    )
+                if isinstance(got, str) or got[row] != want.choices[at]:
+                    yield self._divergence("choice", "argmax", row, name,
+                                           f"{_format_outcome(got)}, but should choose "
+                                           f"{want.choices[at]} for the row")
 
     def _check_runs(self) -> Iterator[Divergence]:
         for steps in range(1, MAX_RUN_TOKENS + 1):
             got, before, after = self._call_and_restore(self._greedy_call(steps))
             if isinstance(got, str):
-                yield self._divergence(
-                    "run", GREEDY_OP, 0, f"all of a run of {steps}", _format_outcome(got)
-                )
+                yield self._divergence("run", GREEDY_OP, 0, f"all of a run of {steps}",
+                                       _format_outcome(got))
                 return
             for at in range(steps):
-                for row, one in enumerate(self.expected):
+                for row, want in enumerate(self.expected):
                     self.compared += 1
-                    if got[row][at:at + 1] != one.tokens[at:at + 1]:
+                    if got[row][at:at + 1] != want.tokens[at:at + 1]:
                         yield self._divergence("run", GREEDY_OP, row, f"token {at + 1}",
-                                          f"it chooses {got[row]}, but should choose "
-                                          f"{one.tokens[:steps]}")
-            want = before | {slot: one.states[steps - 1]
-                             for slot, one in zip(self.slots, self.expected, strict=True)}
-            yield from self._compare_states(
-                "run", GREEDY_OP, after, want, f"after a run of {steps}"
-            )
+                                               f"it chooses {got[row]}, but should choose "
+                                               f"{want.tokens[:steps]}")
+            states = {slot: row.states[steps - 1]
+                      for slot, row in zip(self.slots, self.expected, strict=True)}
+            yield from self._compare_states("run", GREEDY_OP, after, before | states,
+                                            f"after a run of {steps}")
 
     def _check_refusals(self) -> Iterator[Divergence]:
-        """Yield what is not refused as it must be, the last row being the one to blame."""
-        lane, vocab = self.runner, self.runner.setup.model.config.vocab
+        """Yield each bad input that is not refused; it is always in the last row."""
+        run, vocab = self.run, self.run.setup.model.config.vocab
         last = len(self.expected) - 1
         with_nan = self.logits.clone()
         with_nan[last, -1] = torch.nan
         for op, name, got in (
-            ("argmax", "NaN in logits", call_or_describe(partial(self._choose_tokens, with_nan))),
-            (
-                GREEDY_OP,
-                "NaN in a state",
-                self._call_and_restore(self._greedy_call(2), self.slots[last])[0],
-            ),
-        ):
+                ("argmax", "NaN in logits",
+                 call_or_describe(partial(self._choose_tokens, with_nan))),
+                (GREEDY_OP, "NaN in a state",
+                 self._call_and_restore(self._greedy_call(2), self.slots[last])[0])):
             self.compared += 1
             if not _is_refusal(got) or f"row {last} " not in got:
-                yield self._divergence("refusal", op, last, name,
-                                  f"{_format_outcome(got)}, but should be refused for row {last}")
-        step = partial(
-            lane.path.step, lane.setup.model, lane.pool, [*self.first_tokens[:-1], vocab], self.rows
-        )
+                yield self._divergence("refusal", op, last, name, f"{_format_outcome(got)}, but "
+                                       f"should be refused for row {last}")
+        step = partial(run.path.step, run.setup.model, run.pool,
+                       [*self.first_tokens[:-1], vocab], self.rows)
         for op, name, call in (
-            ("step", f"token {vocab}, past the vocabulary", step),
-            (
-                GREEDY_OP,
-                f"a run of {self.overlong_steps}, past the end of the state",
-                self._greedy_call(self.overlong_steps),
-            ),
-        ):
+                ("step", f"token {vocab}, past the vocabulary", step),
+                (GREEDY_OP, f"a run of {self.overlong_steps}, past the end of the state",
+                 self._greedy_call(self.overlong_steps))):
             self.compared += 1
             got, before, after = self._call_and_restore(call)
             if not _is_refusal(got):
                 yield self._divergence("refusal", op, last, name, _format_outcome(got))
-            yield from self._compare_states(
-                "refusal", op, after, before, f"after the refusal of {name}"
-            )
+            yield from self._compare_states("refusal", op, after, before,
+                                            f"after the refusal of {name}")
 
     def _greedy_call(self, steps: int) -> Callable[[], Any]:
-        return partial(self.runner.path.decode_greedy, self.runner.setup.model, self.runner.pool,
+        return partial(self.run.path.decode_greedy, self.run.setup.model, self.run.pool,
                        self.first_tokens, self.rows, steps)
 
-    def _call_and_restore(self, call: Callable[[], Any],
-              poisoned: int | None = None) -> tuple[Any, StateDigests, StateDigests]:
-        """Return what a call gives, and the states before and after it; put them back."""
-        lane = self.runner
-        held = clone_states(lane, lane.slots)
+    def _call_and_restore(self, call: Callable[[], Any], poisoned: int | None = None
+                          ) -> tuple[Any, StateDigests, StateDigests]:
+        """Return a call's result and the states before and after it; restore the states."""
+        run = self.run
+        copies = clone_states(run, run.slots)
         if poisoned is not None:
-            for view in lane.state(poisoned).values():
+            for view in run.state(poisoned).values():
                 view.fill_(torch.nan)
-        before, got = digest_states(lane, lane.slots), call_or_describe(call)
-        after = digest_states(lane, lane.slots)
-        restore_states(lane, held)
+        before, got = digest_states(run, run.slots), call_or_describe(call)
+        after = digest_states(run, run.slots)
+        restore_states(run, copies)
         return got, before, after
 
     def _compare_states(self, kind: str, op: str, after: StateDigests, want: StateDigests,
-               when: str) -> Iterator[Divergence]:
+                        when: str) -> Iterator[Divergence]:
         for slot in (*self.slots, *(slot for slot in want if slot not in self.slots)):
             for name, digest in want[slot].items():
                 self.compared += 1
                 if after[slot][name] != digest:
-                    told = f"{name} is changed" if kind == "refusal" else name
-                    yield Divergence(
-                        Location(self.number, kind, op, slot, told), note=f"seen {when}"
-                    )
+                    shown = f"{name} is changed" if kind == "refusal" else name
+                    yield Divergence(Location(self.number, kind, op, slot, shown),
+                                     note=f"seen {when}")
 
     def _choose_tokens(self, logits: Tensor) -> list[int]:
         out = torch.full((len(logits),), -1, dtype=torch.int64, device=logits.device)
-        self.runner.path.argmax(logits, out)
+        self.run.path.argmax(logits, out)
         chosen: list[int] = out.tolist()
         return chosen
 
@@ -219,13 +204,13 @@ class GreedyCheck:
 
 
 def call_or_describe(call: Callable[[], Any]) -> Any:
-    """Return what a call gives, or in words how it ended."""
+    """Return a call's result, or its exception as a phrase."""
     try:
         return call()
     except ValueError as error:
         return f"is refused: {error}"
     except Exception as error:
-        return f"ends in {type(error).__name__}: {error}"
+        return f"raises {type(error).__name__}: {error}"
 
 
 def _is_refusal(got: Any) -> bool:
@@ -234,5 +219,5 @@ def _is_refusal(got: Any) -> bool:
 
 def _format_outcome(got: Any) -> str:
     if isinstance(got, Tensor):
-        return "it is taken"
+        return "it is accepted"
     return f"it {got}" if isinstance(got, str) else f"it chooses {got}"

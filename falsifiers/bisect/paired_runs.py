@@ -1,7 +1,7 @@
-"""The same tokens on two lanes: a batch, and each of its sequences alone.
+"""Run the same planned steps twice: as a batch, and as one run for each of its sequences.
 
-A lane advances by one planned step at a time. Nothing here knows more of models, pools and paths
-than their methods; whoever wires the suite hands them over.
+Each run advances one planned step at a time. Models, pools and paths come from the caller as
+objects; this module only calls their methods.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from falsifiers.judging.batch_driver import MakeRows, make_prompt
 from falsifiers.judging.errors import SuiteError
 
 TAIL_ROWS = 17
-"""Cache rows behind the longest sequence, so that a read past its end meets poison."""
+"""Cache rows after the longest sequence; a read past its end reads poison."""
 IDLE_SLOTS = 2
-"""Slots that no sequence takes; one holds numbers, one NaN."""
+"""Slots that no sequence uses; one holds random numbers, one NaN."""
 StateDigests = dict[int, dict[str, bytes]]
-"""Digests of what slots hold, by slot and name."""
+"""Digests of the state tensors, by slot and name."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one step advances: rows, their tokens, and the slots that begin anew before it."""
+    """One step: its rows, their tokens, and the slots that are cleared before it."""
 
     slots: tuple[int, ...]
     positions: tuple[int, ...]
@@ -53,22 +53,21 @@ def plan(m: int, steps: int, prompt: int, vocab: int, seed: int = 0) -> list[Ste
     slots = draw.sample(range(m + IDLE_SLOTS), m)
     texts = {slot: (make_prompt(1000 * seed + i, prompt + 5 * steps + 8, vocab), 0)
              for i, slot in enumerate(slots)}
-    made = []
+    planned = []
     for number in range(steps):
         joins: tuple[int, ...] = tuple(slots) if number == 0 else ()
         if number == 4:
             joins = (slots[-1],)
             texts[slots[-1]] = (make_prompt(1000 * seed + m, 5 * steps + 8, vocab), 0)
         active = slots[1:] if number == 3 and m > 1 else list(slots)
-        counts = [
-            _token_count(number, i, slot == slots[0], prompt) for i, slot in enumerate(active)
-        ]
+        counts = [_token_count(number, i, slot == slots[0], prompt)
+                  for i, slot in enumerate(active)]
         spans = [(texts[s], c) for s, c in zip(active, counts, strict=True)]
-        made.append(Step(tuple(active), tuple(at for (_, at), _ in spans), tuple(counts),
-                         tuple(t for (text, at), c in spans for t in text[at:at + c]), joins))
+        planned.append(Step(tuple(active), tuple(at for (_, at), _ in spans), tuple(counts),
+                            tuple(t for (text, at), c in spans for t in text[at:at + c]), joins))
         texts.update({s: (text, at + c) for s, ((text, at), c) in zip(active, spans, strict=True)})
         draw.shuffle(slots)
-    return made
+    return planned
 
 
 def _token_count(number: int, row: int, first: bool, prompt: int) -> int:
@@ -78,38 +77,38 @@ def _token_count(number: int, row: int, first: bool, prompt: int) -> int:
 
 
 def capacity_of(steps: Sequence[Step]) -> int:
-    """Return how many cache rows a slot needs for the steps, with a tail behind them."""
+    """Return how many cache rows a slot needs for the steps, plus `TAIL_ROWS`."""
     return TAIL_ROWS + max(p + c for s in steps for p, c in zip(s.positions, s.counts, strict=True))
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What is compared, as whoever wires the suite hands it over."""
+    """The models and paths that a bisection compares."""
 
     name: str
-    """The batched path, in words."""
+    """The batched path, for messages."""
     against: str
-    """What each row is held to, in words."""
+    """What each row is compared with, for messages."""
     model: Any
     """The model on the device of the batch."""
     path: Callable[[], Any]
-    """Makes the path under test; anew, as a wrong one may keep something between steps."""
+    """Returns a new path under test; a wrong path may carry state from one run to the next."""
     solo_path: Callable[[], Any] | None
-    """Makes the path that runs each row alone, or None for the oracle, `forward_single`."""
+    """Returns a new path for the solo rows, or None for the oracle, `forward_single`."""
     oracle: Any
-    """The model that runs the rows alone."""
+    """The model that runs the solo rows."""
     trusted_path: Any
-    """A path whose ops are known to be right, to swap back."""
+    """A path with correct ops, from which ops are swapped back."""
     rows: MakeRows
 
     @property
     def is_self_compared(self) -> bool:
-        """Whether the rows alone run on the very path under test."""
+        """Whether the solo rows run on the path under test."""
         return self.solo_path is self.path
 
 
 class BatchRun:
-    """The lane of all rows together, on a pool where what nobody wrote is poison."""
+    """Runs all rows together, on a pool whose unwritten state is poison."""
 
     def __init__(self, setup: Setup, path: Any, steps: Sequence[Step], m: int) -> None:
         self.setup, self.path = setup, path
@@ -124,7 +123,7 @@ class BatchRun:
                            else torch.full(view.shape, torch.nan))
 
     def join(self, step: Step) -> None:
-        """Make the slots fresh that begin anew in this step."""
+        """Clear the slots whose sequences begin with this step."""
         for slot in step.joins:
             self.pool.slot(slot).clear()
 
@@ -135,12 +134,12 @@ class BatchRun:
             logits: Tensor = self.path.step(self.setup.model, self.pool, list(step.tokens), rows,
                                             sink)
         except Exception as error:
-            raise SuiteError(f"a step of {len(step.slots)} rows on {self.setup.name} ended in "
+            raise SuiteError(f"a step of {len(step.slots)} rows on {self.setup.name} raised "
                              f"{type(error).__name__}: {error}") from error
         return logits
 
     def state(self, slot: int) -> dict[str, Tensor]:
-        """Return views of everything that a slot holds."""
+        """Return views of a slot's state tensors, by name."""
         named: dict[str, Tensor] = self.pool.slot(slot).named()
         return named
 
@@ -150,34 +149,33 @@ class BatchRun:
         return range(self.pool.slots)
 
 
-def digest_states(lane: BatchRun | SoloRun, slots: Sequence[int]) -> StateDigests:
-    """Return digests of everything that the slots hold."""
-    return {
-        slot: {name: digest_tensor(x) for name, x in lane.state(slot).items()} for slot in slots
-    }
+def digest_states(run: BatchRun | SoloRun, slots: Sequence[int]) -> StateDigests:
+    """Return digests of the slots' state tensors."""
+    return {slot: {name: digest_tensor(x) for name, x in run.state(slot).items()}
+            for slot in slots}
 
 
-def clone_states(lane: BatchRun | SoloRun, slots: Sequence[int]) -> dict[int, dict[str, Tensor]]:
-    """Return copies of everything that the slots hold."""
-    return {slot: {name: x.clone() for name, x in lane.state(slot).items()} for slot in slots}
+def clone_states(run: BatchRun | SoloRun, slots: Sequence[int]) -> dict[int, dict[str, Tensor]]:
+    """Return copies of the slots' state tensors."""
+    return {slot: {name: x.clone() for name, x in run.state(slot).items()} for slot in slots}
 
 
-def restore_states(lane: BatchRun | SoloRun, held: dict[int, dict[str, Tensor]]) -> None:
-    """Make the slots hold again what was copied of them."""
-    for slot, named in held.items():
-        for name, view in lane.state(slot).items():
+def restore_states(run: BatchRun | SoloRun, copies: dict[int, dict[str, Tensor]]) -> None:
+    """Write back copies of the slots' state tensors."""
+    for slot, named in copies.items():
+        for name, view in run.state(slot).items():
             view.copy_(named[name])
 
 
 class SoloRun:
-    """The lane of each row by itself, in a pool of one slot that began as the batch's slot."""
+    """Runs each row by itself, in a pool of one slot with the same first contents as the batch."""
 
     def __init__(self, setup: Setup, path: Any, steps: Sequence[Step]) -> None:
         self.setup, self.path, self.capacity = setup, path, capacity_of(steps)
         self.pools: dict[int, Any] = {}
 
     def join(self, step: Step) -> None:
-        """Give sequences that begin anew a slot: poison behind their end, as in the batch."""
+        """Give each sequence that begins a cleared slot, with poison past its end as in a batch."""
         for slot in step.joins:
             if slot not in self.pools:
                 self.pools[slot] = self.setup.oracle.new_pool(1, self.capacity)
@@ -195,11 +193,11 @@ class SoloRun:
             if only not in (None, slot):
                 continue
 
-            def told(op: str, _: int, inputs: tuple[Tensor, ...], output: Tensor,
-                     slot: int = slot) -> None:
+            def report(op: str, _: int, inputs: tuple[Tensor, ...], output: Tensor,
+                       slot: int = slot) -> None:
                 sink(op, slot, inputs, output)
 
-            logits.append(self.run_tokens(slot, list(tokens), position, sink and told))
+            logits.append(self.run_tokens(slot, list(tokens), position, sink and report))
         return torch.stack(logits) if logits else torch.empty(0)
 
     def run_tokens(self, slot: int, tokens: list[int], position: int, sink: Any = None) -> Tensor:
@@ -210,24 +208,24 @@ class SoloRun:
             return logits
         rows = self.setup.rows((0,), (position,), (len(tokens),))
         try:
-            one: Tensor = self.path.step(model, pool, tokens, rows, sink)[0]
+            row_logits: Tensor = self.path.step(model, pool, tokens, rows, sink)[0]
         except Exception as error:
-            raise SuiteError(f"a row alone on {self.setup.against} ended in "
+            raise SuiteError(f"a solo row on {self.setup.against} raised "
                              f"{type(error).__name__}: {error}") from error
-        return one
+        return row_logits
 
     def choose_token(self, logits: Tensor) -> int:
-        """Return the token that is chosen of logits f32[1, vocab]."""
+        """Return the argmax of logits f32[1, vocab]."""
         path = self.path or self.setup.oracle.ops
         out = torch.empty(1, dtype=torch.int64, device=logits.device)
         try:
             path.argmax(logits, out)
         except Exception as error:
-            raise SuiteError(f"argmax of a row alone on {self.setup.against} ended in "
+            raise SuiteError(f"argmax of a solo row on {self.setup.against} raised "
                              f"{type(error).__name__}: {error}") from error
         return int(out[0])
 
     def state(self, slot: int) -> dict[str, Tensor]:
-        """Return views of everything that a sequence's slot holds."""
+        """Return views of the state tensors of a sequence's slot, by name."""
         named: dict[str, Tensor] = self.pools[slot].slot(0).named()
         return named

@@ -1,4 +1,4 @@
-"""The steps that a case of a contract takes, noted while its falsifier runs, to be bisected."""
+"""Record the steps that a contract case runs, so that they can be bisected."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from falsifiers.judging.subject import Subject
 
 @dataclass
 class RecordedSteps:
-    """What was asked of one pool."""
+    """The steps that ran on one pool."""
 
     pool: Any
-    """Held, so that no other pool gets its address."""
+    """A reference, so that no other pool gets the same id()."""
     steps: list[Step] = field(default_factory=list)
     token_counts: dict[int, int] = field(default_factory=dict)
-    """Tokens that each slot holds by the steps so far."""
+    """Tokens in each slot after the recorded steps."""
     skipped_rows: int = 0
-    """Rows that go on from a state which no step made."""
+    """Rows that continue a state which no recorded step produced."""
 
     @property
     def slots(self) -> int:
@@ -38,59 +38,60 @@ class RecordedSteps:
         return max((len(step.slots) for step in self.steps), default=0)
 
     def add(self, tokens: Sequence[int], rows: Any) -> None:
-        """Note a step, less the rows whose sequences did not begin in a step."""
+        """Record a step without the rows whose sequences did not begin in a recorded step."""
         spans = []
-        for slot, position, own in rows.spans(tokens):
+        for slot, position, row_tokens in rows.spans(tokens):
             if position == 0 or self.token_counts.get(slot) == position:
-                spans.append((slot, position, tuple(own)))
-                self.token_counts[slot] = position + len(own)
+                spans.append((slot, position, tuple(row_tokens)))
+                self.token_counts[slot] = position + len(row_tokens)
             else:
                 self.skipped_rows += 1
         if spans:
             slots, positions, texts = zip(*spans, strict=True)
             self.steps.append(Step(
-                slots, positions, tuple(map(len, texts)), tuple(t for one in texts for t in one),
+                slots, positions, tuple(map(len, texts)), tuple(t for text in texts for t in text),
                 tuple(slot for slot, position, _ in spans if position == 0)))
 
 
 def record_steps(case: Case, bank: Bank, subject: Subject) -> list[RecordedSteps]:
-    """Run a case and return what it asked of each pool, the widest first.
+    """Run a case and return the steps of each pool, the pool with the widest step first.
 
-    The steps up to a failure are what a failing case took. Raises `SuiteError` when it takes no
-    step of the path that it judges.
+    A failing case is recorded up to its failure. Raises `SuiteError` when the case runs no step
+    of the path under test.
     """
     if subject.path is None:
-        raise SuiteError(f"{case.id} is about the engine's parts, none of which is a step")
-    noted: dict[int, RecordedSteps] = {}
-    watched = replace(subject, path=_recording_path(subject.path, noted))
+        raise SuiteError(f"{case.id} tests single functions of the engine and runs no step, so "
+                         f"there is nothing to bisect")
+    recorded: dict[int, RecordedSteps] = {}
+    recording = replace(subject, path=_recording_path(subject.path, recorded))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with subject.around():
-                bank.falsifiers[case.falsifier](case=case, subject=watched, judge=Judge(case))
+                bank.falsifiers[case.falsifier](case=case, subject=recording, judge=Judge(case))
     except (ParityBroken, Declined, Unmeasurable):
         pass
     except SuiteError:
         raise
     except Exception as error:
-        if not noted:
-            raise SuiteError(f"{case.id} ended in {type(error).__name__}: {error}") from error
-    found = sorted((one for one in noted.values() if one.steps), key=lambda one: -one.widest)
-    if not found:
-        raise SuiteError(f"{case.id} takes no step, so there is none to bisect: it attacks an op "
-                         f"alone, and its verdict names the place")
-    return found
+        if not recorded:
+            raise SuiteError(f"{case.id} raised {type(error).__name__}: {error}") from error
+    pools = sorted((pool for pool in recorded.values() if pool.steps), key=lambda p: -p.widest)
+    if not pools:
+        raise SuiteError(f"{case.id} runs no step, so there is nothing to bisect: it tests a "
+                         f"single op, and its verdict names the place")
+    return pools
 
 
-def _recording_path(path: Any, noted: dict[int, RecordedSteps]) -> Any:
-    """Return a path that notes each step before it is run; its parts stay what they are."""
+def _recording_path(path: Any, recorded: dict[int, RecordedSteps]) -> Any:
+    """Return a path that records each step; its ops stay the same objects."""
     base = type(path)
 
     def step(self: Any, model: Any, pool: Any, tokens: Sequence[int], rows: Any,
              sink: Any = None) -> Any:
-        logits = base.step(self, model, pool, tokens, rows, sink)  # one that is refused is none
-        noted.setdefault(id(pool), RecordedSteps(pool)).add(tokens, rows)
+        logits = base.step(self, model, pool, tokens, rows, sink)  # raises for a refused step
+        recorded.setdefault(id(pool), RecordedSteps(pool)).add(tokens, rows)
         return logits
 
-    parts = {part.name: getattr(path, part.name) for part in fields(path)}
-    return type("Watched", (base,), {"step": step})(**parts)
+    ops = {op.name: getattr(path, op.name) for op in fields(path)}
+    return type("RecordingPath", (base,), {"step": step})(**ops)

@@ -1,4 +1,4 @@
-"""The command `rowtwin trace`, and what `rowtwin bisect --trace A --trace B` does."""
+"""The commands `rowtwin trace` and `rowtwin bisect --trace A --trace B`."""
 
 from __future__ import annotations
 
@@ -43,47 +43,43 @@ def trace(
     device: Annotated[str, typer.Option(
         metavar="cpu|cuda", help="Where the batch runs.")] = "cpu",
 ) -> None:
-    """Write every op's inputs and outputs, step by step, as docs/traces.md describes."""
+    """Write every op's inputs and outputs, step by step, in the format of docs/traces.md."""
     from falsifiers.bisect.paired_runs import BatchRun, SoloRun
     from falsifiers.bisect.trace_files import record_trace
     from falsifiers.judging.errors import SuiteError
     if alone and candidate is not None:
-        raise SuiteError("--alone runs forward_single, in which --candidate has no part: give one")
-    setup, run = plan_run(model, (phase, candidate, "oracle", device), m, steps, prompt, seed)
-    lane = SoloRun(setup, None, run) if alone else BatchRun(setup, setup.path(), run, m)
+        raise SuiteError("--alone runs forward_single without --candidate: drop one of them")
+    setup, planned = plan_run(model, (phase, candidate, "oracle", device), m, steps, prompt, seed)
+    run = SoloRun(setup, None, planned) if alone else BatchRun(setup, setup.path(), planned, m)
     engine = f"rowtwin, {'forward_single' if alone else setup.name}"
-    size = record_trace(
-        out, lane, run, {"engine": escape_non_utf8(engine), "model": escape_non_utf8(model)}
-    )
-    print(f"{escape_non_utf8(str(out))}: {len(run)} steps of {engine}, {size:,} bytes of tensors")
+    header = {"engine": escape_non_utf8(engine), "model": escape_non_utf8(model)}
+    size = record_trace(out, run, planned, header)
+    print(f"{escape_non_utf8(str(out))}: {len(planned)} steps of {engine}, {size:,} bytes of "
+          f"tensors")
 
 
 def compare_trace_dirs(traces: Sequence[Path], names: Path | None,
-              within: tuple[float | None, float | None], html: Path | None,
-              as_json: bool) -> int:
-    """Compare two traces and tell where they part first; return the exit code."""
+                       limits: tuple[float | None, float | None], html: Path | None,
+                       as_json: bool) -> int:
+    """Compare two traces and print where they first differ; return the exit code."""
     from falsifiers.bisect import trace_compare, trace_files, trace_names
     from falsifiers.judging.errors import SuiteError
     if len(traces) != 2:
-        raise SuiteError(f"give --trace twice: {len(traces)} is no pair of traces")
+        raise SuiteError(f"pass --trace DIR twice, not {len(traces)} times")
     if html is not None and os.path.lexists(html):
-        raise SuiteError(f"--html {html} exists already, and nothing is overwritten")
-    bounds = _build_bounds(*within)
-    known = trace_names.load_names(names) if names is not None else trace_names.NameMap()
-    found = trace_compare.compare_traces(
-        trace_files.load_trace(traces[0]), trace_files.load_trace(traces[1]), known, bounds
-    )
+        raise SuiteError(f"--html {html} exists and is not overwritten: pass a new file")
+    bounds = _build_bounds(*limits)
+    name_map = trace_names.load_names(names) if names is not None else trace_names.NameMap()
+    got, want = map(trace_files.load_trace, traces)
+    found = trace_compare.compare_traces(got, want, name_map, bounds)
     if html is not None:
         try:
             from reports.trace_map import page
             html.write_text(page(found), encoding="utf-8")
         except OSError as error:
             raise SuiteError(f"--html {html} cannot be written: {error.strerror}") from None
-    print(
-        json.dumps(_comparison_dict(found), indent=2)
-        if as_json
-        else "\n".join(format_comparison(found))
-    )
+    print(json.dumps(_comparison_dict(found), indent=2) if as_json
+          else "\n".join(format_comparison(found)))
     return 1 if found.first_difference is not None else 0
 
 
@@ -93,7 +89,7 @@ def _build_bounds(cosine: float | None, norm: float | None) -> Bounds | None:
     if cosine is None and norm is None:
         return None
     if cosine is None or norm is None:
-        raise SuiteError("--cosine and --norm go together: a direction says nothing of a size")
+        raise SuiteError("--cosine and --norm go together: pass both")
     if not (0 < cosine <= 1 and 0 <= norm < 1):
         raise SuiteError(f"--cosine must be in (0, 1] and --norm in [0, 1), but are {cosine} and "
                          f"{norm}")
@@ -101,34 +97,31 @@ def _build_bounds(cosine: float | None, norm: float | None) -> Bounds | None:
 
 
 def _comparison_dict(found: Comparison) -> dict[str, object]:
-    """Return the comparison as JSON would have it."""
+    """Return the comparison as a JSON object."""
     cells = [{"step": cell.step, "layer": cell.layer, "compared": cell.compared,
               "differ": cell.differ, "within": cell.within} for cell in found.cells.values()]
-    told = found.report.to_dict()
-    told.pop("healed_by")
-    told.pop("stray")
-    return {**told, "steps_left_out": found.steps_left_out, "cells": cells}
+    report = {key: value for key, value in found.report.to_dict().items()
+              if key not in ("healed_by", "stray")}
+    return {**report, "steps_left_out": found.steps_left_out, "cells": cells}
 
 
 def format_comparison(found: Comparison) -> list[str]:
-    """Return a comparison in words."""
+    """Return a comparison as lines of text."""
     from falsifiers.bisect.cli import format_location
-    report = found.report
-    told = [f"{report.path} held to {report.against}: {report.steps} steps, {report.compared:,} "
-            f"tensors compared" + (f", {found.steps_left_out} steps of one alone left out"
-                                   if found.steps_left_out else "")]
-    if found.bounds is not None:
-        told.append(f"a tensor agrees when every token's vector has a cosine of at least "
-                    f"{found.bounds.cosine} and a norm within {found.bounds.norm} of the other's; "
-                    f"{sum(cell.within for cell in found.cells.values())} agree without equal bits")
+    report, bounds, first = found.report, found.bounds, found.first_difference
+    lines = [f"{report.path} compared with {report.against}: {report.steps} steps, "
+             f"{report.compared:,} tensors compared"]
+    if found.steps_left_out:
+        lines[0] += f", {found.steps_left_out} steps left out, as only one trace has them"
+    if bounds is not None:
+        lines.append(f"a tensor agrees when every token's vector has a cosine of at least "
+                     f"{bounds.cosine} and a norm within {bounds.norm} of the other's; "
+                     f"{sum(cell.within for cell in found.cells.values())} agree without equal "
+                     f"bits")
     if report.not_compared:
-        told.append(f"in one of the two alone, so not compared: {', '.join(report.not_compared)}")
-    told += format_location(report)
-    if (
-        found.first_difference is not None
-        and found.first_difference.cosine is not None
-        and found.bounds is not None
-    ):
-        told.append(f"  least cosine of a token {found.first_difference.cosine:.9f}, norm off by "
-                    f"{found.first_difference.norm:.6f}")
-    return told
+        lines.append(f"not compared, as only one trace has it: {', '.join(report.not_compared)}")
+    lines += format_location(report)
+    if first is not None and first.cosine is not None and bounds is not None:
+        lines.append(f"  smallest cosine of a token {first.cosine:.9f}, norm off by "
+                     f"{first.norm:.6f}")
+    return lines

@@ -1,7 +1,7 @@
-"""Two traces of the same tokens held together, op by op, to the first place where they part.
+"""Compare two traces of the same tokens op by op, and find the first difference.
 
-Without bounds two tensors agree when their bits do. Traces of different arithmetics never agree
-so; for them bounds say how far a token's vector may be, and a cell of the map tells which it was.
+Without bounds, two tensors agree when their bits are equal. For traces of different arithmetics,
+bounds limit how far a token's vector may be from the other's; each cell counts both kinds.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from falsifiers.judging.judge import as_bits
 from falsifiers.judging.tolerance import cosine_and_norm_ratio
 
 MAX_DIFFERENCES = 12
-"""Differences of a cell that are kept; all are counted."""
+"""Differences that a cell stores; all are counted."""
 TensorKey = tuple[str, int, str]
 """An op's id, a slot, a tensor's name."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How far each token's vector may be from the other's and still agree."""
+    """How far each token's vector may be from the other's to agree."""
 
     cosine: float
+    """The smallest cosine."""
     norm: float
-    """The most by which the ratio of the norms may leave 1."""
+    """The largest distance of the ratio of norms from 1."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One tensor that is not the other's bit for bit."""
+    """A tensor that is not bit-identical to the other trace's."""
 
     place: Location
     row: int
@@ -45,23 +46,23 @@ class Difference:
     """None when the shapes or types differ."""
     note: str
     cosine: float | None
-    """The least cosine of a token's vector, None where it cannot be told."""
+    """The smallest cosine of a token's vector; None if shapes differ."""
     norm: float | None
     """The largest distance of a token's ratio of norms from 1."""
     within: bool
-    """Whether it is inside of the bounds."""
+    """Whether it is inside the bounds."""
 
 
 @dataclass
 class Cell:
-    """What one layer made of one step, over all slots."""
+    """The comparison of one layer in one step, over all slots."""
 
     step: int
     layer: str
-    """The layer's number, or the op outside of the layers."""
+    """The layer's number, or the op outside the layers."""
     compared: int = 0
     differ: int = 0
-    """Tensors outside of the bounds; without bounds, any that are not equal."""
+    """Tensors outside the bounds; without bounds, all that are not equal."""
     within: int = 0
     differences: list[Difference] = field(default_factory=list)
 
@@ -75,7 +76,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two traces said of each other."""
+    """The result of comparing two traces."""
 
     report: Report
     first_difference: Difference | None
@@ -90,7 +91,10 @@ class Comparison:
 def compare_traces(
     got: TraceDir, want: TraceDir, names: NameMap, bounds: Bounds | None
 ) -> Comparison:
-    """Hold every tensor of one trace to the other's of the same step, slot, op and name."""
+    """Compare every tensor of one trace with the other's of the same step, slot, op and name.
+
+    Raises `SuiteError` when the traces ran other tokens, or have no tensor in common.
+    """
     ours = {step.line.step: step for step in got.steps}
     theirs = {step.line.step: step for step in want.steps}
     common = [number for number in ours if number in theirs]
@@ -98,11 +102,11 @@ def compare_traces(
         raise SuiteError(f"{got.folder} and {want.folder} have no step in common")
     cells: dict[tuple[int, str], Cell] = {}
     layers: dict[str, None] = {}
-    lost: dict[str, None] = {}
+    unpaired: dict[str, None] = {}
     first: Difference | None = None
     for number in common:
         _require_same_rows(ours[number], theirs[number], got, want)
-        pairs = _pair_tensors(ours[number], theirs[number], names, lost)
+        pairs = _pair_tensors(ours[number], theirs[number], names, unpaired)
         for key, left, right in pairs:
             layer = _layer_of(key[0])
             layers[layer] = None
@@ -118,9 +122,9 @@ def compare_traces(
                 cell.differences.append(found)
     total = sum(cell.compared for cell in cells.values())
     if not total:
-        raise SuiteError(f"{got.folder} and {want.folder} name no op, slot and tensor alike, so "
-                         f"nothing can be compared; --names FILE maps names")
-    report = Report(got.description, want.description, len(common), total, list(lost))
+        raise SuiteError(f"{got.folder} and {want.folder} have no tensor with the same op, slot "
+                         f"and name, so nothing can be compared: map the names with --names FILE")
+    report = Report(got.description, want.description, len(common), total, list(unpaired))
     if first is not None:
         report = replace(report, place=first.place, row=first.row, values=first.values,
                          note=first.note)
@@ -129,7 +133,7 @@ def compare_traces(
 
 
 def _order_layers(layers: dict[str, None]) -> Iterator[str]:
-    """Yield what stands before the first layer, the layers by number, and what stands behind."""
+    """Yield the ops before the first layer, the layers by number, and the ops after them."""
     every = list(layers)
     numbered = [i for i, layer in enumerate(every) if layer.isdigit()]
     start = numbered[0] if numbered else len(every)
@@ -144,7 +148,7 @@ def _layer_of(op: str) -> str:
 
 
 def _require_same_rows(ours: TraceStep, theirs: TraceStep, got: TraceDir, want: TraceDir) -> None:
-    """Refuse steps of other tokens, which have nothing to say of each other."""
+    """Raise `SuiteError` when two steps do not have the same rows."""
     left, right = ({row.slot: (row.position, row.tokens) for row in step.line.rows}
                    for step in (ours, theirs))
     if left != right:
@@ -155,15 +159,18 @@ def _require_same_rows(ours: TraceStep, theirs: TraceStep, got: TraceDir, want: 
 
 
 def _pair_tensors(ours: TraceStep, theirs: TraceStep, names: NameMap,
-           lost: dict[str, None]) -> Iterator[tuple[TensorKey, Tensor, Tensor]]:
-    """Yield tensors of the same name, in the order of the first trace; note the others' ops."""
+                  unpaired: dict[str, None]) -> Iterator[tuple[TensorKey, Tensor, Tensor]]:
+    """Yield tensors of the same key, in the order of the first trace.
+
+    Adds the ops of tensors that only one trace has to `unpaired`.
+    """
     left, right = _tensors_by_key(ours, names), _tensors_by_key(theirs, names)
-    lost.update(dict.fromkeys(key[0] for key in [*left, *right]
-                              if key not in left or key not in right))
-    mine, other = ours.values(), theirs.values()
+    unpaired.update(dict.fromkeys(key[0] for key in [*left, *right]
+                                  if key not in left or key not in right))
+    left_values, right_values = ours.values(), theirs.values()
     for key, line in left.items():
         if key in right:
-            yield key, mine[line.tensor], other[right[key].tensor]
+            yield key, left_values[line.tensor], right_values[right[key].tensor]
 
 
 def _tensors_by_key(step: TraceStep, names: NameMap) -> dict[TensorKey, TensorLine]:
@@ -180,28 +187,28 @@ def _tensors_by_key(step: TraceStep, names: NameMap) -> dict[TensorKey, TensorLi
 
 
 def _compare_tensors(number: int, step: TraceStep, key: TensorKey, got: Tensor, want: Tensor,
-          bounds: Bounds | None) -> Difference | None:
+                     bounds: Bounds | None) -> Difference | None:
     """Return how two tensors differ, or None when they have the same bits."""
     op, slot, name = key
     if got.shape[0] == want.shape[0] and got.numel() == want.numel():
-        want = want.reshape(got.shape)  # heads may be an axis of their own in one of the two
+        want = want.reshape(got.shape)  # one of the two may have heads as an axis
     same = got.shape == want.shape
     if same and got.dtype == want.dtype and torch.equal(as_bits(got), as_bits(want)):
         return None
     kind = "output" if name == OUTPUT else name.split()[0]
     place = Location(number, "logits" if op == "logits" else kind, op, slot, name)
-    row = [one.slot for one in step.line.rows].index(slot)
+    row = [row.slot for row in step.line.rows].index(slot)
     cosine, norm = _worst_spread(got, want) if same and got.numel() else (None, None)
     within = bounds is not None and cosine is not None and norm is not None \
         and cosine >= bounds.cosine and norm <= bounds.norm  # NaN is not within
     if bounds is not None and same:
-        kind_of = torch.promote_types(got.dtype, want.dtype)  # never narrower: 1e300 is no infinity
-        got, want = got.to(kind_of), want.to(kind_of)
+        wider = torch.promote_types(got.dtype, want.dtype)  # in f32, 1e300 would be infinity
+        got, want = got.to(wider), want.to(wider)
     values, note = diff_values(got, want)
     return Difference(place, row, values, note, cosine, norm, within)
 
 
 def _worst_spread(got: Tensor, want: Tensor) -> tuple[float, float]:
-    """Return the least cosine of a token's vector, and its ratio of norms farthest from 1."""
+    """Return the smallest cosine of a token's vector, and the largest |ratio of norms - 1|."""
     cosine, ratio = cosine_and_norm_ratio(got.reshape(len(got), -1), want.reshape(len(want), -1))
     return float(cosine.min()), float((ratio - 1).abs().max())

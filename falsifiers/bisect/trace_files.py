@@ -1,7 +1,7 @@
-"""Traces as files: a line a tensor in `index.jsonl`, a safetensors file a step.
+"""Traces as files: `index.jsonl` with one line for each tensor, and one safetensors file a step.
 
-The format is for other engines too (`docs/traces.md`); what comes from outside is checked line by
-line, and a file is weighed against its index before it is read.
+Other engines write the format too (`docs/traces.md`). So each line of the index is validated, and
+a file's size is checked against the index before it is read.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from falsifiers.console.atomic_directory import write_atomically
 from falsifiers.console.cli_app import escape_non_utf8
 from falsifiers.judging.errors import SuiteError
+from falsifiers.tensor_files.documents import parse_json, reading
 from falsifiers.tensor_files.safetensors_file import (
     MAX_HEADER_BYTES,
-    UnreadableError,
+    byte_count,
+    dtype_name,
     read_bytes,
     read_tensors,
     write_tensors,
@@ -31,35 +32,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from falsifiers.bisect.paired_runs import BatchRun, SoloRun, Step
+    from falsifiers.bisect.trace import Trace
 
 INDEX = "index.jsonl"
 MAX_INDEX_BYTES = 1 << 28
 """Bytes that an index may have."""
 MAX_STEP_BYTES = 1 << 32
 """Bytes that the tensors of a step may have; they are read together."""
-DTYPE_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-}
-DTYPE_NAMES = {"torch.float64": "F64", "torch.float32": "F32", "torch.float16": "F16",
-         "torch.bfloat16": "BF16", "torch.int64": "I64", "torch.int32": "I32",
-         "torch.int16": "I16", "torch.int8": "I8", "torch.uint8": "U8"}
-"""Torch's name of a type as safetensors has it."""
-
 
 PrintableText = Annotated[str, Field(pattern=r"^\P{C}+$", max_length=300)]
-"""Text that can be printed as it is."""
+"""Text that is safe to print."""
 
 
 class IndexLine(BaseModel):
-    """A line of an index; keys that it does not know are an engine's own and left alone."""
+    """A line of an index; unknown keys belong to the engine that wrote it and are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -70,7 +56,7 @@ class HeaderLine(IndexLine):
     format: Literal["rowtwin-trace"]
     version: Literal[1]
     engine: PrintableText = "not named"
-    """What ran, in words."""
+    """A description of the engine."""
     model: PrintableText = "not named"
 
 
@@ -78,11 +64,11 @@ DType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8"]
 
 
 class RowLine(IndexLine):
-    """What a step gave one slot."""
+    """One row of a step."""
 
     slot: int = Field(ge=0)
     position: int = Field(ge=0)
-    """Tokens that the slot held before."""
+    """Tokens in the slot before the step."""
     tokens: tuple[int, ...] = Field(min_length=1)
 
 
@@ -91,12 +77,12 @@ class StepLine(IndexLine):
 
     step: int = Field(ge=0)
     file: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-    """The safetensors file of its tensors, beside the index."""
+    """The safetensors file of its tensors, in the directory of the index."""
     rows: tuple[RowLine, ...] = Field(min_length=1)
 
 
 class TensorLine(IndexLine):
-    """One tensor of the last step: what an op was given or made for one slot."""
+    """One tensor of the latest step: an op's input or output for one slot."""
 
     slot: int = Field(ge=0)
     layer: int | None = Field(ge=0)
@@ -108,52 +94,42 @@ class TensorLine(IndexLine):
     """Its key in the step's file."""
     dtype: DType
     shape: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=1)
-    """The first entry counts tokens of the row; what holds no values would agree with anything."""
+    """The first size counts tokens of the row; a size of 0 is refused, as it equals anything."""
 
     @property
     def id(self) -> str:
         """The op's id, `3.project.attn_qkv`."""
         return self.op if self.layer is None else f"{self.layer}.{self.op}"
 
-    @property
-    def byte_count(self) -> int:
-        """How many bytes its values take."""
-        return DTYPE_BYTES[self.dtype] * prod(self.shape)
-
 
 @dataclass
 class TraceStep:
-    """A step of a trace, and its tensors in the order in which they were reported."""
+    """A step of a trace, with its tensors in the order of their reports."""
 
     folder: Path
     line: StepLine
     tensors: list[TensorLine] = field(default_factory=list)
 
     def values(self) -> dict[str, Tensor]:
-        """Read the step's tensors by key, each held to its line."""
-        path, size = self.folder / self.line.file, sum(one.byte_count for one in self.tensors)
-        try:
-            held, _ = read_tensors(
-                path, min(size, MAX_STEP_BYTES), MAX_HEADER_BYTES + 512 * len(self.tensors)
-            )
-        except UnreadableError as error:
-            raise SuiteError(str(error)) from None
-        for one in self.tensors:
-            if one.tensor not in held:
-                raise SuiteError(f"{path} has no tensor {one.tensor!r}, which the index names")
-            x = held[one.tensor]
-            if (DTYPE_NAMES.get(str(x.dtype)), tuple(x.shape)) != (one.dtype, one.shape):
-                raise SuiteError(
-                    f"{path}: {one.tensor!r} is {DTYPE_NAMES.get(str(x.dtype), x.dtype)} "
-                    f"{list(x.shape)}, but the index says {one.dtype} "
-                    f"{list(one.shape)}"
-                )
-        return held
+        """Read the step's tensors by key; check each against its line of the index."""
+        path = self.folder / self.line.file
+        size = sum(byte_count(line.dtype, line.shape) for line in self.tensors)
+        with reading(str(path)):
+            tensors, _ = read_tensors(path, min(size, MAX_STEP_BYTES),
+                                      MAX_HEADER_BYTES + 512 * len(self.tensors))
+        for line in self.tensors:
+            if line.tensor not in tensors:
+                raise SuiteError(f"{path} has no tensor {line.tensor!r}, which the index names")
+            x = tensors[line.tensor]
+            if (dtype_name(x), tuple(x.shape)) != (line.dtype, line.shape):
+                raise SuiteError(f"{path}: {line.tensor!r} is {dtype_name(x)} {list(x.shape)}, but "
+                                 f"the index says {line.dtype} {list(line.shape)}")
+        return tensors
 
 
 @dataclass(frozen=True)
 class TraceDir:
-    """A trace that was read; its tensors are read a step at a time."""
+    """The index of a trace; the tensors are read one step at a time."""
 
     folder: Path
     header: HeaderLine
@@ -161,120 +137,98 @@ class TraceDir:
 
     @cached_property
     def description(self) -> str:
-        """What made it, in words."""
+        """The directory and the engine."""
         return f"{escape_non_utf8(str(self.folder))} ({self.header.engine})"
 
 
 def load_trace(folder: Path) -> TraceDir:
-    """Read a trace's index; raise `SuiteError` naming file and line when it is none."""
+    """Read a trace's index; raise `SuiteError` with file and line when it is invalid."""
     if not folder.is_dir():
         raise SuiteError(f"{folder} is not a directory of a trace")
     path = folder / INDEX
-    try:
+    with reading(str(path)):
         text = read_bytes(path, MAX_INDEX_BYTES).decode("utf-8").removesuffix("\n")
-    except UnreadableError as error:
-        raise SuiteError(str(error)) from None
-    except UnicodeDecodeError:
-        raise SuiteError(f"{path} is not UTF-8 text") from None
-    head, steps = None, list[TraceStep]()
-    for number, told in enumerate(text.split("\n") if text else (), 1):
-        line = _parse_line(path, number, told, first=head is None)
+    header, steps = None, list[TraceStep]()
+    for number, line_text in enumerate(text.split("\n") if text else (), 1):
+        with reading(f"{path}:{number}"):
+            line = _parse_line(line_text, first=header is None)
         if isinstance(line, HeaderLine):
-            head = line
-        elif isinstance(line, StepLine):
-            slots = [row.slot for row in line.rows]
-            if len(set(slots)) < len(slots):
-                raise SuiteError(f"{path}:{number}: a slot has two rows in step {line.step}")
-            if steps and line.step <= steps[-1].line.step:
-                raise SuiteError(f"{path}:{number}: step {line.step} comes after step "
-                                 f"{steps[-1].line.step}")
+            header = line
+            continue
+        step = steps[-1].line if steps else None
+        fault = ""
+        if isinstance(line, StepLine):
+            if len({row.slot for row in line.rows}) < len(line.rows):
+                fault = f"a slot has two rows in step {line.step}"
+            elif step is not None and line.step <= step.step:
+                fault = f"step {line.step} comes after step {step.step}"
             steps.append(TraceStep(folder, line))
-        elif not steps:
-            raise SuiteError(f"{path}:{number}: a tensor stands before any step")
+        elif step is None:
+            fault = "a tensor comes before the first step"
+        elif line.slot not in {row.slot for row in step.rows}:
+            fault = f"slot {line.slot} has no row in step {step.step}"
         else:
-            if line.slot not in {row.slot for row in steps[-1].line.rows}:
-                raise SuiteError(f"{path}:{number}: slot {line.slot} has no row in step "
-                                 f"{steps[-1].line.step}")
             steps[-1].tensors.append(line)
-    if head is None or not steps:
-        raise SuiteError(f"{path} holds no step")
-    return TraceDir(folder, head, steps)
+        if fault:
+            raise SuiteError(f"{path}:{number}: {fault}")
+    if header is None or not steps:
+        raise SuiteError(f"{path} has no step")
+    return TraceDir(folder, header, steps)
 
 
-def _parse_line(
-    path: Path, number: int, text: str, first: bool
-) -> HeaderLine | StepLine | TensorLine:
-    try:
-        data = json.loads(text, object_pairs_hook=_unique_keys)
-        form = HeaderLine if first else StepLine if isinstance(data, dict) and "rows" in data \
-            else TensorLine
-        return form.model_validate(data)
-    except ValidationError as error:
-        told = error.errors()[0]
-        where = ".".join(str(part) for part in told["loc"]) or "the whole"
-        raise SuiteError(f"{path}:{number}: {where}: {told['msg']}") from None
-    except (ValueError, RecursionError) as error:
-        raise SuiteError(f"{path}:{number}: is not JSON: {str(error).splitlines()[0]}") from None
+def _parse_line(text: str, first: bool) -> HeaderLine | StepLine | TensorLine:
+    data = parse_json(text)
+    if first:
+        return HeaderLine.model_validate(data)
+    is_step = isinstance(data, dict) and "rows" in data
+    return (StepLine if is_step else TensorLine).model_validate(data)
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object; of a key that stands twice nobody can say what is meant."""
-    if len(found := dict(pairs)) < len(pairs):
-        raise ValueError("a key stands twice in one object")
-    return found
+def record_trace(folder: Path, run: BatchRun | SoloRun, steps: Sequence[Step],
+                 header: dict[str, str]) -> int:
+    """Run the steps and write each when it ends; return the number of bytes written.
 
-
-def record_trace(folder: Path, lane: BatchRun | SoloRun, steps: Sequence[Step],
-           told: dict[str, str]) -> int:
-    """Run the steps on a lane, writing each as it ends; return how many bytes were written.
-
-    A run that was broken off leaves no trace at all.
+    An interrupted run leaves no files.
     """
     size = 0
-    with (
-        write_atomically(folder, INDEX) as part,
-        (part / INDEX).open("w", encoding="utf-8") as index,
-    ):
-        index.write(json.dumps({"format": "rowtwin-trace", "version": 1, **told}) + "\n")
+    with (write_atomically(folder, INDEX) as directory,
+          (directory / INDEX).open("w", encoding="utf-8") as index):
+        index.write(json.dumps({"format": "rowtwin-trace", "version": 1, **header}) + "\n")
         for number, step in enumerate(steps):
-            lines, tensors = _run_step(lane, number, step)
-            write_tensors(part / lines[0]["file"], tensors, {})
+            lines, tensors = _run_step(run, number, step)
+            write_tensors(directory / lines[0]["file"], tensors, {})
             index.writelines(json.dumps(line) + "\n" for line in lines)
             size += sum(x.nbytes for x in tensors.values())
     return size
 
 
-def _run_step(lane: BatchRun | SoloRun, number: int,
-         step: Step) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+def _run_step(run: BatchRun | SoloRun, number: int,
+              step: Step) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """Run one step; return its lines and its tensors by key."""
+    from falsifiers.bisect.divergence import split_op_id
     from falsifiers.bisect.trace import Trace
     trace = Trace()
-    lane.join(step)
-    logits = lane.advance(step, trace)
+    run.join(step)
+    logits = run.advance(step, trace)
     rows = [{"slot": slot, "position": position, "tokens": list(tokens)}
             for slot, position, tokens in step.spans()]
     lines: list[dict[str, Any]] = [
         {"step": number, "file": f"step-{number:06}.safetensors", "rows": rows}]
     tensors: dict[str, Tensor] = {}
-    for slot, op, name, x in _reported_tensors(trace, step, logits):
-        layer, rest = _split_op_id(op)
+    for slot, op_id, name, x in _reported_tensors(trace, step, logits):
+        layer, op = split_op_id(op_id)
         key = str(len(tensors))
         tensors[key] = x.cpu()
-        lines.append({"slot": slot, "layer": layer, "op": rest, "name": name, "tensor": key,
-                      "dtype": DTYPE_NAMES[str(x.dtype)], "shape": list(x.shape)})
+        lines.append({"slot": slot, "layer": layer, "op": op, "name": name, "tensor": key,
+                      "dtype": dtype_name(x), "shape": list(x.shape)})
     return lines, tensors
 
 
-def _reported_tensors(trace: Any, step: Step,
-              logits: Tensor) -> Iterator[tuple[int, str, str, Tensor]]:
+def _reported_tensors(trace: Trace, step: Step,
+                      logits: Tensor) -> Iterator[tuple[int, str, str, Tensor]]:
     import torch
     for op, slot in trace.order:
         for name, tokens in trace.tensors_of((op, slot)).items():
             yield slot, op, name, torch.stack(tokens)
     for row, slot in enumerate(step.slots):
         yield slot, "logits", "output", logits[row:row + 1]
-
-
-def _split_op_id(op: str) -> tuple[int | None, str]:
-    from falsifiers.bisect.divergence import split_op_id
-    return split_op_id(op)

@@ -1,4 +1,4 @@
-"""Names of another engine's ops as this one has them, from a small YAML file."""
+"""Map one engine's names of ops and tensors to another's, by a YAML file."""
 
 from __future__ import annotations
 
@@ -8,41 +8,42 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from contracts.load import UniqueKeyLoader
 from falsifiers.bisect.trace_files import PrintableText
-from falsifiers.judging.errors import SuiteError, shorten_name
-from falsifiers.tensor_files.safetensors_file import UnreadableError, read_bytes
+from falsifiers.judging.errors import SuiteError
+from falsifiers.tensor_files.documents import reading
+from falsifiers.tensor_files.safetensors_file import read_bytes
 
 MAX_FILE_BYTES = 1 << 20
 LAYER_FIELD = "{layer}"
 
 
 class NamesFile(BaseModel):
-    """The file: what stands on the left is called what stands on the right."""
+    """The file: each key is a name, each value the name that replaces it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     ops: dict[str, PrintableText | None] = {}
-    """Ops by their id; `{layer}` stands for a number, and null leaves an op out."""
+    """Op ids; `{layer}` matches a number, and null drops an op."""
     tensors: dict[str, PrintableText | None] = {}
-    """Names of tensors; null leaves them out."""
+    """Tensor names; null drops a tensor."""
 
 
 @dataclass(frozen=True)
 class NameMap:
-    """How names are turned into others; one that no rule matches stays."""
+    """Rules that replace names; a name that no rule matches is unchanged."""
 
     ops: tuple[tuple[re.Pattern[str], str | None], ...] = ()
     tensors: tuple[tuple[re.Pattern[str], str | None], ...] = ()
 
     def op(self, name: str) -> str | None:
-        """Return an op's id under its other name, or None for one that is left out."""
+        """Return the mapped id of an op, or None if the op is dropped."""
         return _map_name(self.ops, name)
 
     def tensor(self, name: str) -> str | None:
-        """Return a tensor's other name, or None for one that is left out."""
+        """Return the mapped name of a tensor, or None if the tensor is dropped."""
         return _map_name(self.tensors, name)
 
 
@@ -55,35 +56,24 @@ def _map_name(rules: Iterable[tuple[re.Pattern[str], str | None]], name: str) ->
     return name
 
 
-def _compile_rules(given: dict[str, str | None]) -> tuple[tuple[re.Pattern[str], str | None], ...]:
-    made = []
-    for name, other in given.items():
-        if name.count(LAYER_FIELD) > 1 or (
-            other is not None and other.count(LAYER_FIELD) > name.count(LAYER_FIELD)
-        ):
-            raise SuiteError(
-                f"{name!r}: {LAYER_FIELD} may stand once, and on the right only when it "
-                f"stands on the left"
-            )
+def _compile_rules(names: dict[str, str | None]) -> tuple[tuple[re.Pattern[str], str | None], ...]:
+    rules = []
+    for name, other in names.items():
+        fields = name.count(LAYER_FIELD)
+        if fields > 1 or (other is not None and other.count(LAYER_FIELD) > fields):
+            raise SuiteError(f"{name!r}: {LAYER_FIELD} may occur once, and on the right only when "
+                             f"it occurs on the left")
         number = r"(?P<layer>[0-9]{1,6})"
-        made.append((re.compile(number.join(map(re.escape, name.split(LAYER_FIELD)))), other))
-    return tuple(made)
+        rules.append((re.compile(number.join(map(re.escape, name.split(LAYER_FIELD)))), other))
+    return tuple(rules)
 
 
 def load_names(path: Path) -> NameMap:
-    """Read a file of names; raise `SuiteError` naming it when it is none."""
+    """Read a file of names; raise `SuiteError` with its path when it is invalid."""
+    with reading(str(path), "YAML"):
+        data = yaml.load(read_bytes(path, MAX_FILE_BYTES), Loader=UniqueKeyLoader)
+        names = NamesFile.model_validate(data or {})
     try:
-        read = yaml.load(read_bytes(path, MAX_FILE_BYTES), Loader=UniqueKeyLoader)
-        given = NamesFile.model_validate(read or {})
-        return NameMap(_compile_rules(given.ops), _compile_rules(given.tensors))
-    except UnreadableError as error:
-        raise SuiteError(str(error)) from None
-    except ValidationError as error:
-        told = error.errors()[0]
-        where = ".".join(str(part) for part in told["loc"]) or "the whole"
-        raise SuiteError(f"{path}: {shorten_name(where)}: {told['msg']}") from None
+        return NameMap(_compile_rules(names.ops), _compile_rules(names.tensors))
     except SuiteError as error:
         raise SuiteError(f"{path}: {error}") from None
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        told_of = " ".join(str(error).split())
-        raise SuiteError(f"{path} is not YAML: {told_of}") from None

@@ -1,7 +1,7 @@
-"""Running a command line: commands imported only when they are run, and ends without a traceback.
+"""Runs the command line: imports a command only when it runs, and prints no traceback.
 
-So `--help` answers at once, and a user's mistake, a full disk or a reader that went away each end
-in an exit code of their own.
+`--help` is therefore fast. A user's mistake, a full disk and a closed pipe have exit codes of
+their own.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from typing import Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-EXIT_SIGPIPE = 141  # as a shell tells a death by SIGPIPE
+EXIT_SIGPIPE = 141  # the shell's code for a process killed by SIGPIPE
 BISECT, SKIP, STOP = "--bisect", 125, 130
-"""The option that asks for the exit codes of `git bisect run`: skip a commit, end the search."""
+"""The option for `git bisect run`, and its exit codes: skip a commit, stop the search."""
 Table = dict[str, tuple[str, str]]
-"""By a command's name: its module, and its help in a sentence."""
+"""A command's module and help sentence, by its name."""
 
 
 def _drop_output() -> None:
-    """Send what is still to be printed nowhere."""
+    """Redirect stdout to /dev/null."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class LazyCommand(TyperCommand):
-    """Stands for a command until it is run; its module is imported then."""
+    """A command whose module is imported when it runs."""
 
     module = ""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None,
                      **extra: Any) -> Any:
-        """Hand over to the real command."""
+        """Return the context of the real command."""
         group: Any = typer.main.get_group(importlib.import_module(self.module).app)
         return group.commands[self.name].make_context(info_name, args, parent=parent, **extra)
 
 
 class LazyGroup(TyperGroup):
-    """The commands of a table, none of them imported before it is run."""
+    """The commands of a table, each imported when it runs."""
 
     table: ClassVar[Table] = {}
 
@@ -51,16 +51,16 @@ class LazyGroup(TyperGroup):
         return list(self.table)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a stand-in for the command of that name, or None."""
+        """Return the lazy command of that name, or None."""
         if cmd_name not in self.table:
             return None
-        module, told = self.table[cmd_name]
-        command = LazyCommand(cmd_name, help=told, add_help_option=False)
+        module, sentence = self.table[cmd_name]
+        command = LazyCommand(cmd_name, help=sentence, add_help_option=False)
         command.module = module
         return command
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; a reader that went away is not a failure of what is judged."""
+        """Run the command; exit with 141 if the reader closes the pipe."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -79,17 +79,17 @@ def escape_non_utf8(text: str) -> str:
 
 
 def escape_control(text: str) -> str:
-    r"""Return a message as a terminal may have it: what it would act on stands as `\x1b`."""
+    r"""Return a message with control characters escaped, such as `\x1b`."""
     return "".join(letter if letter.isprintable() or letter == "\n"
                    else letter.encode("unicode_escape").decode("ascii")
                    for letter in escape_non_utf8(text))
 
 
 def run_app(app: typer.Typer, mistakes: Callable[[], tuple[type[Exception], ...]]) -> None:
-    """Run a command line; a user's mistake ends in one sentence and exit code 2.
+    """Run a command line; print a user's mistake in one sentence and exit with 2.
 
-    With `--bisect` a commit is called good or bad by a verdict alone: a mistake, a module that
-    does not import or a case that nobody knows would be taken for bad, and are skipped.
+    With `--bisect` only a verdict makes a commit good or bad. A mistake, a failed import or an
+    unknown case skips the commit.
     """
     if BISECT in sys.argv[1:]:
         sys.exit(_run_for_git_bisect(app, mistakes))
@@ -107,7 +107,7 @@ def run_app(app: typer.Typer, mistakes: Callable[[], tuple[type[Exception], ...]
         if error.errno == errno.ENOSPC and error.filename is None:
             _drop_output()
             why = f"the output cannot be written: {error.strerror}"
-        elif isinstance(error.filename, str):  # too long a name, no rights, a disk that fails
+        elif isinstance(error.filename, str):  # name too long, permission denied, I/O error
             why = f"{error.filename} cannot be used: {error.strerror}"
         else:
             raise
@@ -120,14 +120,13 @@ def run_app(app: typer.Typer, mistakes: Callable[[], tuple[type[Exception], ...]
         sys.exit(2)
 
 
-def _run_for_git_bisect(
-    app: typer.Typer, mistakes: Callable[[], tuple[type[Exception], ...]]
-) -> int:
-    """Run a command line and return what `git bisect run` should make of it."""
+def _run_for_git_bisect(app: typer.Typer,
+                        mistakes: Callable[[], tuple[type[Exception], ...]]) -> int:
+    """Run a command line and return its exit code for `git bisect run`."""
     try:
         code = typer.main.get_command(app).main(prog_name="rowtwin", standalone_mode=False)
         print(end="", flush=True)
-    except typer.Abort:  # somebody pressed Ctrl-C, which says nothing of a commit
+    except typer.Abort:  # Ctrl-C says nothing about the commit
         return STOP
     except Exception as error:
         _print_error(error, mistakes)
@@ -136,11 +135,11 @@ def _run_for_git_bisect(
 
 
 def _print_error(error: Exception, mistakes: Callable[[], tuple[type[Exception], ...]]) -> None:
-    """Say a mistake in a sentence, and where anything else came from."""
-    show = getattr(error, "show", None)  # typer's own complaint about the arguments
+    """Print a user's mistake in one sentence, and any other error with its traceback."""
+    show = getattr(error, "show", None)  # a usage error of typer
     try:
         known = isinstance(error, mistakes())
-    except Exception:  # what a mistake is cannot be imported either
+    except Exception:  # the classes of mistakes cannot be imported either
         known = False
     if show is not None:
         show()

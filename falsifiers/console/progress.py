@@ -1,4 +1,4 @@
-"""How far a long command has come, for a person at a terminal and for nobody else."""
+"""A progress bar for long commands, shown only at a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class ProgressBar:
-    """One bar on stderr: `with Stage("cases", total) as tell: tell("what was done last")`."""
+    """A bar on stderr: `with ProgressBar("cases", total) as progress: progress("p1/case")`."""
 
     def __init__(self, what: str, total: int | None = None) -> None:
         self._bar = Progress(
@@ -29,10 +29,10 @@ class ProgressBar:
         self._bar.stop()
 
     def __call__(self, last: str) -> None:
-        """Count one more thing done."""
+        """Count one more step and show its name."""
         from rich.markup import escape
         self._bar.update(self._task, advance=1, last=escape(last[:70]))
 
-    def of(self, total: int) -> None:
-        """Say how many things there are."""
+    def set_total(self, total: int) -> None:
+        """Set the number of steps."""
         self._bar.update(self._task, total=total)

@@ -1,4 +1,4 @@
-"""Tables on stdout: drawn for a person at a terminal, bare columns for a pipe or a file."""
+"""Tables on stdout: drawn at a terminal, plain columns in a pipe or a file."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 ANSI = {"green": 32, "red": 31, "yellow": 33}
 COLOURS = {"PASS": "green", "yes": "green", "fresh": "green", "FAIL": "red", "SURVIVED": "red",
            "no": "yellow", "stale": "yellow", "UNMEASURABLE": "yellow", "BLOCKED": "yellow"}
-"""By a cell's first word; a colour only repeats what the word says."""
+"""The colour of a cell by its first word."""
 
 
 def color_status(text: str) -> str:
-    """Return text in the colour of its first word, where a person will see it; else as it is."""
+    """Return text in the colour of its first word at a terminal, otherwise unchanged."""
     colour = ANSI.get(COLOURS.get(text.strip().split(" ")[0], ""))
     if colour is None or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return text
@@ -21,7 +21,7 @@ def color_status(text: str) -> str:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
-    """Print a table; when nobody is at a terminal, without colour, frame, or line breaks."""
+    """Print a table; outside a terminal without colour, frame or line breaks."""
     if sys.stdout.isatty():
         _draw(head, rows, title)
         return
@@ -32,7 +32,7 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], title: str =
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines with their columns in line, two spaces apart."""
+    """Return rows as lines with aligned columns, two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows]

@@ -1,7 +1,7 @@
-"""Figures of speed as they are kept beside the receipts: none without its conditions.
+"""Records of benchmarks, stored next to the receipts with their conditions.
 
-`gemv.json` holds times of single products, `step.json` times of whole decode steps; a time stands
-in the latter only for a step whose bits were compared just before.
+`gemv.json` has times of single products, `step.json` times of decode steps. A step is timed only
+after its bits were compared.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.verdict import Record
 
 PER_SLOT = ("conv_step", "gates", "delta_step", "attend")
-"""Ops with state, which P4 leaves to later phases and its goal leaves out."""
+"""Ops with state. P4's goal excludes them, since later phases batch them."""
 Figures = TypeVar("Figures", bound="BenchmarkRecord")
 
 
 class BitsDifferError(Exception):
-    """What was to be timed gave other bits than it should; the message says where."""
+    """The benchmarked code gives wrong bits; the message says where."""
 
 
 class TimeRange(Record):
-    """A time with the least and the most that were seen."""
+    """A time with the fastest and the slowest run."""
 
     fastest: float = Field(gt=0)
     slowest: float = Field(gt=0)
@@ -38,7 +38,7 @@ class TimeRange(Record):
 
 
 class ProductTime(TimeRange):
-    """One measured product."""
+    """The time of one product."""
 
     name: str
     kind: str
@@ -48,58 +48,77 @@ class ProductTime(TimeRange):
     microseconds: float
     """Median."""
     floor: float
-    """Microseconds to read the file's bytes once."""
+    """Microseconds to read the weight's bytes once."""
 
 
 class BenchmarkRecord(Record):
-    """What figures were measured with and on."""
+    """The conditions of a benchmark."""
 
     device: str
     torch: str
     bandwidth_tb_s: float = Field(gt=0)
-    """Read bandwidth found in the same run."""
+    """Read bandwidth measured in the same run."""
     measured: str = ""
-    """The day, `2026-01-31`, for figures that are kept."""
+    """The day, `2026-01-31`, for stored figures."""
     versions: dict[str, str] = Field(default_factory=dict)
     digest: str = ""
-    """What `digest_of` returned for the kernels that were measured."""
+    """The `phase_digest` of the measured kernels."""
 
 
 class ProductTimes(BenchmarkRecord):
     """Times of single products, activations already quantised."""
 
     quantize_m8_us: float
-    """Microseconds to quantise eight rows, shared by products that read the same ones."""
+    """Microseconds to quantise eight rows; products with the same input share it."""
     figures: tuple[ProductTime, ...]
 
 
+class OpTime(TimeRange):
+    """One measured op of a recurrent layer."""
+
+    op: str
+    m: int
+    tokens: int
+    """Tokens of each row."""
+    microseconds: float
+    """Median."""
+    floor: float
+    """Microseconds to read and write what the op must move."""
+
+
+class OpTimes(BenchmarkRecord):
+    """Times of the ops of a recurrent layer."""
+
+    figures: tuple[OpTime, ...]
+
+
 class StepTime(TimeRange):
-    """One measured step: m rows of one token each, every slot's cache `context` tokens long."""
+    """The time of one step: m rows of one token, each with `context` cached tokens."""
 
     path: str
     m: int = Field(gt=0)
     context: int = Field(gt=0)
     milliseconds: float = Field(gt=0)
-    """Median, from the call until the host has each row's next token."""
+    """Median, from the call until the host has the next token of each row."""
     steps: int = Field(gt=0)
-    """How many were timed."""
+    """The number of timed steps."""
     floor: float
-    """Milliseconds to read weights and caches once, and to read and write recurrent state."""
+    """Milliseconds to read weights and caches once and to read and write recurrent state."""
     equal_values: int = Field(gt=0)
-    """Logits, tokens and state values of this very step that equal the looped path's."""
+    """The number of logits, tokens and state values of this step equal to the looped path's."""
     clock: Literal["device", "host"] = "device"
-    """Where the split was measured: kernels' own time, or time on the host between ops."""
+    """How the split was measured: time of kernels, or time on the host between ops."""
     split: dict[str, float] = Field(default_factory=dict)
-    """Milliseconds by op, glue before an op counted with it; empty where it was left out.
+    """Milliseconds by op, including glue before it; empty if not measured.
 
-    Products that are made together count as the first of them.
+    Products in one launch count as the first of them.
     """
     kernels: int = 0
-    """Kernels that ran on the device in one step."""
+    """The number of kernels on the device in one step."""
     launches: int = 0
-    """Calls by which the host started them."""
+    """The number of launches by the host."""
     kernels_a_layer: dict[str, float] = Field(default_factory=dict)
-    """Kernels by kind of layer, for one layer of that kind; `outside` counts what is in none."""
+    """Kernels of one layer by its kind; `outside` counts kernels outside of layers."""
 
     @property
     def tokens_a_second(self) -> float:
@@ -108,12 +127,12 @@ class StepTime(TimeRange):
 
     @property
     def without_per_slot(self) -> float:
-        """Milliseconds of the split without the ops with state."""
+        """Milliseconds of the split, excluding ops with state."""
         return sum(ms for op, ms in self.split.items() if op not in PER_SLOT)
 
 
 class PrefillTime(TimeRange):
-    """One measured prompt, given whole in one step."""
+    """The time of a prompt that runs in one step."""
 
     path: str
     tokens: int = Field(gt=0)
@@ -121,7 +140,7 @@ class PrefillTime(TimeRange):
     """Median."""
     runs: int = Field(gt=0)
     equal_steps: int = Field(gt=0)
-    """Tokens of the prompt after which state and logits equal those of single steps."""
+    """The number of tokens whose state and logits equal those of single steps."""
 
     @property
     def tokens_a_second(self) -> float:
@@ -130,12 +149,12 @@ class PrefillTime(TimeRange):
 
 
 class StepTimes(BenchmarkRecord):
-    """Times of whole steps of one model file."""
+    """Times of steps of one model file."""
 
     model: str
     """Its shape in words."""
     weight_bytes: int
-    """Bytes of every matrix and vector, each once."""
+    """Bytes of all weights."""
     state_bytes: int
     """Bytes of one slot's recurrent state."""
     cache_bytes: int
@@ -143,52 +162,53 @@ class StepTimes(BenchmarkRecord):
     figures: tuple[StepTime, ...]
     prefill: tuple[PrefillTime, ...] = ()
     left_out: tuple[str, ...] = ()
-    """What was asked for and not measured, and why."""
+    """What was requested and not measured, with the reason."""
 
     @model_validator(mode="after")
     def _once(self) -> Self:
         places = [(f.path, f.m, f.context) for f in self.figures]
         if len(set(places)) < len(places):
-            raise ValueError("a path, width and context stand twice among the figures")
+            raise ValueError("two figures have the same path, m and context")
         return self
 
     def at(self, path: str, m: int, context: int) -> StepTime | None:
-        """Return one figure, or None where there is none."""
+        """Return one figure, or None."""
         return next((f for f in self.figures if (f.path, f.m, f.context) == (path, m, context)),
                     None)
 
     def verdicts(self) -> list[str]:
-        """Return what the figures say of S7 and of P4's goal, by path and context."""
-        told = []
+        """Return sentences on S7 and on P4's goal, by path and context."""
+        sentences = []
         for path, context in dict.fromkeys((f.path, f.context) for f in self.figures):
             one, four, eight = (self.at(path, m, context) for m in (1, 4, 8))
             where = f"{path}, context {context:,}"
             if one and four:
                 rate = one.milliseconds / four.milliseconds
-                told.append(f"{where}: a request decodes at m = 4 at {rate:.2f} of its rate at "
-                            f"m = 1; S7 asks for 0.50: {'holds' if rate >= 0.5 else 'is broken'}")
+                sentences.append(f"{where}: a request decodes at m = 4 at {rate:.2f} of its rate "
+                                 f"at m = 1; S7 asks for 0.50: "
+                                 f"{'holds' if rate >= 0.5 else 'is broken'}")
             if one and eight and one.split and eight.split:
                 ratio = eight.without_per_slot / one.without_per_slot
-                told.append(f"{where}: without {', '.join(PER_SLOT)}, m = 8 takes {ratio:.2f} "
-                            f"times m = 1 on the {eight.clock}; P4's goal is 1.50: "
-                            f"{'reached' if ratio <= 1.5 else 'not reached'}")
-        return told
+                sentences.append(f"{where}: without {', '.join(PER_SLOT)}, m = 8 takes "
+                                 f"{ratio:.2f} times m = 1 on the {eight.clock}; P4's goal is "
+                                 f"1.50: {'reached' if ratio <= 1.5 else 'not reached'}")
+        return sentences
 
 
 def load_steps(root: Path) -> list[StepTimes]:
-    """Read the kept figures of steps of every device; `SuiteError` names a broken file."""
+    """Read the stored times of steps of every device; raise `SuiteError` for a broken file."""
     return [_read_records(path, StepTimes) for path in sorted((root / FOLDER).glob("*/step.json"))]
 
 
 def load_products(root: Path) -> list[ProductTimes]:
-    """Read the kept figures of products of every device; `SuiteError` names a broken file."""
-    return [
-        _read_records(path, ProductTimes) for path in sorted((root / FOLDER).glob("*/gemv.json"))
-    ]
+    """Read the stored times of products of every device; raise `SuiteError` for a broken file."""
+    return [_read_records(path, ProductTimes)
+            for path in sorted((root / FOLDER).glob("*/gemv.json"))]
 
 
 def _read_records(path: Path, kind: type[Figures]) -> Figures:
     try:
         return kind.model_validate_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise SuiteError(f"{path}: holds no figures: {str(error).splitlines()[0]}") from None
+        reason = str(error).splitlines()[0]
+        raise SuiteError(f"{path}: is not a benchmark record: {reason}") from None

@@ -1,9 +1,8 @@
-"""Candidates: somebody's kernels or engine, loaded from a file or a module, judged as they are.
+"""Candidates: a user's kernels or engine, loaded from a file, a module or a program.
 
-A candidate module has the functions of a phase under the phase's own names, or `engine(model)`
-that returns a whole engine; or a program in any language stands behind them. It may define
-`ARITHMETIC` ("own" when absent), `prepare(weight)`, `supports(case) -> str | None`, `io_dtype` and
-`KV`, the narrow caches that it takes.
+A candidate module defines functions with the names of a phase's ops, or `engine(model)` that
+returns an engine. It may define `ARITHMETIC` (default "own"), `prepare(weight)`,
+`supports(case) -> str | None`, `io_dtype` and `KV`, its cache types other than f32.
 """
 
 from __future__ import annotations
@@ -25,45 +24,47 @@ from falsifiers.gate.phase_status import DECODE_PHASES
 from falsifiers.judging.errors import Declined, SuiteError
 
 EXAMPLE_SPEC = "module:phases.p3_row_twin.kernel_exact"
+
+
 class CandidateKind(Protocol):
-    """A kind of candidate that is not Python; its module calls `register` when it is imported."""
+    """A kind of candidate that is not Python; its module calls `register_kind` on import."""
 
     def check(self, spec: str) -> None:
-        """Raise `SuiteError` when the spec cannot be a candidate; run nothing."""
+        """Raise `SuiteError` for an invalid spec, without running the candidate."""
 
     def absolute(self, spec: str) -> str:
-        """Return the spec with every path in it made absolute."""
+        """Return the spec with absolute paths."""
 
     def load(self, spec: str, offer: Any) -> Any:
-        """Return the functions of a phase, `offer`, answered by this candidate.
+        """Return an object with the functions of a phase; `offer` is its class.
 
-        `offer` is None where no phase was named.
+        `offer` is None for the functions of every phase.
         """
 
 
 KINDS: dict[str, CandidateKind] = {}
-"""By prefix, `cmd` of `cmd:PROGRAM`."""
+"""Kinds of candidates by prefix, `cmd` of `cmd:PROGRAM`."""
 ARITHMETIC_PATTERN = re.compile(r"own|ordered|exact-[0-9]+")
-"""What a candidate may declare; a misspelt name must not lower it to a budget."""
+"""The valid declarations; a misspelt one must not select the budget rule."""
 
 
 def register_kind(prefixes: Iterable[str], kind: CandidateKind) -> None:
-    """Add a kind of candidate, by the prefixes of its specs."""
+    """Register a kind of candidate for these prefixes."""
     KINDS.update(dict.fromkeys(prefixes, kind))
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What was offered, and what it says about itself; its own attributes show through."""
+    """A loaded candidate and its declarations; other attributes are those of `target`."""
 
     name: str
-    """As it was named on the command line."""
+    """The spec from the command line."""
     target: Any
     """The module or the object."""
 
     @property
     def arithmetic(self) -> str:
-        """The declared arithmetic; `exact-…` and `ordered` are held to bits against the engine."""
+        """The declared arithmetic; `exact-…` and `ordered` are compared bitwise with the engine."""
         return str(getattr(self.target, "ARITHMETIC", "own"))
 
     @property
@@ -78,9 +79,9 @@ class Candidate:
 
     @property
     def kv(self) -> tuple[str, ...]:
-        """The types of keys and values that it takes beside f32, `("f16", "bf16")`."""
-        named = getattr(self.target, "KV", ())
-        return (named,) if isinstance(named, str) else tuple(named)
+        """The types of keys and values that it supports besides f32, `("f16", "bf16")`."""
+        types = getattr(self.target, "KV", ())
+        return (types,) if isinstance(types, str) else tuple(types)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.target, name)
@@ -91,23 +92,23 @@ class Candidate:
         return found if callable(found) else None
 
     def must_offer(self, ops: Iterable[str]) -> None:
-        """Raise `SuiteError` when it has none of a phase's ops: the tree's would be judged."""
+        """Raise `SuiteError` if it has none of a phase's ops, since nothing of it would run."""
         names = [*ops, "engine"]
         if not any(self.op(name) for name in names):
             raise SuiteError(f"candidate {self.name} offers none of the functions that this phase "
                              f"judges: {', '.join(names)}")
 
     def prepare(self, weight: Any) -> Any:
-        """Return the weight in the candidate's own layout; call it once a weight."""
-        own = self.op("prepare")
-        return own(weight) if own else weight
+        """Return the weight in the candidate's layout; call it once for each weight."""
+        prepare = self.op("prepare")
+        return prepare(weight) if prepare else weight
 
     def refuse(self, case: Case) -> None:
-        """Raise `Declined` with the candidate's reason when it does not take the case."""
-        own = self.op("supports")
+        """Raise `Declined` with the candidate's reason if it does not support the case."""
+        supports = self.op("supports")
         try:
-            reason = own(case) if own else None
-        except KeyError as missing:  # a case of a kind that was not thought of when it was written
+            reason = supports(case) if supports else None
+        except KeyError as missing:  # supports() reads a parameter that this case lacks
             raise Declined(f"its supports(case) asks for {missing}, which the case does not "
                            f"have") from None
         if reason is not None and not isinstance(reason, str):
@@ -118,9 +119,9 @@ class Candidate:
 
 
 def check_phases(spec: str, phases: Iterable[str]) -> None:
-    """Raise `SuiteError` when a candidate has a part in none of these phases.
+    """Raise `SuiteError` if none of these phases judges candidates.
 
-    Of a ladder, the phases in which it has none are judged as the tree has them.
+    With --through, phases that judge no candidate run with the repository's code.
     """
     if {*phases}.isdisjoint(DECODE_PHASES):
         raise SuiteError(f"candidate {spec} has no part in {', '.join(phases)}: candidates are "
@@ -128,7 +129,7 @@ def check_phases(spec: str, phases: Iterable[str]) -> None:
 
 
 def check_spec(spec: str) -> None:
-    """Raise `SuiteError` when a candidate cannot be what it says, without running any of it."""
+    """Raise `SuiteError` for an invalid spec or file, without running the candidate."""
     kind, _, rest = spec.partition(":")
     if kind in KINDS and rest:
         KINDS[kind].check(spec)
@@ -141,21 +142,21 @@ def check_spec(spec: str) -> None:
         except (SyntaxError, ValueError) as error:
             line = getattr(error, "lineno", None) or 1
             raise SuiteError(f"candidate {spec}: {path}:{line}: {error}") from None
-        for node in tree.body:  # said once here; what is worked out is known when it is loaded
+        for node in tree.body:  # a computed ARITHMETIC is checked after loading
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) \
                     and "ARITHMETIC" in {ast.unparse(target) for target in node.targets}:
                 check_arithmetic(spec, str(node.value.value))
     elif kind != "module" or not rest:
         raise SuiteError(
             f"unknown candidate {spec!r}: give file:/abs/path.py, module:pkg.attr, "
-            f"cmd:PROGRAM or vectors:DIR (a kernel of the tree is {EXAMPLE_SPEC}, say)"
+            f"cmd:PROGRAM or vectors:DIR, for example {EXAMPLE_SPEC}"
         )
     elif importlib.util.find_spec(rest.split(".")[0]) is None:
         raise SuiteError(f"candidate {spec}: there is no module {rest.split('.')[0]!r}")
 
 
 def make_absolute(spec: str) -> str:
-    """Return the spec with a file's path made absolute, for a process in another folder."""
+    """Return the spec with an absolute path, for a process in another folder."""
     kind, _, rest = spec.partition(":")
     if kind in KINDS and rest:
         return KINDS[kind].absolute(spec)
@@ -163,10 +164,10 @@ def make_absolute(spec: str) -> str:
 
 
 def load_candidate(spec: str, offer: Callable[[], Any] | None = None) -> Candidate:
-    """Load a candidate by its kind and name; raise `SuiteError` when it cannot be.
+    """Load a candidate; raise `SuiteError` if that fails.
 
-    `offer` returns the functions of a phase that a program or a directory answers, a subclass of
-    `falsifiers.vectors.calls.ExternalOps`. Without it the functions are those of every phase.
+    `offer` returns the subclass of `falsifiers.vectors.calls.ExternalOps` for a program or a
+    directory. The default has the functions of every phase.
     """
     check_spec(spec)
     kind, _, rest = spec.partition(":")
@@ -184,17 +185,17 @@ def load_candidate(spec: str, offer: Callable[[], Any] | None = None) -> Candida
 
 
 def check_arithmetic(spec: str, arithmetic: str) -> None:
-    """Raise `SuiteError` when a candidate declares an arithmetic that there is not."""
+    """Raise `SuiteError` for an unknown ARITHMETIC."""
     if not ARITHMETIC_PATTERN.fullmatch(arithmetic):
         raise SuiteError(f"candidate {spec}: ARITHMETIC is {arithmetic!r}, but should be "
-                         f"'ordered', 'exact-' and the bits kept, or 'own'")
+                         f"'ordered', 'exact-BITS' or 'own'")
 
 
 class _UncachedLoader(SourceFileLoader):
-    """Compiles a file each time: a cached .pyc passes for one edited within the same second."""
+    """Compiles a file every time, since a .pyc is stale for an edit within the same second."""
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return the code of what the file holds."""
+        """Return the compiled source of the file."""
         return self.source_to_code(self.get_data(self.path), self.path)
 
 

@@ -1,4 +1,4 @@
-"""compute-sanitizer over a phase's device cases: what it said of memory and of races."""
+"""Runs compute-sanitizer on a phase's device cases: memory errors and races."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from falsifiers.gate.runner import ROOT
 TOOLS = ("memcheck", "racecheck")
 PROGRAM = "compute-sanitizer"
 TIMEOUT_SECONDS = 150
-"""Seconds that one tool may take: it makes kernels many times slower."""
+"""Seconds for one tool, which makes kernels many times slower."""
 SUMMARY = re.compile(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*)$", re.MULTILINE)
 PASSED = re.compile(r"^(\d+) passed", re.MULTILINE)
 
 
 def run_sanitizers(contract: Contract) -> dict[str, str]:
-    """Run the contract's `sanitized` falsifiers under each tool; return what each one said.
+    """Run the contract's `sanitized` falsifiers under each tool; return a summary by tool.
 
-    A summary is `ERROR SUMMARY: 0 errors, 6 cases`, or the reason why there is none.
+    A summary is `ERROR SUMMARY: 0 errors, 6 cases`, or the reason why it is missing.
     """
     if not contract.sanitized:
         return {}
     if not shutil.which(PROGRAM):
         return dict.fromkeys(TOOLS, f"{PROGRAM} was not found")
-    with ThreadPoolExecutor() as several:
-        return dict(zip(TOOLS, several.map(lambda tool: _summary_line(contract, tool), TOOLS),
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(TOOLS, pool.map(lambda tool: _summary_line(contract, tool), TOOLS),
                         strict=True))
 
 
@@ -45,10 +45,10 @@ def _summary_line(contract: Contract, tool: str) -> str:
             out, err = process.communicate(timeout=TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             return f"it did not end within {TIMEOUT_SECONDS} s"
-        finally:  # the cases that it watches too, which would go on beside what is timed next
+        finally:  # pytest under the tool too, which would slow down the next benchmark
             end_group(process)
     summary, passed = SUMMARY.search(out), PASSED.search(out)
     if summary is None or passed is None:
         last = (out + err).strip().splitlines()[-1:]
-        return f"it said nothing that can be kept: {''.join(last)[:200]}"
+        return f"it printed no summary of passed cases: {''.join(last)[:200]}"
     return f"{summary[1]}, {passed[1]} cases"

@@ -1,4 +1,4 @@
-"""Processes in groups of their own, so that what they start ends with them."""
+"""Kills process groups and descendants, so that no process outlives a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def end_group(process: subprocess.Popen[Any]) -> None:
-    """Kill what is left of the group of a process that was started with a session of its own."""
+    """Kill the group of a process that was started with `start_new_session=True`."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -24,10 +24,10 @@ def end_group(process: subprocess.Popen[Any]) -> None:
 
 @contextlib.contextmanager
 def kill_descendants_at_exit() -> Iterator[None]:
-    """Kill, at the end, every process that one started inside has left, whatever its group.
+    """Kill all descendants that were started in the block and still run at its end.
 
-    An orphan becomes a child of this process, and so do its own when it is killed. Where Linux
-    does not offer that, groups alone are ended. No other process may be started meanwhile.
+    An orphan becomes a child of this process, and so do its children when it is killed. Without
+    PR_SET_CHILD_SUBREAPER no orphan is found. Start no other process during the block.
     """
     before = child_pids()
     set_subreaper(on=True)
@@ -40,7 +40,7 @@ def kill_descendants_at_exit() -> Iterator[None]:
 
 
 def _kill_and_wait(pid: int) -> bool:
-    """Kill a child and wait for its end; return False for one of another user."""
+    """Kill a child and wait for its end; return False for a process of another user."""
     try:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -52,13 +52,13 @@ def _kill_and_wait(pid: int) -> bool:
 
 
 def set_subreaper(*, on: bool) -> None:
-    """Have orphaned descendants become children of this process, or no more."""
+    """Set whether orphaned descendants become children of this process."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
 
 
 def child_pids() -> set[int]:
-    """Return the children of this process; empty where Linux does not tell them."""
+    """Return the children of this process; empty without /proc/self/task/*/children."""
     found: set[int] = set()
     for path in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):  # a thread that has ended

@@ -1,4 +1,4 @@
-"""Receipts: verdicts measured on a device, kept with the digest of the code they are about."""
+"""Receipts: verdicts from a device, stored with the digest of the code that ran."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FOLDER = Path("reports/receipts")
 
 
 class Receipt(Record):
-    """What one phase did on one device."""
+    """The verdicts of one phase on one device."""
 
     phase: str
     device: str
@@ -33,16 +33,16 @@ class Receipt(Record):
     versions: dict[str, str]
     """torch, triton, driver, python."""
     digest: str
-    """What `digest_of` returned for the code that was measured."""
+    """The `phase_digest` of the code that ran."""
     verdicts: tuple[Verdict, ...]
     mutants: tuple[MutantResult, ...] = ()
-    """Rows of the kill matrix that only a device can show."""
+    """Rows of the kill matrix for mutants that need a device."""
     sanitizer: Mapping[str, str] = Field(default_factory=dict)
-    """What each tool of compute-sanitizer said of the contract's `sanitized` falsifiers."""
+    """The summary of each compute-sanitizer tool for the `sanitized` falsifiers."""
 
 
 def load_receipts(phase: str, root: Path) -> list[Receipt]:
-    """Read the phase's receipts of every device; raise `SuiteError` naming a broken file."""
+    """Read the phase's receipts of every device; raise `SuiteError` for a broken file."""
     found = []
     for path in sorted((root / FOLDER).glob(f"*/{phase}.json")):
         try:
@@ -53,7 +53,7 @@ def load_receipts(phase: str, root: Path) -> list[Receipt]:
 
 
 def device_proof(contract: Contract, root: Path) -> DeviceProof:
-    """Say whether a device has shown this very code to pass, an older one, or none."""
+    """Return `fresh` if this code passed on a device, `stale` for other code, or `none`."""
     receipts = load_receipts(contract.phase, root)
     now = phase_digest(contract, root) if receipts else ""
     if any(receipt.digest == now and verdicts_prove(contract, receipt.verdicts)
@@ -62,31 +62,30 @@ def device_proof(contract: Contract, root: Path) -> DeviceProof:
     return "stale" if receipts else "none"
 
 
-def sanitizer_faults(said: Mapping[str, str]) -> list[str]:
-    """Return the tools' summaries that count an error or a hazard."""
-    return [f"{tool}: {text}" for tool, text in said.items()
+def sanitizer_faults(summaries: Mapping[str, str]) -> list[str]:
+    """Return the summaries of tools that count an error, a warning or a hazard."""
+    return [f"{tool}: {text}" for tool, text in summaries.items()
             if "SUMMARY" in text and any(int(n) for n in re.findall(r"(\d+) (?:error|hazard|warn)",
                                                                     text))]
 
 
 def verdicts_prove(contract: Contract, verdicts: Iterable[Verdict]) -> bool:
-    """Return whether these verdicts hold every quick device case, and none that is bad."""
-    must = {case.id for case in contract.expand()
-            if case.tier == "cuda" and case.quick}
-    mine = [v for v in verdicts if v.phase == contract.phase and v.tier == "cuda"]
-    passed = {v.case for v in mine if v.outcome == "passed"}
-    bad = any(v.outcome in ("failed", "error") for v in mine)
+    """Return whether every quick device case passed and no device case failed."""
+    must = {case.id for case in contract.expand() if case.tier == "cuda" and case.quick}
+    on_device = [v for v in verdicts if v.phase == contract.phase and v.tier == "cuda"]
+    passed = {v.case for v in on_device if v.outcome == "passed"}
+    bad = any(v.outcome in ("failed", "error") for v in on_device)
     return bool(passed) and must <= passed and not bad
 
 
 def phase_digest(contract: Contract, root: Path) -> str:
-    """Return the digest of the kernels a phase's path loads, the arithmetic and the contract."""
+    """Return the digest of a phase's kernels, the arithmetic and the contract."""
     return sources_digest(kernel_files(contract.package, root),
-                  root / "contracts" / f"{contract.phase}.yaml", root)
+                          root / "contracts" / f"{contract.phase}.yaml", root)
 
 
 def sources_digest(modules: Iterable[Path], contract: Path, root: Path) -> str:
-    """Return a sha256 over sources without layout or comments, and over a contract's data."""
+    """Return a sha256 of sources, without layout and comments, and of a contract's data."""
     total = hashlib.sha256()
     for path in sorted(modules):
         total.update(f"{path.relative_to(root).as_posix()}\n".encode())
@@ -94,20 +93,20 @@ def sources_digest(modules: Iterable[Path], contract: Path, root: Path) -> str:
         total.update((canonical_ast(ast.parse(source)) if path.suffix == ".py" else
                       without_comments(source)).encode())
     data = yaml.safe_load(contract.read_bytes())
-    data.pop("emulated", None)  # what is also judged without a device says nothing of a device
+    data.pop("emulated", None)  # the tier emulate needs no device
     for mutant in data.get("mutants", ()):
-        mutant.pop("fault", None)  # a sentence about a mutant changes nothing that was measured
+        mutant.pop("fault", None)  # a description does not change what ran
     total.update(json.dumps(data, sort_keys=True, default=str).encode())
     return total.hexdigest()
 
 
 def without_comments(source: str) -> str:
-    """Return CUDA C++ without its line comments and with white space folded."""
+    """Return CUDA C++ without line comments and with white space folded."""
     return " ".join(" ".join(line.split("//")[0] for line in source.splitlines()).split())
 
 
 def canonical_ast(node: Any) -> str:
-    """Return a syntax tree as text, the same for every Python: empty fields are left out."""
+    """Return a syntax tree as text without empty fields, the same for every Python version."""
     if isinstance(node, ast.AST):
         fields = ((name, value) for name, value in ast.iter_fields(node)
                   if value is not None and value != [])
@@ -119,7 +118,7 @@ def canonical_ast(node: Any) -> str:
 
 
 def kernel_files(package: str, root: Path) -> set[Path]:
-    """Return the kernel modules of a package, those that its increment reaches, and arithmetic."""
+    """Return the kernel files that the package's increment imports, and the arithmetic."""
     folder = root / package.replace(".", "/")
     seen: set[Path] = set()
     waiting = [folder / "increment.py", *folder.glob("kernel_*.py")]
@@ -141,14 +140,14 @@ def kernel_files(package: str, root: Path) -> set[Path]:
 
 
 def imported_files(path: Path, root: Path) -> Iterator[Path]:
-    """Yield the repository's files that a module imports by name, wherever the import stands."""
+    """Yield the repository's files that a module imports, in functions too."""
     for name in imported_names(ast.parse(path.read_bytes())):
         yield root / f"{name.replace('.', '/')}.py"
         yield root / name.replace(".", "/") / "__init__.py"
 
 
 def imported_names(module: ast.Module) -> Iterator[str]:
-    """Yield every dotted name a module imports; for `from a import b` both `a` and `a.b`."""
+    """Yield every dotted name that a module imports; `from a import b` gives `a` and `a.b`."""
     for node in ast.walk(module):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -1,4 +1,4 @@
-"""Runs pytest once for the phases wanted and hands its verdicts to the gate's algebra."""
+"""Runs pytest for some phases and derives their results from its verdicts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from contracts.load import load_contracts
 from contracts.schema import Case, Contract
 from falsifiers.gate import candidates, phase_status, receipts, tiers, verdict_reporter
 from falsifiers.gate.phase_status import PhaseResult
-from falsifiers.judging import outcome
 from falsifiers.judging.errors import SuiteError
-from falsifiers.judging.verdict import Verdict
+from falsifiers.judging.verdict import Verdict, pytest_node
 
 ROOT = Path(__file__).parents[2]
 CASES_FILE = "cases.json"
@@ -27,42 +26,44 @@ CASES_FILE = "cases.json"
 
 @dataclass(frozen=True)
 class GateRequest:
-    """What to run and how."""
+    """What the gate runs."""
 
     phases: tuple[str, ...]
-    """In the order in which they are told."""
+    """In the order of the results."""
     candidate: str | None = None
     device: str = "auto"
     thorough: bool = False
     case: Case | None = None
-    """Judge this case alone."""
+    """Judge only this case."""
     cases: tuple[Case, ...] | None = None
-    """Judge these in place of the contracts' own."""
+    """Judge these cases instead of the contracts'."""
     jobs: int = 1
     junit: Path | None = None
-    """Where pytest writes its JUnit file, if anywhere."""
+    """Where pytest writes a JUnit file, or None."""
     root: Path = ROOT
     python: tuple[str, ...] = (sys.executable, "-m", "pytest")
-    """What starts pytest."""
+    """The command that starts pytest."""
 
 
 @dataclass
 class PytestRun:
-    """What one or more pytest processes left behind."""
+    """The output of one or more pytest processes."""
 
     verdicts: list[Verdict] = field(default_factory=list)
     trouble: list[str] = field(default_factory=list)
-    """What went wrong with a process as a whole."""
+    """Errors of a process, other than verdicts."""
     output: str = ""
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class GateResult:
-    """The gate's word on every phase wanted, with the evidence."""
+    """The gate's results, with the evidence."""
 
     results: list[PhaseResult]
     run: PytestRun
+    contracts: Mapping[str, Contract] = field(default_factory=dict)
+    """The contracts that the phases were judged by."""
 
 
 def contracts_by_phase(root: Path = ROOT) -> dict[str, Contract]:
@@ -70,22 +71,22 @@ def contracts_by_phase(root: Path = ROOT) -> dict[str, Contract]:
     return load_contracts(root / "contracts")
 
 
-def parse_phase(given: str) -> str:
+def parse_phase(text: str) -> str:
     """Return `p3` for `3` or `p3`, and `engine`; raise `SuiteError` for anything else."""
-    name = given if given == "engine" else f"p{given.removeprefix('p')}"
+    name = text if text == "engine" else f"p{text.removeprefix('p')}"
     if name not in ("engine", *phase_status.PHASES):
-        raise SuiteError(f"unknown phase {given!r}: choose engine or a number from 0 to 8")
+        raise SuiteError(f"unknown phase {text!r}: choose engine or a number from 0 to 8")
     return name
 
 
 def is_built(contract: Contract | None, root: Path) -> bool:
-    """Return whether a phase has a falsifier file to run."""
+    """Return whether a phase has a test_falsifier.py."""
     return contract is not None and \
         (root / contract.package.replace(".", "/") / "test_falsifier.py").is_file()
 
 
 def find_case(name: str, contracts: Mapping[str, Contract]) -> Case:
-    """Return the case with this id; raise `SuiteError` naming the nearest when there is none."""
+    """Return the case with this id, or raise `SuiteError` with similar ids."""
     cases = {case.id: case for contract in contracts.values() for case in contract.expand()}
     if name in cases:
         return cases[name]
@@ -95,20 +96,25 @@ def find_case(name: str, contracts: Mapping[str, Contract]) -> Case:
 
 
 def expected_cases(wanted: GateRequest, contract: Contract, device: str) -> list[Case]:
-    """Return the cases that a process with this device must judge for the phase."""
+    """Return the cases of the phase that a process with this device must judge."""
     chosen = tiers.select_tiers(device)
     if wanted.case is not None:
-        mine = wanted.case.phase == contract.phase and wanted.case.tier in chosen.run
-        return [wanted.case] if mine else []
+        runs = wanted.case.phase == contract.phase and wanted.case.tier in chosen.run
+        return [wanted.case] if runs else []
     table = contract.expand() if wanted.cases is None else wanted.cases
     return [case for case in table if case.phase == contract.phase
-            and case.tier in chosen.of(contract) and (wanted.thorough or case.quick)]
+            and case.tier in chosen.tiers_for(contract) and (wanted.thorough or case.quick)]
 
 
 def run_gate(wanted: GateRequest, *, through: bool = False, require_device: bool = False,
-             on_verdict: Callable[[Verdict], None] = lambda verdict: None) -> GateResult:
-    """Run the phases wanted and judge them; `through` lets a red phase block its successors."""
-    contracts = contracts_by_phase(wanted.root)
+             on_verdict: Callable[[Verdict], None] = lambda verdict: None,
+             contracts: Mapping[str, Contract] | None = None) -> GateResult:
+    """Run pytest for the phases and judge the verdicts.
+
+    With `through` a phase that does not pass blocks its successors. `contracts` are those of the
+    checkout, by phase, where the caller has loaded them.
+    """
+    contracts = contracts_by_phase(wanted.root) if contracts is None else contracts
     if wanted.candidate is not None:
         candidates.check_spec(wanted.candidate)
         candidates.check_phases(wanted.candidate, wanted.phases)
@@ -116,53 +122,47 @@ def run_gate(wanted: GateRequest, *, through: bool = False, require_device: bool
     ready = {p: contracts[p] for p in wanted.phases if is_built(contracts.get(p), wanted.root)}
     device = wanted.case.tier if wanted.case and wanted.device == "auto" else wanted.device
     run, expected = PytestRun(), {phase: list[Case]() for phase in ready}
-    for one in tiers.device_passes(device):
-        cases = {p: expected_cases(wanted, contract, one) for p, contract in ready.items()}
+    for option in tiers.device_passes(device):
+        cases = {p: expected_cases(wanted, contract, option) for p, contract in ready.items()}
         for phase, found in cases.items():
             expected[phase] += found
-        _run_tier(wanted, ready, cases, one, run, on_verdict)
-    lacking = [f"the {tier} tier was asked for, but {why}"
+        _run_tier(wanted, ready, cases, option, run, on_verdict)
+    lacking = [f"the {tier} tier was requested, but {why}"
                for tier, why in tiers.select_tiers(device).absent.items()]
     results = [_judge(p, contracts, expected, run, wanted, lacking) for p in wanted.phases]
     if require_device:
-        results = [
-            phase_status.require_device(r) if _has_device_cases(contracts.get(r.phase)) else r
-            for r in results
-        ]
-    return GateResult(phase_status.block_successors(results) if through else results, run)
+        results = [phase_status.require_device(r)
+                   if _has_device_cases(contracts.get(r.phase)) else r for r in results]
+    results = phase_status.block_successors(results) if through else results
+    return GateResult(results, run, contracts)
 
 
-def _run_tier(
-    wanted: GateRequest,
-    ready: Mapping[str, Contract],
-    cases: Mapping[str, Sequence[Case]],
-    device: str,
-    run: PytestRun,
-    on_verdict: Callable[[Verdict], None],
-) -> None:
+def _run_tier(wanted: GateRequest, ready: Mapping[str, Contract],
+              cases: Mapping[str, Sequence[Case]], device: str, run: PytestRun,
+              on_verdict: Callable[[Verdict], None]) -> None:
     nodes = [_pytest_path(wanted, ready[phase]) for phase, found in cases.items() if found]
     if not nodes:
         return
-    mine = run_pytest(wanted, nodes, device, on_verdict)
-    run.verdicts += mine.verdicts
-    run.trouble += mine.trouble
-    run.output += mine.output
-    run.seconds += mine.seconds
+    more = run_pytest(wanted, nodes, device, on_verdict)
+    run.verdicts += more.verdicts
+    run.trouble += more.trouble
+    run.output += more.output
+    run.seconds += more.seconds
 
 
 def _pytest_path(wanted: GateRequest, contract: Contract) -> str:
     if wanted.case is not None:
-        return outcome.pytest_node(wanted.case, contract.package)
+        return pytest_node(wanted.case, contract.package)
     return contract.package.replace(".", "/") + "/test_falsifier.py"
 
 
 def _judge(phase: str, contracts: Mapping[str, Contract], expected: Mapping[str, Sequence[Case]],
-            run: PytestRun, wanted: GateRequest, lacking: Sequence[str]) -> PhaseResult:
+           run: PytestRun, wanted: GateRequest, lacking: Sequence[str]) -> PhaseResult:
     if phase not in expected:
         return phase_status.not_built_result(phase)
-    trouble = [*run.trouble, *(() if expected[phase] else lacking)]  # else each case says it
+    trouble = [*run.trouble, *(() if expected[phase] else lacking)]  # a case has its own reason
     result = phase_status.judge_phase(phase, run.verdicts, expected[phase], trouble)
-    # a receipt is about the tree's own kernels, never about a candidate
+    # a receipt is about the repository's kernels, never about a candidate
     proof = "none" if wanted.candidate else receipts.device_proof(contracts[phase], wanted.root)
     if receipts.verdicts_prove(contracts[phase], run.verdicts):
         proof = "fresh"
@@ -175,13 +175,13 @@ def _has_device_cases(contract: Contract | None) -> bool:
 
 def run_pytest(wanted: GateRequest, nodes: Sequence[str], device: str,
                on_verdict: Callable[[Verdict], None]) -> PytestRun:
-    """Run pytest once over the nodes; whatever it leaves undone is told in `trouble`."""
+    """Run pytest once over the nodes; `trouble` of the result lists errors of the process."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="rowtwin-") as folder:
         book, log = Path(folder, "verdicts.jsonl"), Path(folder, "output.txt")
         if wanted.cases is not None:
-            given = json.dumps([case.model_dump() for case in wanted.cases])  # NaN stays NaN
-            book.with_name(CASES_FILE).write_text(given, encoding="utf-8")
+            cases = json.dumps([case.model_dump() for case in wanted.cases])  # NaN stays NaN
+            book.with_name(CASES_FILE).write_text(cases, encoding="utf-8")
         with log.open("wb") as out:
             process = subprocess.Popen(pytest_command(wanted, nodes, device, book), cwd=wanted.root,
                                        stdout=out, stderr=subprocess.STDOUT,
@@ -211,7 +211,7 @@ def pytest_command(wanted: GateRequest, nodes: Sequence[str], device: str, book:
     if wanted.candidate:
         parts += ["--candidate", wanted.candidate]
     if wanted.jobs > 1:
-        # neighbours share models and streams that a process makes once, so they stay together
+        # worksteal keeps neighbours in one process, which caches their models and streams
         parts += ["-n", str(wanted.jobs), "--dist", "worksteal"]
     if wanted.cases is not None:
         parts += ["--cases", str(book.with_name(CASES_FILE))]
@@ -221,33 +221,27 @@ def pytest_command(wanted: GateRequest, nodes: Sequence[str], device: str, book:
 
 
 def _follow_verdicts(process: subprocess.Popen[bytes], book: Path,
-            on_verdict: Callable[[Verdict], None]) -> None:
-    """Tell each verdict as it is written, until the process ends."""
-    told = 0
+                     on_verdict: Callable[[Verdict], None]) -> None:
+    """Call `on_verdict` for each verdict as it is written, until the process ends."""
+    done = 0
     running = True
     while running:
         running = process.poll() is None
         lines = book.read_text(encoding="utf-8").split("\n")[:-1] if book.exists() else []
-        for line in lines[told:]:
-            with contextlib.suppress(ValueError):  # a broken line is told when all is read
+        for line in lines[done:]:
+            with contextlib.suppress(ValueError):  # read_verdicts() reports a broken line
                 on_verdict(Verdict.model_validate_json(line))
-        told = max(told, len(lines))
+        done = max(done, len(lines))
         if running:
             time.sleep(0.1)
 
 
 def exit_code_mismatch(code: int, verdicts: Sequence[Verdict]) -> list[str]:
-    """Return a sentence when pytest's exit code and its verdicts do not say the same."""
+    """Return a sentence if pytest's exit code contradicts its verdicts."""
     results = [phase_status.judge_phase(phase, verdicts) for phase in {v.phase for v in verdicts}]
-    says = (
-        1
-        if phase_status.exit_code(results) == 1
-        else verdict_reporter.NOT_PROVEN
-        if phase_status.exit_code(results)
-        else 0
-    )
-    if code == says and verdicts:
+    expected = {0: 0, 1: 1}.get(phase_status.exit_code(results), verdict_reporter.NOT_PROVEN)
+    if code == expected and verdicts:
         return []
-    word = f"was killed by signal {-code}" if code < 0 else f"exited {code}"
-    told = f"its {len(verdicts)} verdicts call for {says}" if verdicts else "it left no verdict"
-    return [f"pytest {word}, but {told}"]
+    end = f"was killed by signal {-code}" if code < 0 else f"exited {code}"
+    why = f"its {len(verdicts)} verdicts require {expected}" if verdicts else "it left no verdict"
+    return [f"pytest {end}, but {why}"]

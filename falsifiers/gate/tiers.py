@@ -1,7 +1,7 @@
-"""Which tiers run here: cpu (PyTorch), interpret (Triton's interpreter), cuda (a device), emulate.
+"""Selects the tiers: cpu (PyTorch), interpret (Triton's interpreter), cuda (a device), emulate.
 
-Triton's mode is fixed when its kernels are first imported, so it is decided before torch or
-triton is loaded, from the driver's files and the installed packages' names alone.
+Triton's mode is fixed when kernels are first imported. It is therefore selected before torch or
+triton is imported, from the driver's files and the installed packages.
 """
 
 from __future__ import annotations
@@ -20,27 +20,24 @@ from falsifiers.judging.errors import SuiteError
 
 TIERS: tuple[Tier, ...] = get_args(Tier)
 DEVICES = ("auto", *TIERS)
-BROWSER_PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-"""Programs that can open a page for a test."""
 
 
 @dataclass(frozen=True)
 class TierSelection:
-    """What one process runs."""
+    """The tiers of one process."""
 
     run: tuple[Tier, ...]
-    """Tiers whose cases are selected."""
+    """Tiers whose cases run."""
     absent: dict[Tier, str]
-    """Tiers asked for by name that cannot be had, with the reason: their cases are UNMEASURABLE."""
+    """Requested tiers that are not available, with the reason: their cases are UNMEASURABLE."""
     left_out: dict[Tier, str]
-    """Tiers that nobody asked for here, with the reason; they are listed, not judged."""
+    """Tiers that were not requested, with the reason; they are listed, not judged."""
 
-    def of(self, contract: Contract) -> tuple[Tier, ...]:
-        """Return the tiers that a phase's cases are judged in.
+    def tiers_for(self, contract: Contract) -> tuple[Tier, ...]:
+        """Return the tiers for a phase's cases.
 
-        Where a device is asked for, or one emulated, and can be had, a phase without a case for it
-        is judged on the CPU: nothing of that phase runs elsewhere, and a ladder of phases must not
-        break there.
+        With `--device cuda` or `--device emulate`, a phase without such cases is judged on the
+        CPU, so that it does not block its successors.
         """
         cases = {"cuda": any("cuda" in row.tier for row in contract.cases),
                  "emulate": bool(contract.emulated)}
@@ -57,10 +54,10 @@ def version_of(package: str) -> str | None:
 
 
 def cuda_missing() -> str | None:
-    """Return why no CUDA device can be used here, or None when one can."""
+    """Return why no CUDA device is available, or None."""
     torch = version_of("torch")
     if torch is None or "+cpu" in torch:
-        return "torch is built for the CPU alone" if torch else "torch is not installed"
+        return "torch is built only for the CPU" if torch else "torch is not installed"
     if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return "CUDA_VISIBLE_DEVICES hides every device"
     marks = ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/dxg")
@@ -72,49 +69,39 @@ def cuda_missing() -> str | None:
     return "no CUDA device was found"
 
 
-def browser_missing() -> str | None:
-    """Return why no page can be opened in a browser here, or None when one can."""
-    return (
-        None
-        if any(map(shutil.which, BROWSER_PROGRAMS))
-        else f"no {' or '.join(BROWSER_PROGRAMS)} on the PATH"
-    )
-
-
 def interpret_missing() -> str | None:
-    """Return why Triton's interpreter cannot be used here, or None when it can."""
+    """Return why Triton's interpreter is not available, or None."""
     return None if version_of("triton") else "triton is not installed"
 
 
 def emulate_missing() -> str | None:
-    """Return why a device cannot be emulated here, or None when it can."""
+    """Return why the tier emulate is not available, or None."""
     if cuda_missing() is None:
-        return "a device is here, and kernels run on it"
-    here = shutil.which(find_compiler())
+        return "a CUDA device is available: use --device cuda"
+    compiler = find_compiler()
     return interpret_missing() or (
-        None if here else f"no C++ compiler {find_compiler()} on the PATH"
-    )
+        None if shutil.which(compiler) else f"no C++ compiler {compiler} on the PATH")
 
 
 def find_compiler() -> str:
-    """Return the C++ compiler that takes kernels where a device is emulated."""
+    """Return the C++ compiler for the tier emulate."""
     return os.environ.get("CXX", "g++")
 
 
 def select_tiers(device: str) -> TierSelection:
-    """Resolve a `--device` value; raise `SuiteError` naming the known ones when it is none."""
+    """Return the tiers of a `--device` value; raise `SuiteError` for an unknown one."""
     if device not in DEVICES:
         raise SuiteError(f"unknown device {device!r}: choose one of {', '.join(DEVICES)}")
     missing: dict[Tier, str | None] = {"cpu": None, "interpret": interpret_missing(),
                                        "cuda": cuda_missing(), "emulate": emulate_missing()}
     if device != "auto":
-        others = {tier: f"only {device} was asked for" for tier in TIERS if tier != device}
+        others = {tier: f"only {device} was requested" for tier in TIERS if tier != device}
         absent = {tier: why for tier, why in missing.items() if tier == device and why}
         return TierSelection(tuple(t for t in TIERS if t == device), absent, others)
     left_out = {tier: why for tier, why in missing.items() if why}
-    left_out.setdefault("emulate", "--device emulate runs it")
+    left_out.setdefault("emulate", "use --device emulate")
     if "cuda" not in left_out:
-        left_out["interpret"] = "one process runs one Triton mode, and a device is here"
+        left_out["interpret"] = "Triton runs in one mode in a process, and a device is available"
     return TierSelection(tuple(t for t in TIERS if t not in left_out), {}, left_out)
 
 
@@ -127,26 +114,25 @@ def fix_triton_mode(tiers: TierSelection) -> None:
 
 
 def limit_torch_threads() -> None:
-    """Give this process one torch thread.
+    """Limit this process and its children to one torch thread.
 
-    On tensors of test size two threads wait for each other longer than they work, and beside
-    other processes far longer; processes are what runs side by side here.
+    On small tensors several threads are slower than one, and more so next to other processes.
     """
-    os.environ["OMP_NUM_THREADS"] = "1"  # for a torch that is still to be loaded, and for children
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, here or in a child
     if "torch" in sys.modules:
         import torch
         torch.set_num_threads(1)
 
 
 def device_passes(device: str) -> tuple[str, ...]:
-    """Return the `--device` values of the processes that together cover what was asked for."""
+    """Return the `--device` values of the processes that cover the requested one."""
     if device == "auto" and "cuda" in select_tiers(device).run and interpret_missing() is None:
         return ("auto", "interpret")
     return (device,)
 
 
 def describe_tiers(tiers: TierSelection) -> str:
-    """Return one line for a header: what runs, what cannot, and the versions that matter."""
+    """Return a line for a header: tiers that run, tiers that cannot, and versions."""
     parts = [" + ".join(tiers.run)]
     parts += [f"{tier} cannot be measured ({why})" for tier, why in tiers.absent.items()]
     versions = ", ".join(f"{name} {version_of(name) or 'absent'}" for name in ("torch", "triton"))

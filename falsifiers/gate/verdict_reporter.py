@@ -1,7 +1,7 @@
-"""The ledger: the controller's book of verdicts, its closing summary and the exit status.
+"""Collects the verdicts of a pytest run, prints the summary and sets the exit status.
 
-pytest exits 0 when everything was skipped; the ledger turns a run that proved nothing into
-NOT PROVEN and exit status 6.
+pytest exits with 0 if every test is skipped. The reporter sets exit status 6, NOT PROVEN, for a
+run without a proof.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class VerdictReporter:
                 raise pytest.UsageError(f"--verdicts {path}: {error.strerror}") from None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take the verdict off a report and write it down at once."""
+        """Store the verdict of a report and write it to the file at once."""
         line = getattr(report, "verdict", None)
         if line is None:
             self.other_failures += report.failed
@@ -58,7 +58,7 @@ class VerdictReporter:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Judge the phases that ran, and let the exit status say what was proven."""
+        """Derive the results of the phases that ran, and set the exit status."""
         if self._file is not None:
             self._file.close()
         if self.config.getoption("collectonly") or exitstatus not in (0, 1, 5):
@@ -72,7 +72,7 @@ class VerdictReporter:
             session.exitstatus = NOT_PROVEN
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        """Print a line a phase, what did not run and every budget in force."""
+        """Print a line for each phase, the tiers that did not run and the budgets."""
         if not self.results:
             return
         terminalreporter.section("parity")
@@ -87,22 +87,22 @@ class VerdictReporter:
             out.append(f"{result.phase}: {word}, {result.passed} of {result.cases} cases passed"
                        + "".join(f"; {why}" for why in result.why))
             contract = self.contracts.get(result.phase)
-            out += self._fine_print(contract) if contract else []
+            out += self._rules_and_tiers(contract) if contract else []
         return out
 
-    def _fine_print(self, contract: Contract) -> list[str]:
+    def _rules_and_tiers(self, contract: Contract) -> list[str]:
         cases = [c for c in contract.expand()
                  if c.quick or self.config.getoption("thorough")]
         out = []
         for tier, why in self.tiers.left_out.items():
             count = sum(case.tier == tier for case in cases)
-            if count and tier not in self.tiers.of(contract):
+            if count and tier not in self.tiers.tiers_for(contract):
                 out.append(f"  not run: {count} of tier {tier} ({why})")
         return out + [f"  {line}" for line in format_rules(contract)]
 
 
 def format_rules(contract: Contract) -> list[str]:
-    """Return the parity rules in force, each budget with its reason and the floor measured."""
+    """Return the parity rules, each budget with its reason and the measured floor."""
     parity = contract.parity
     lines = [f"twin: {parity.twin}", *_format_rule("truth", parity.truth)]
     if parity.own is not None:
@@ -116,17 +116,17 @@ def _format_rule(name: str, rule: str | Budget) -> list[str]:
     if not isinstance(rule, Budget):
         return [f"{name}: {rule}"]
     return [f"{name}: cosine >= {rule.cosine}, norm ratio within {rule.norm} of 1, argmax equal "
-            f"save within {rule.near_tie} standard deviations",
+            f"except within {rule.near_tie} standard deviations",
             f"because: {rule.reason.strip()}", f"floor measured: {rule.measured.strip()}"]
 
 
 def _without_negations(expression: str) -> str:
-    """Return a -m expression without the names it negates."""
+    """Return a -m expression without negated names."""
     return re.sub(r"\bnot\s+(\w+|\([^)]*\))", "", expression)
 
 
 def read_verdicts(path: Path) -> list[Verdict]:
-    """Read a verdict file; raise `SuiteError` naming file and line when a line is broken."""
+    """Read a verdict file; raise `SuiteError` with file and line for a broken line."""
     verdicts = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:

@@ -1,4 +1,4 @@
-"""A sample of a user's own weights: which tensors are judged, which cannot be, and the cases."""
+"""A sample of a user's weights: tensors to judge, skipped tensors and the cases."""
 
 from __future__ import annotations
 
@@ -11,57 +11,55 @@ from falsifiers.judging.verdict import Record
 
 
 class SampledTensor(Record):
-    """One tensor that is judged."""
+    """A tensor to judge."""
 
     tensor: str
     """Its name in the file."""
     kind: str
     shape: tuple[int, ...]
-    """In numpy order: the last entry is the length of a row."""
+    """In numpy order; the last entry is the length of a row."""
     first: int
-    """The first row that is judged."""
+    """The first row to judge."""
     rows: int
-    """How many rows are judged, from there on."""
+    """The number of rows to judge."""
 
 
 class SkippedTensors(Record):
-    """Tensors that cannot be judged, for one reason."""
+    """Tensors that are skipped for one reason."""
 
     why: str
     tensors: int
-    """How many there are."""
+    """Their number."""
     example: str
     """The name of one."""
 
 
 class WeightSample(Record):
-    """What a run over a file judges in place of a contract's own cases."""
+    """The cases over a file that replace a contract's cases."""
 
     file: str
     seed: int
     sampled: tuple[SampledTensor, ...]
     not_drawn: int
-    """Tensors that could have been judged and were not drawn."""
+    """The number of supported tensors that were not drawn."""
     left_out: tuple[SkippedTensors, ...]
     cases: tuple[Case, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return what a reader of a result has to know of the sample, for JSON."""
+        """Return the sample without its cases, for JSON."""
         return self.model_dump(exclude={"cases"})
 
     def lines(self) -> Iterator[str]:
-        """Yield the same as lines of text."""
+        """Yield the sample as lines of text."""
         yield (f"judged: {_count_tensors(len(self.sampled))} of {self.file}, drawn with seed "
                f"{self.seed}; {self.not_drawn} more were not drawn")
-        for one in self.sampled:
-            yield (
-                f"  {shorten_name(one.tensor)} {one.kind} {list(one.shape)}, {one.rows} rows from "
-                f"{one.first}"
-            )
+        for sampled in self.sampled:
+            yield (f"  {shorten_name(sampled.tensor)} {sampled.kind} {list(sampled.shape)}, "
+                   f"{sampled.rows} rows from {sampled.first}")
         for out in self.left_out:
             yield (f"not judged: {_count_tensors(out.tensors)}, {out.why}, such as "
                    f"{shorten_name(out.example)}")
-        yield "the contract's own cases were not run: leave --weights out for the phase's verdict"
+        yield "the contract's cases were not run: omit --weights for the phase's verdict"
 
 
 def _count_tensors(count: int) -> str:

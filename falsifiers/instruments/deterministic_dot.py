@@ -1,7 +1,8 @@
-"""Triton's interpreter made steady: in a float dot every row and column is worked in one way.
+"""Makes float dots in Triton's interpreter independent of the position in the tile.
 
-It multiplies by BLAS, whose kernels differ from row to row of a tile, so that an honest `tl.dot`
-would part from itself there as no device makes it; and it takes bfloat16 for its bit patterns.
+The interpreter multiplies with BLAS, which uses different kernels for different rows of a tile.
+A correct `tl.dot` then differs between rows, unlike on a device. The interpreter also multiplies
+the bit patterns of bfloat16 values instead of the values.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from falsifiers.instruments.load_counter import interpreter_builder
 
 @contextmanager
 def deterministic_dots() -> Iterator[None]:
-    """Make float dots of kernels launched in the block one f32 sum an element, in order of k.
+    """Compute each element of a float dot in the block as one f32 sum in order of k.
 
-    Integer dots are exact as they are. Without the interpreter nothing is changed.
+    Integer dots are exact already. Without the interpreter nothing changes.
     """
     if os.environ.get("TRITON_INTERPRET") != "1":
         yield
@@ -28,17 +29,17 @@ def deterministic_dots() -> Iterator[None]:
     builder = interpreter_builder()
     real = builder.create_dot
 
-    def steady(self: Any, a: Any, b: Any, d: Any, *rest: Any, **named: Any) -> Any:
+    def ordered_dot(self: Any, a: Any, b: Any, d: Any, *args: Any, **kwargs: Any) -> Any:
         left, right = _float_values(a), _float_values(b)
         if left is None or right is None or d.data.dtype.kind != "f":
-            return real(self, a, b, d, *rest, **named)
+            return real(self, a, b, d, *args, **kwargs)
         total = d.data
         for k in range(left.shape[-1]):
             term = left[..., k:k + 1].astype(total.dtype) * right[..., k:k + 1, :]
             total = total + term.astype(total.dtype)
         return type(d)(total, d.dtype.scalar)
 
-    builder.create_dot = steady
+    builder.create_dot = ordered_dot
     try:
         yield
     finally:
@@ -46,7 +47,7 @@ def deterministic_dots() -> Iterator[None]:
 
 
 def _float_values(x: Any) -> Any:
-    """Return a handle's values as floats, or None where the interpreter must convert them."""
+    """Return a handle's values as floats, or None for other types."""
     if x.dtype.scalar.is_bf16():
         return (x.data.astype(np.uint32) << 16).view(np.float32)
     return x.data if x.data.dtype.kind == "f" else None

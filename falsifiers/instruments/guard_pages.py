@@ -1,7 +1,7 @@
-"""Memory that ends where a tensor does: what reads or writes a byte further is stopped there.
+"""Places a tensor at the end of its memory, so that an access past its end raises SIGSEGV.
 
-A device's own tools see such an access where no other allocation lies behind; a kernel that is
-emulated takes addresses of the CPU, whose pages tell.
+compute-sanitizer misses such an access if another allocation follows the tensor. An emulated
+kernel uses addresses of the CPU, where a protected page catches it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor
 
 
 def copy_before_guard_page(x: Tensor) -> Tensor:
-    """Return a copy of a tensor, dense, with memory behind its last byte that nobody may touch."""
+    """Return a dense copy of a tensor that is followed by a protected page."""
     page = mmap.PAGESIZE
     size = -(-x.nbytes // page) * page
     room = mmap.mmap(-1, size + page)
-    behind = ctypes.addressof(ctypes.c_char.from_buffer(room)) + size
+    guard = ctypes.addressof(ctypes.c_char.from_buffer(room)) + size
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mprotect(ctypes.c_void_p(behind), ctypes.c_size_t(page), 0):
+    if libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(page), 0):
         raise OSError(ctypes.get_errno(), "a page of memory cannot be protected")
-    held = torch.frombuffer(room, dtype=x.dtype, count=x.numel(), offset=size - x.nbytes)
-    return held.view(x.shape).copy_(x)
+    copy = torch.frombuffer(room, dtype=x.dtype, count=x.numel(), offset=size - x.nbytes)
+    return copy.view(x.shape).copy_(x)

@@ -1,7 +1,7 @@
-"""Engagement, measured: how many bytes of a tensor kernels really loaded under the interpreter.
+"""Counts the bytes of a tensor that kernels load in Triton's interpreter.
 
-Every Triton load ends in the interpreter's masked load, so its addresses are counted there:
-lanes that a mask switches off read nothing.
+Every Triton load calls the interpreter's masked load, so addresses are counted there. Masked
+lanes load nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from falsifiers.judging.errors import Unmeasurable
 
 @dataclass
 class LoadCount:
-    """What was loaded from one tensor's memory."""
+    """The loads from one tensor's memory."""
 
     start: int
     """Address of the first byte."""
     size: int
     """Bytes of the tensor."""
     total: int = 0
-    """Bytes loaded, each as often as it was."""
+    """Bytes loaded, repeated loads included."""
     loads: int = 0
     """Load operations that touched it."""
     seen: Any = field(default=None, repr=False)
@@ -44,7 +44,7 @@ class LoadCount:
 
     @property
     def times(self) -> float:
-        """How often the whole tensor was read: 1.0 is each byte once."""
+        """Bytes loaded per byte of the tensor: 1.0 is each byte once."""
         return self.total / self.size if self.size else 0.0
 
     def take(self, addresses: Any, width: int) -> None:
@@ -65,8 +65,7 @@ class LoadCount:
 def count_loads(**tensors: Tensor) -> Iterator[dict[str, LoadCount]]:
     """Count what kernels launched in the block load from each named tensor.
 
-    The tensors must be contiguous and on the CPU. Raises `Unmeasurable` when Triton is not
-    running under its interpreter, since nothing could be counted then.
+    The tensors must be contiguous and on the CPU. Raises `Unmeasurable` without the interpreter.
     """
     builder = interpreter_builder()
     regions = {name: LoadCount(x.data_ptr(), x.numel() * x.element_size())
@@ -89,9 +88,10 @@ def count_loads(**tensors: Tensor) -> Iterator[dict[str, LoadCount]]:
 
 
 def interpreter_builder() -> Any:
-    """Return the class that Triton's interpreter runs operations by, or raise `Unmeasurable`."""
+    """Return the class whose methods run operations in the interpreter, or raise `Unmeasurable`."""
     if os.environ.get("TRITON_INTERPRET") != "1":
-        raise Unmeasurable("loads can be counted under Triton's interpreter alone")
+        raise Unmeasurable("loads and stores are observed only in Triton's interpreter: set "
+                           "TRITON_INTERPRET=1")
     try:
         return importlib.import_module("triton.runtime.interpreter").InterpreterBuilder
     except ImportError as error:

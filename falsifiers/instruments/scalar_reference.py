@@ -1,7 +1,7 @@
-"""The products once more, from the words of `contracts/arithmetic.md` alone, as dull as can be.
+"""A scalar reference of the products, written only from `contracts/arithmetic.md`.
 
-Bytes are taken apart one weight at a time and sums are Python integers, so nothing is shared with
-the engine but the text. Numbers in brackets are the text's items.
+It decodes one weight at a time and sums Python integers, so it shares no code with the engine.
+Numbers in brackets are items of that document.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def decode_block(kind: str, block: bytes) -> tuple[list[int], list[int], list[in
 
 
 def _round(value: Fraction | int) -> np.float32:
-    """Round an integer once to f32; those met here are exact in f64 first."""
+    """Round an integer to f32 once; the integers here are exact in f64."""
     return F(float(value))
 
 
 def fixed_point(x: Sequence[np.float32]) -> tuple[list[int], np.float32]:
-    """Return one group of activations as integers and their scale [2-4], in rationals."""
+    """Return one group of quantised activations and their scale [2-4], computed in rationals."""
     bits = [int(np.asarray(v, F).view(np.uint32)) & 0x7FFFFFFF for v in x]
     if max(bits) >= 0x7F800000:
         return [0] * len(x), F("nan")
@@ -75,9 +75,9 @@ def exact_row(kind: str, raw: bytes, x: np.ndarray) -> np.float32:
         a, s = fixed_point(list(x[g * size:(g + per_group) * size]))
         parts = []
         for j, (q, scale, minimum, d, dmin) in enumerate(blocks[g:g + per_group]):
-            mine = a[j * size:(j + 1) * size]
-            p = sum(c * w * v for c, w, v in zip(scale, q, mine, strict=True))
-            m = sum(c * v for c, v in zip(minimum, mine, strict=True))
+            block = a[j * size:(j + 1) * size]
+            p = sum(c * w * v for c, w, v in zip(scale, q, block, strict=True))
+            m = sum(c * v for c, v in zip(minimum, block, strict=True))
             part = F(d * _round(p))
             parts.append(F(part - F(dmin * _round(m))) if kind in ("Q4_K", "Q5_K") else part)
         if kind == "Q8_0":

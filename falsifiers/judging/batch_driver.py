@@ -1,7 +1,7 @@
-"""Driving an engine candidate step by step, each row held to what it gets alone.
+"""Steps an engine candidate and compares each row with the same sequence run by itself.
 
-The engine is any object of `engine/candidate.py`'s shape; rows are made by the `rows` callable
-that the caller hands in, so that nothing here depends on the engine's package.
+The engine is any object with the methods of `engine/candidate.py`. The caller passes a callable
+`rows` that builds the rows of a step, so this module does not import the engine.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ MakeRows = Callable[[tuple[int, ...], tuple[int, ...], tuple[int, ...]], Any]
 
 @dataclass
 class SoloStream:
-    """What one prompt gets alone: its tokens, and logits and state digest after each."""
+    """One prompt run by itself: its tokens, and the logits and state digest after each."""
 
     tokens: list[int]
     """The prompt, then greedy tokens."""
     logits: list[Tensor] = field(default_factory=list)
     """f32[vocab] after token i."""
     digests: list[str] = field(default_factory=list)
-    """State digest after token i, KV cut to i + 1 rows."""
+    """State digest after token i; keys and values are cut to i + 1 rows."""
 
 
 def make_prompt(seed: int, length: int, vocab: int) -> list[int]:
@@ -39,7 +39,7 @@ def make_prompt(seed: int, length: int, vocab: int) -> list[int]:
 
 
 def state_digest(tensors: dict[str, Tensor], length: int | None = None) -> str:
-    """Return the sha256 of a slot's tensors, those named `*.k` and `*.v` cut to `length` rows."""
+    """Return the sha256 of a slot's tensors; `*.k` and `*.v` are cut to `length` rows."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name]
@@ -49,30 +49,28 @@ def state_digest(tensors: dict[str, Tensor], length: int | None = None) -> str:
     return digest.hexdigest()
 
 
-_KEPT: dict[tuple[Any, ...], tuple[Any, SoloStream]] = {}
+_CACHE: dict[tuple[Any, ...], tuple[Any, SoloStream]] = {}
 
 
 def run_solo(engine: Any, rows: MakeRows, prompt: Sequence[int], decode: int, capacity: int,
-          right: Any = None) -> SoloStream:
+             right: Any = None) -> SoloStream:
     """Run a prompt and `decode` greedy tokens in a pool of one slot, one token a step.
 
-    `right` is the tree's own path: where the engine is exactly that over a model on the CPU, the
-    same stream is run once a process, since many cases hold their rows to it. Whatever differs
-    from it in any op, a mutant or a candidate, runs its own for every case.
+    `right` is the repository's path. If the engine runs exactly that path on the CPU, the stream
+    is cached, since many cases compare with it. A mutant or a candidate is run for every case.
     """
     if right is None or getattr(engine, "path", None) != right or engine.model.device != "cpu":
         return _decode_greedily(engine, rows, prompt, decode, capacity)
-    parts = tuple(part if isinstance(part, str) else id(part)
-                  for part in vars(engine.model).values())
-    key = right, parts, tuple(prompt), decode, capacity
-    if key not in _KEPT:  # the model is kept too, so that the ids of its parts stay their own
-        _KEPT[key] = engine.model, _decode_greedily(engine, rows, prompt, decode, capacity)
-    return _KEPT[key][1]
+    model = tuple(value if isinstance(value, str) else id(value)
+                  for value in vars(engine.model).values())
+    key = right, model, tuple(prompt), decode, capacity
+    if key not in _CACHE:  # the entry refers to the model, so no other object gets these ids
+        _CACHE[key] = engine.model, _decode_greedily(engine, rows, prompt, decode, capacity)
+    return _CACHE[key][1]
 
 
-def _decode_greedily(
-    engine: Any, rows: MakeRows, prompt: Sequence[int], decode: int, capacity: int
-) -> SoloStream:
+def _decode_greedily(engine: Any, rows: MakeRows, prompt: Sequence[int], decode: int,
+                     capacity: int) -> SoloStream:
     pool = engine.new_pool(1, capacity)
     stream = SoloStream(list(prompt))
     for position in range(len(prompt) + decode):
@@ -85,9 +83,10 @@ def _decode_greedily(
 
 
 def bad_steps(rows: MakeRows, vocab: int) -> list[tuple[str, str, list[int], Any]]:
-    """Return steps to refuse on a pool of 3 slots of 8 tokens: name, value to name, tokens, rows.
+    """Return steps that a pool of 3 slots of 8 tokens must refuse.
 
-    The bad value stands behind a row that could have run.
+    Each has a name, the value that the error must contain, tokens and rows. A valid row precedes
+    the bad value.
     """
     return [
         ("a slot outside the pool", "3", [1, 2], rows((0, 3), (1, 0), (1, 1))),
@@ -107,15 +106,14 @@ def bad_steps(rows: MakeRows, vocab: int) -> list[tuple[str, str, list[int], Any
 
 
 class BatchDriver:
-    """A pool under attack: sequences join, step and leave, and every step is judged.
+    """Steps a pool while sequences join and leave, and judges every step.
 
-    After each step the rows it named must hold the logits and the state that their streams have
-    alone, and every other slot must be byte-identical to what it was.
+    After each step, each row has the logits and the state of its stream run by itself. Every
+    other slot is byte-identical to its state before the step.
     """
 
-    def __init__(
-        self, engine: Any, rows: MakeRows, judge: Judge, slots: int, capacity: int
-    ) -> None:
+    def __init__(self, engine: Any, rows: MakeRows, judge: Judge, slots: int,
+                 capacity: int) -> None:
         self.engine, self.rows, self.judge = engine, rows, judge
         self.slots, self.capacity = slots, capacity
         self.pool = engine.new_pool(slots, capacity)
@@ -125,26 +123,26 @@ class BatchDriver:
         self.widest = 0
 
     def join(self, slot: int, stream: SoloStream) -> None:
-        """Seat a stream in a slot, cleared first."""
+        """Clear a slot and put a stream into it."""
         self.engine.clear_slot(self.pool, slot)
         self.live[slot], self.fed[slot] = stream, 0
 
     def leave(self, slot: int) -> None:
-        """Free a slot; its bytes stay until it is taken again."""
+        """Free a slot; its bytes stay until the next stream joins."""
         del self.live[slot], self.fed[slot]
 
     def poison(self, slot: int, value: float = float("nan")) -> None:
-        """Fill everything a slot holds with a value, as a dead tenant might leave it."""
-        held = self.engine.read_state(self.pool, slot)
+        """Fill a slot's tensors with a value, as an earlier sequence might leave them."""
+        state = self.engine.read_state(self.pool, slot)
         self.engine.write_state(self.pool, slot,
-                                {name: torch.full_like(x, value) for name, x in held.items()})
-        seen = self.engine.read_state(self.pool, slot)
-        told = bool(seen) and all(torch.equal(as_bits(x), as_bits(torch.full_like(x, value)))
-                                  for x in seen.values())
-        self.judge.law(told, f"state[slot {slot}] does not show what was written into it")
+                                {name: torch.full_like(x, value) for name, x in state.items()})
+        state = self.engine.read_state(self.pool, slot)
+        equal = bool(state) and all(torch.equal(as_bits(x), as_bits(torch.full_like(x, value)))
+                                    for x in state.values())
+        self.judge.law(equal, f"state[slot {slot}] differs from what was written into it")
 
     def step(self, order: Sequence[int], counts: Sequence[int] | None = None) -> None:
-        """Advance the slots in `order` by `counts` tokens each (1 when not given), and judge."""
+        """Advance the slots in `order` by `counts` tokens each (default 1), and judge."""
         counts = tuple(counts) if counts is not None else (1,) * len(order)
         tokens: list[int] = []
         for slot, count in zip(order, counts, strict=True):
@@ -159,17 +157,17 @@ class BatchDriver:
         self.step_number += 1
 
     def refuse(self, name: str, value: str, tokens: list[int], rows: Any) -> None:
-        """Hold the engine to refuse a step, naming the bad value, with no slot changed."""
+        """Check that the engine refuses a step, names the bad value and changes no slot."""
         before = [self._digest(slot) for slot in range(self.slots)]
         try:
             self.engine.step(tokens, rows, self.pool)
         except ValueError as error:
-            self.judge.law(value in str(error), f"the refusal of {name} says {str(error)!r}, which "
-                           f"does not name the value {value}")
-        except (Declined, ParityBroken):  # nothing was answered, or what cannot be compared
+            self.judge.law(value in str(error), f"the error for {name} says {str(error)!r}, which "
+                           f"does not contain the value {value}")
+        except (Declined, ParityBroken):  # a candidate declined, or its answer cannot be compared
             raise
         except Exception as error:
-            self.judge.law(False, f"a step with {name} ended in {error!r} instead of a refusal")
+            self.judge.law(False, f"a step with {name} raised {error!r} instead of ValueError")
         else:
             self.judge.law(False, f"a step with {name} was not refused")
         for slot, digest in enumerate(before):
@@ -182,11 +180,12 @@ class BatchDriver:
             self.judge.equal("logits", logits[row:row + 1][0] if row < len(logits) else logits,
                              self.live[slot].logits[at - 1], **where)
             tensors = self.engine.read_state(self.pool, slot)
-            self.judge.law(bool(tensors), f"state[slot {slot}] is empty: read_state() told nothing")
-            held = state_digest(tensors, at)
-            self.judge.law(held == self.live[slot].digests[at - 1],
-                           f"state[slot {slot}, step {self.step_number}] after {at} tokens is not "
-                           f"the state this sequence has alone", rung="bits", **where)
+            self.judge.law(bool(tensors),
+                           f"state[slot {slot}] is empty: read_state() returned no tensor")
+            digest = state_digest(tensors, at)
+            self.judge.law(digest == self.live[slot].digests[at - 1],
+                           f"state[slot {slot}, step {self.step_number}] after {at} tokens differs "
+                           f"from the state of this sequence run by itself", rung="bits", **where)
         for slot, before in idle.items():
             self.judge.unchanged("state", before, self._digest(slot), slot=slot,
                                  step=self.step_number)

@@ -1,4 +1,4 @@
-"""The two ways a judgement can end badly: the kernel is wrong, or the suite is broken."""
+"""Exceptions that end a case: the kernel is wrong, the suite is broken, or there is no answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class ParityBroken(AssertionError):
-    """The thing under test broke a claim; `finding` says where and how."""
+    """The subject broke a claim; `finding` says where and how."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.sentence)
@@ -17,18 +17,18 @@ class ParityBroken(AssertionError):
 
 
 class SuiteError(Exception):
-    """The suite, its contract or its use is broken: nothing is said about the thing under test."""
+    """The suite, a contract or the usage is wrong; the subject was not judged."""
 
 
 class Declined(Exception):
-    """A candidate gave a reason not to take a case; it counts as declined, never as passed."""
+    """A candidate does not support a case; the case counts as declined, never as passed."""
 
 
 class Unmeasurable(Exception):
-    """The evidence a case needs cannot be had here, so it neither passes nor fails."""
+    """This machine lacks what a case needs, so the case neither passes nor fails."""
 
 
 def shorten_name(name: str) -> str:
-    """Return a name from a file as one short piece of a line."""
+    """Return a name from a file in at most 80 printable characters."""
     text = name if name.isprintable() else ascii(name)
     return text if len(text) <= 80 else f"{text[:77]}..."

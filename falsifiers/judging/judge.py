@@ -1,8 +1,8 @@
 """The judge: a ladder shape -> dtype -> finite -> bits -> budget, and one message template.
 
-A falsifier receives a fresh `Judge` for its case. Every method raises `ParityBroken` with a
-located `Finding` when the claim does not hold, and otherwise counts what it compared; a case
-that ends with nothing compared is not a pass.
+A falsifier receives a new `Judge` for its case. Every method raises `ParityBroken` with a
+`Finding` when the claim is broken, and otherwise counts the values it compared. A case that
+compares nothing does not pass.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contracts.schema import Budget, Case
 from falsifiers.judging.errors import ParityBroken, SuiteError
 from falsifiers.judging.verdict import Finding, Rule, Rung, Worst
 
-if TYPE_CHECKING:  # torch is loaded by the first comparison of tensors: laws need none
+if TYPE_CHECKING:  # the first comparison of tensors imports torch; laws do not need it
     import torch
     from torch import Tensor
 
@@ -24,14 +24,14 @@ Location = dict[str, int | str]
 
 @cache
 def _integer_type() -> dict[torch.dtype, torch.dtype]:
-    """Return the integer type as wide as each type of floats."""
+    """Return the integer type of the same width for each float type."""
     import torch
     return {torch.float32: torch.int32, torch.float64: torch.int64,
             torch.float16: torch.int16, torch.bfloat16: torch.int16}
 
 
 def as_bits(x: Tensor) -> Tensor:
-    """Return `x`'s bit patterns as signed integers of its width, every NaN made the same."""
+    """Return `x`'s bit patterns as signed integers of its width, with one pattern for NaN."""
     x = x.detach().to("cpu").contiguous()
     as_wide = _integer_type().get(x.dtype)
     return x if as_wide is None else x.masked_fill(x.isnan(), float("nan")).view(as_wide)
@@ -56,14 +56,14 @@ def format_bits(x: Tensor) -> str:
 
 
 def _special_value(x: Tensor) -> str:
-    """Return what a scalar is when it is no number that a reader knows by its bits."""
+    """Return ` (NaN)` or ` (infinite)` for such a scalar, otherwise an empty string."""
     if not x.is_floating_point() or bool(x.isfinite()):
         return ""
     return " (NaN)" if bool(x.isnan()) else " (infinite)"
 
 
 class Judge:
-    """Compares what a case got with what it should be, on the ladder, and keeps the tally."""
+    """Compares the values of a case with the expected ones and counts them."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -78,9 +78,9 @@ class Judge:
 
     def equal(self, name: str, got: Tensor, want: Tensor, *, rule: Rule = "twin",
               finite: bool = True, **where: int | str) -> None:
-        """Hold two tensors to the same shape, dtype and bits; `where` locates them.
+        """Check that two tensors have the same shape, dtype and bits; `where` locates them.
 
-        `finite` False lets NaN and infinities stand, as poison must when it is compared.
+        With `finite` False, NaN and infinities are allowed: poison is compared that way.
         """
         self._ladder(name, got, want, rule, finite, where)
         bad = (as_bits(got) != as_bits(want)).flatten()
@@ -90,9 +90,9 @@ class Judge:
 
     def budget(self, name: str, got: Tensor, want: Tensor, budget: Budget, *,
                rule: Rule = "truth", logits: bool = False, **where: int | str) -> None:
-        """Hold each vector of `got` [.., n] to a budget of cosine and norm ratio; the worst counts.
+        """Check each vector of `got` [.., n] against a budget of cosine and norm ratio.
 
-        With `logits` each one's argmax must agree too, save at a near-tie, which is counted.
+        With `logits` each argmax must agree too, except at a near-tie, which is counted.
         """
         from falsifiers.judging import tolerance
         self._ladder(name, got, want, rule, True, where)
@@ -111,20 +111,20 @@ class Judge:
                     float(cosine.min()), float((ratio - 1).abs().max()))
 
     def law(self, holds: bool, sentence: str, *, rung: Rung = "law", **where: int | str) -> None:
-        """Hold a property that has no peer to compare with; `sentence` says how it was broken."""
+        """Check a property that needs no second value; `sentence` says how it is broken."""
         if not holds:
             self._fail("law", rung, sentence, where)
         self.compared += 1
 
     def unchanged(self, name: str, before: str, after: str, **where: int | str) -> None:
-        """Hold a digest taken before and after to be the same: the frame condition."""
+        """Check that two digests are the same: the frame condition."""
         if before != after:
-            self._fail("law", "frame", f"{self._place(name, where)} was changed by a step that was "
-                       f"not asked to write it (digest {before[:12]} -> {after[:12]})", where)
+            self._fail("law", "frame", f"{self._place(name, where)} was changed by a step that "
+                       f"must not write it (digest {before[:12]} -> {after[:12]})", where)
         self.compared += 1
 
     def engaged(self, **evidence: Any) -> None:
-        """Keep measured evidence of what ran; it travels with the verdict, so it must be JSON."""
+        """Store measurements of what ran in the verdict; raise `SuiteError` if not JSON."""
         try:
             json.dumps(evidence)
         except (TypeError, ValueError) as error:

@@ -17,21 +17,26 @@ Attack = Callable[..., None]
 
 
 class MutantResult(Record):
-    """One line of the kill matrix."""
+    """One row of the kill matrix."""
 
     name: str
     phase: str
     fault: str
     device: Literal["cpu", "interpret", "cuda"]
-    """`cuda` when only a device can show it."""
+    """`cuda` when the mutant needs a device."""
     expected: tuple[str, ...]
     """The falsifiers that must each kill it."""
     killed_by: tuple[str, ...] = ()
     rung: str | None = None
-    """The rung of the first kill; `crash` when it fell over; None when nothing killed it."""
+    """The rung of the first kill; `crash` for an exception; None for a survivor."""
     seconds: float = 0.0
     from_receipt: bool = False
-    """Whether the kill was read from a device's receipt rather than made now."""
+    """Whether the result was read from a device's receipt."""
+
+    @property
+    def id(self) -> str:
+        """The mutant's id, `p1/row_index_is_the_slot`."""
+        return f"{self.phase}/{self.name}"
 
 
 class KillMatrix(Record):
@@ -39,17 +44,16 @@ class KillMatrix(Record):
 
     mutants: tuple[MutantResult, ...]
     survivors: tuple[str, ...]
-    """`phase/name` of mutants that a falsifier named as their killer did not kill."""
+    """`phase/name` of mutants that some expected falsifier did not kill."""
     idle_falsifiers: tuple[str, ...]
     """`phase/id` of falsifiers that killed none."""
     not_run: tuple[str, ...]
-    """`phase/name` of mutants that only a device can show, when there is neither that nor a
-    receipt."""
+    """`phase/name` of mutants that need a device, where there is no device and no receipt."""
 
 
 @dataclass
 class Bank:
-    """A phase's falsifiers and the wrong versions they must catch."""
+    """A phase's falsifiers and the mutants that they must kill."""
 
     contract: Contract
     falsifiers: Mapping[str, Attack]
@@ -60,7 +64,7 @@ class Bank:
     tiers: Sequence[Tier] = ("cpu",)
     """The tiers whose cases run here."""
     healthy: dict[str, bool] = field(default_factory=dict)
-    """Cases already seen to pass on the right subject."""
+    """Whether a case compares something on the right subject, by its id, once it has run."""
 
     def cases(self, falsifier: str, mutant: Mutant) -> Iterable[Case]:
         """Yield the quick cases with which a falsifier attacks a mutant here."""
@@ -77,23 +81,23 @@ class Bank:
     def on(self, tiers: Sequence[Tier]) -> Bank:
         """Return the bank for the tiers that run here.
 
-        On the tier `emulate` only mutants of CUDA kernels and their killers are left.
+        On the tier `emulate` it has only mutants of CUDA kernels and their killers.
         """
         self.tiers = tiers
         if "emulate" not in tiers:
             return self
         killers = set(self.contract.emulated)
-        shown = [one for one in self.mutants
-                 if one.device == "cuda" and one.emulated and killers >= {*one.killers}]
-        used = {name for one in shown for name in one.killers}
-        return replace(self, mutants=shown,
+        mutants = [mutant for mutant in self.mutants if mutant.device == "cuda"
+                   and mutant.emulated and killers >= {*mutant.killers}]
+        used = {name for mutant in mutants for name in mutant.killers}
+        return replace(self, mutants=mutants,
                        falsifiers={k: v for k, v in self.falsifiers.items() if k in used})
 
     def mutant(self, name: str) -> Mutant:
         """Return the mutant of that name; raise `SuiteError` when there is none."""
-        found = next((one for one in self.mutants if one.name == name), None)
+        found = next((mutant for mutant in self.mutants if mutant.name == name), None)
         if found is None:
-            near = difflib.get_close_matches(name, [one.name for one in self.mutants], n=3,
+            near = difflib.get_close_matches(name, [mutant.name for mutant in self.mutants], n=3,
                                              cutoff=0.4)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise SuiteError(f"{self.contract.phase} has no mutant {name!r}{hint}")

@@ -1,7 +1,7 @@
-"""Relations that need no reference: what must hold between two runs of the same thing.
+"""Metamorphic relations: they compare two runs of the same function and need no reference.
 
-`run` takes a list of rows (of any kind) and returns a tensor [rows, ...] or one tensor a row;
-each relation runs it on changed rows and holds the results together through the judge.
+`run` takes a list of rows (of any kind) and returns a tensor [rows, ...] or one tensor a row.
+Each relation runs it on changed rows and compares the results with the judge.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Run = Callable[[Rows], "Tensor | Sequence[Tensor]"]
 
 def alone_equals_in_batch(judge: Judge, run: Run, rows: Rows, name: str = "out",
                           **where: int | str) -> None:
-    """Hold each row of the batch to what it gets alone."""
+    """Compare each row of the batch with the same row run by itself."""
     together = run(rows)
     for i, row in enumerate(rows):
         judge.equal(name, together[i], run([row])[0], **{"row": i, **where})  # type: ignore[arg-type]
@@ -29,7 +29,7 @@ def alone_equals_in_batch(judge: Judge, run: Run, rows: Rows, name: str = "out",
 
 def permuted_rows_permute(judge: Judge, run: Run, rows: Rows, order: Sequence[int],
                           name: str = "out", **where: int | str) -> None:
-    """Hold a batch in another order to the same rows in that order."""
+    """Compare a permuted batch with the permuted rows of the first batch."""
     straight, turned = run(rows), run([rows[i] for i in order])
     for place, i in enumerate(order):
         judge.equal(name, turned[place], straight[i],
@@ -38,7 +38,7 @@ def permuted_rows_permute(judge: Judge, run: Run, rows: Rows, order: Sequence[in
 
 def neighbours_cannot_reach(judge: Judge, run: Run, row: Any, crowds: Sequence[Rows],
                             name: str = "out", **where: int | str) -> None:
-    """Hold a row to the same result whoever stands after it, in each of the crowds."""
+    """Compare the results of the first row of a batch for different rows after it."""
     first = run([row, *crowds[0]])[0]
     for number, crowd in enumerate(crowds[1:], 1):
         judge.equal(name, run([row, *crowd])[0], first,
@@ -47,21 +47,21 @@ def neighbours_cannot_reach(judge: Judge, run: Run, row: Any, crowds: Sequence[R
 
 def split_batch_equals_batch(judge: Judge, run: Run, rows: Rows, at: int, name: str = "out",
                       **where: int | str) -> None:
-    """Hold a batch of m rows to its first `at` and the rest, run apart: m = a + b."""
-    whole, parts = run(rows), [*run(rows[:at]), *run(rows[at:])]
-    for i, part in enumerate(parts):
-        judge.equal(name, whole[i], part, **{"row": i, **where})  # type: ignore[arg-type]
+    """Compare a batch of m rows with its first `at` rows and the rest, run separately."""
+    together, separate = run(rows), [*run(rows[:at]), *run(rows[at:])]
+    for i, row in enumerate(separate):
+        judge.equal(name, together[i], row, **{"row": i, **where})  # type: ignore[arg-type]
 
 
 def repeats_are_equal(judge: Judge, run: Run, rows: Rows, times: int = 2, name: str = "out",
             **where: int | str) -> None:
-    """Hold every run of the same rows to the first, which later runs must not overwrite."""
-    held = run(rows)
-    first = [x.clone() for x in held]
+    """Compare every run of the same rows with the first, which later runs must not overwrite."""
+    result = run(rows)
+    first = [x.clone() for x in result]
     for number in range(1, times):
         for i, x in enumerate(run(rows)):
             judge.equal(name, x, first[i], **{"row": i, "repeat": number, **where})  # type: ignore[arg-type]
-        for i, x in enumerate(held):
+        for i, x in enumerate(result):
             judge.equal(f"{name} of the first run", x, first[i],
                         **{"row": i, "repeat": number, **where})  # type: ignore[arg-type]
 
@@ -78,7 +78,7 @@ def tensors_digest(tensors: Mapping[str, Tensor]) -> str:
 @contextmanager
 def unchanged_outside(judge: Judge, named: Callable[[], Mapping[str, Mapping[str, Tensor]]],
           may_write: Sequence[str] = (), **where: int | str) -> Iterator[None]:
-    """Hold everything `named` returns to be byte-identical after the block, save `may_write`.
+    """Check that the block changes no byte of the groups outside `may_write`.
 
     `named()` returns groups of tensors by name, a slot's state for example.
     """

@@ -1,11 +1,12 @@
-"""What an attack is aimed at, and the wrong versions of it that every attack must catch."""
+"""The subject that a falsifier judges, and its mutants: wrong versions that must fail."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 
@@ -27,18 +28,32 @@ class Subject:
     candidate: Any = None
     """The candidate module or object, when there is one."""
     around: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Within which it is judged: where a device is emulated, its kernels take the CPU's tensors."""
+    """The context in which a case runs; on the tier `emulate`, kernels take CPU tensors there."""
     faults: tuple[type[Exception], ...] = ()
-    """What is raised when it does what nothing may; any other exception says nothing about it."""
+    """Exceptions that mean the subject is wrong; any other exception is an error of the case."""
 
 
 Builder = Callable[[Subject], Subject]
-"""Makes the wrong subject of a mutant from the right one."""
+"""Builds the mutant's subject from the right one."""
 
 
 def mutant_id(wrong: type) -> str:
     """Return the id of the mutant that a class is: `frees_twice` for `FreesTwice`."""
     return re.sub(r"(?<=.)([A-Z])", r"_\1", wrong.__name__).lower()
+
+
+def stack_mutants(fields: Mapping[str, type], *modules: ModuleType) -> dict[str, Builder]:
+    """Return builders for the public classes of `modules`, by mutant id.
+
+    fields: for each field of the serving stack the base class of its faulty versions.
+    """
+    def build_with(part: type) -> Builder:
+        (field,) = [name for name, base in fields.items() if issubclass(part, base)]
+        return lambda subject: replace(subject, stack=replace(subject.stack, **{field: part}))
+
+    return {mutant_id(part): build_with(part)
+            for module in modules for name, part in vars(module).items()
+            if isinstance(part, type) and part.__module__ == module.__name__ and name[0] != "_"}
 
 
 @dataclass(frozen=True)
@@ -52,8 +67,8 @@ class Mutant:
     """The falsifiers that must each kill it."""
     build: Builder
     source: str = ""
-    """The public report it comes from (`B036`), or empty for one of our own."""
+    """The public report it comes from (`B036`), or an empty string."""
     device: str = "cpu"
-    """`cuda` when only a device can show it."""
+    """`cuda` when the mutant needs a device."""
     emulated: bool = True
-    """Of a device's, whether it ends where the device is emulated."""
+    """Whether a mutant of a device terminates on the tier `emulate`."""

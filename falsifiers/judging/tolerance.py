@@ -1,4 +1,4 @@
-"""How far apart two rows are: bit-equal, within budget, flipped at a near-tie, or diverged."""
+"""The distance of two rows: bit-equal, within budget, flipped at a near-tie, or diverged."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Kind = Literal["bit-equal", "within budget", "near-tie", "diverged"]
 
 @dataclass(frozen=True)
 class Closeness:
-    """What comparing one row with another said."""
+    """The result of comparing two rows."""
 
     kind: Kind
-    """The best word that holds for the row."""
+    """The closest kind that applies to the row."""
     cosine: float
-    """1 for two rows of zeros; NaN when either row holds one."""
+    """1 for two rows of zeros; NaN when either row contains NaN."""
     norm_ratio: float
     """The norm of the row got over the norm of the row wanted."""
     margin: float
@@ -35,15 +35,15 @@ def cosine_and_norm_ratio(got: Tensor, want: Tensor) -> tuple[Tensor, Tensor]:
     a, b = got.detach().cpu().double(), want.detach().cpu().double()
     norm_a, norm_b = a.norm(dim=-1), b.norm(dim=-1)
     both_zero = (norm_a == 0) & (norm_b == 0)
-    one = torch.ones_like(norm_a)
-    cosine = torch.where(both_zero, one, (a * b).sum(-1) / (norm_a * norm_b))
-    return cosine, torch.where(both_zero, one, norm_a / norm_b)
+    ones = torch.ones_like(norm_a)
+    cosine = torch.where(both_zero, ones, (a * b).sum(-1) / (norm_a * norm_b))
+    return cosine, torch.where(both_zero, ones, norm_a / norm_b)
 
 
 def flip_margin(got: Tensor, want: Tensor) -> float:
-    """Return how decided the wanted row [n] was between its best and the best of `got` [n].
+    """Return the margin in `want` [n] between its argmax and the argmax of `got` [n].
 
-    The unit is the wanted row's standard deviation; infinity when both have the same argmax.
+    The unit is the standard deviation of `want`. Rows with the same argmax give infinity.
     """
     a, b = got.detach().cpu().double(), want.detach().cpu().double()
     first, other = int(b.argmax()), int(a.argmax())
@@ -53,7 +53,7 @@ def flip_margin(got: Tensor, want: Tensor) -> float:
 
 
 def classify(got: Tensor, want: Tensor, budget: Budget) -> Closeness:
-    """Say how close one row of logits [n] is to what it should be [n]."""
+    """Return how close one row of logits [n] is to the expected row [n]."""
     cosine, ratio = (float(x) for x in cosine_and_norm_ratio(got[None], want[None]))
     margin = flip_margin(got, want)
     inside = cosine >= budget.cosine and abs(ratio - 1) <= budget.norm  # a NaN is not inside

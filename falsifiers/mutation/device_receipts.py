@@ -1,18 +1,16 @@
-"""Issuing receipts: device cases judged here and now, written only when they prove a phase.
+"""Writes receipts: judges device cases and stores the verdicts of the phases that pass.
 
-Times are measured after them, and only when every phase was proved.
+Benchmarks are stored next to the receipts.
 """
 
 from __future__ import annotations
 
 import datetime
-import multiprocessing
 import os
 import platform
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from contracts.schema import Contract
@@ -21,113 +19,79 @@ from falsifiers.gate.benchmark_records import BenchmarkRecord, BitsDifferError
 from falsifiers.gate.compute_sanitizer import run_sanitizers
 from falsifiers.gate.receipts import FOLDER, Receipt, phase_digest, sanitizer_faults, verdicts_prove
 from falsifiers.gate.runner import ROOT, GateRequest, is_built, run_gate
-from falsifiers.judging.matrix import Bank, MutantResult
-from falsifiers.mutation import mutants as runner
+from falsifiers.judging.errors import SuiteError
+from falsifiers.judging.matrix import Bank
+from falsifiers.mutation.mutant_runner import BankLoader, try_mutants
 
 
 def has_device_cases(contract: Contract) -> bool:
-    """Tell whether a phase is built and has cases that only a device can judge."""
+    """Return whether a phase is built and has cases of the tier cuda."""
     return is_built(contract, ROOT) and any(case.tier == "cuda" for case in contract.expand())
 
 
-BankLoader = Callable[[str], Bank]
-"""Makes a phase's bank, in a process of its own too."""
 Benchmark = Callable[[Callable[[str], None]], BenchmarkRecord]
-"""Measures times, telling how far it has come."""
+"""Returns times; it calls its argument with lines of progress."""
 
 
 def device_folder(device: str) -> Path:
-    """Return where what was measured on a device is kept."""
+    """Return the folder of a device's receipts and benchmarks."""
     return ROOT / FOLDER / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
 def write_benchmark(name: str, measure: Benchmark, contract: Contract,
-            tell: Callable[[str], None]) -> tuple[list[Path], list[str]]:
-    """Measure times of a phase's kernels; return the file written, or the reason for none."""
+                    progress: Callable[[str], None]) -> tuple[list[Path], list[str]]:
+    """Time a phase's kernels and write a file; return its path, or the reason why there is none."""
     try:
-        found = measure(tell)
-    except BitsDifferError as broken:
-        return [], [f"{name}: no figures, since {broken}"]
+        record = measure(progress)
+    except BitsDifferError as error:
+        return [], [f"{name}: not timed, since {error}"]
     device, versions = device_and_versions()
-    kept = found.model_copy(update={
+    record = record.model_copy(update={
         "versions": versions, "digest": phase_digest(contract, ROOT), "measured": today()})
     folder = device_folder(device)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(kept.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    path.write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
     return [path.relative_to(ROOT)], []
 
 
-def try_device_mutants(
-    bank: Bank, bank_of: BankLoader, tell: Callable[[str], None]
-) -> tuple[MutantResult, ...]:
-    """Try every mutant that needs a device, each killer in a process of its own.
-
-    A mutant may reach memory that is not its own, which ends the use of a device by its process.
-    None is tried where no device is.
-    """
-    wanted = [(m, killer) for m in bank.mutants
-              if m.device == "cuda" and "cuda" in bank.tiers for killer in m.killers]
-    kills: dict[str, dict[str, str]] = {mutant.name: {} for mutant, _ in wanted}
-    seconds = dict.fromkeys(kills, 0.0)
-    context = multiprocessing.get_context("spawn")
-    jobs = min(14, os.cpu_count() or 1)
-    with ProcessPoolExecutor(jobs, context, max_tasks_per_child=1) as pool:
-        tried = [pool.submit(_try_in_new_process, bank_of, bank.contract.phase, mutant.name, killer)
-                 for mutant, killer in wanted]
-        for (mutant, killer), done in zip(wanted, tried, strict=True):
-            rung, took = done.result()
-            tell(f"{bank.contract.phase}/{mutant.name} by {killer}: {rung or 'survived'}")
-            seconds[mutant.name] += took
-            if rung is not None:
-                kills[mutant.name][killer] = rung
-    return tuple(runner.make_result(bank, mutant, kills[mutant.name], seconds[mutant.name])
-                 for mutant in bank.mutants if mutant.name in kills)
-
-
-def _try_in_new_process(
-    bank_of: BankLoader, phase: str, name: str, killer: str
-) -> tuple[str | None, float]:
-    """Attack one mutant by one falsifier, in a process where nothing was run before."""
-    chosen = tiers.select_tiers("cuda")
-    tiers.fix_triton_mode(chosen)
-    tiers.limit_torch_threads()
-    bank, started = bank_of(phase), time.perf_counter()
-    bank.tiers = chosen.run
-    mutant = next(m for m in bank.mutants if m.name == name)
-    return runner.kill(bank, mutant, killer), time.perf_counter() - started
-
-
-def write_receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank], bank_of: BankLoader,
-             tell: Callable[[str], None]) -> tuple[list[Path], list[str]]:
-    """Judge the phases' quick device cases; return receipts written and reasons for none."""
+def write_receipts(contracts: Sequence[Contract], banks: Mapping[str, Bank], load_bank: BankLoader,
+                   progress: Callable[[str], None]) -> tuple[list[Path], list[str]]:
+    """Judge the phases' quick device cases; return receipt paths, and reasons for missing ones."""
     wanted = GateRequest(tuple(c.phase for c in contracts), device="cuda",
-                    jobs=min(14, os.cpu_count() or 1))
-    gated = run_gate(wanted, on_verdict=lambda verdict: tell(verdict.case))
+                         jobs=min(14, os.cpu_count() or 1))
+    gated = run_gate(wanted, on_verdict=lambda verdict: progress(verdict.case),
+                     contracts={c.phase: c for c in contracts})
     written: list[Path] = []
     refused = list(gated.run.trouble)
     if not contracts:
-        return written, ["no phase that was asked for has device cases"]
+        return written, ["the requested phases have no device cases"]
     name, versions = device_and_versions()
     folder = device_folder(name)
-    with ThreadPoolExecutor() as several:
-        asked = {c.phase: several.submit(run_sanitizers, c) for c in contracts}
+    with ThreadPoolExecutor() as pool:
+        sanitizers = {c.phase: pool.submit(run_sanitizers, c) for c in contracts}
         for contract in contracts:
-            mine = tuple(v for v in gated.run.verdicts if v.phase == contract.phase)
-            if not verdicts_prove(contract, mine):
-                bad = [v.case for v in mine if v.outcome in ("failed", "error")]
+            verdicts = tuple(v for v in gated.run.verdicts if v.phase == contract.phase)
+            if not verdicts_prove(contract, verdicts):
+                bad = [v.case for v in verdicts if v.outcome in ("failed", "error")]
                 first = f"; the first is {bad[0]}" if bad else ""
                 refused.append(f"{contract.phase}: no receipt, since its device cases did not all "
                                f"pass{first}")
                 continue
-            rows = try_device_mutants(banks[contract.phase], bank_of, tell)
-            said = asked[contract.phase].result()
-            if faults := sanitizer_faults(said):
+            bank = banks[contract.phase]
+            results, inconclusive = try_mutants(
+                [(bank, m) for m in bank.mutants if m.device == "cuda"], load_bank,
+                tiers.select_tiers("cuda"), on_result=lambda result: progress(result.id))
+            if inconclusive:
+                raise SuiteError(next(iter(inconclusive.values())))
+            summaries = sanitizers[contract.phase].result()
+            if faults := sanitizer_faults(summaries):
                 refused.append(f"{contract.phase}: no receipt, since {faults[0]}")
                 continue
-            receipt = Receipt(phase=contract.phase, device=name, versions=versions, verdicts=mine,
-                              measured=today(), digest=phase_digest(contract, ROOT), mutants=rows,
-                              sanitizer=said)
+            receipt = Receipt(phase=contract.phase, device=name, versions=versions,
+                              verdicts=verdicts, measured=today(),
+                              digest=phase_digest(contract, ROOT), sanitizer=summaries,
+                              mutants=tuple(results.values()))
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / f"{contract.phase}.json"
             path.write_text(receipt.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -141,7 +105,7 @@ def today() -> str:
 
 
 def device_and_versions() -> tuple[str, dict[str, str]]:
-    """Return the device's own name and the versions that were measured with."""
+    """Return the device's name and the versions of driver and packages."""
     import torch
     driver = Path("/proc/driver/nvidia/version")
     text = driver.read_text(encoding="utf-8") if driver.exists() else ""

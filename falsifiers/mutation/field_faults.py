@@ -1,4 +1,4 @@
-"""Faults that were reported in public, and the mutants that plant them, as a page to read."""
+"""Formats a page of publicly reported faults and the mutants that reproduce them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from falsifiers.judging.subject import Mutant
 DATA = Path(__file__).with_suffix(".yaml")
 Sentence = Annotated[str, StringConstraints(pattern=r"^\S[^\n|]*\.$")]
 PlantedMutant = tuple[str, Mutant]
-"""A mutant and the phase that it is planted in."""
+"""A mutant and its phase."""
 
 PAGE_HEADER = """\
 # Field faults
 
-Faults of batched inference that were reported in public, each in our own words, and where the
-suite plants it. `rowtwin mutants --faults` prints this page from
-`falsifiers/mutation/field_faults.yaml` and the mutants in the tree; a test compares the two.
-`rowtwin mutants` attacks each mutant with every falsifier named after it, and fails if one of them
-lets it live. A mutant marked *device* dies on a GPU only; `rowtwin mutants --device cuda` shows it.
+These faults of batched inference were reported in public. Each has a description in our own words
+and the mutants that reproduce it. `rowtwin mutants --faults` prints this page from
+`falsifiers/mutation/field_faults.yaml` and the mutants; a test compares the two. `rowtwin mutants`
+runs each mutant against every falsifier listed with it, and fails if one of them does not kill it.
+A mutant marked *device* needs a GPU: use `rowtwin mutants --device cuda`.
 
-A mutant has the fault of a report, not its code. Where the reported code has no peer in this
-project, or the report found no cause, the line says what is planted in its stead.
+A mutant reproduces the fault of a report, not its code. If this project has no such code, or the
+report found no cause, the line describes the stand-in.
 """
 
 
@@ -38,37 +38,37 @@ class Fault(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: Annotated[str, StringConstraints(pattern=r"^B\d{3}$")]
-    """What a mutant names as its `source`."""
+    """The `source` of its mutants."""
     link: Annotated[str, StringConstraints(
         pattern=r"^https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+$")]
     phase: Literal["p0", "p1", "p2", "p3", "p4", "p5", "p6", "p7", "p8", "engine"]
-    """The phase whose work it breaks."""
+    """The phase that it breaks."""
     fault: Sentence
     stand_in: Sentence | None = None
-    """What is planted in its stead, when the reported code has no peer here."""
+    """What the mutant does instead, if this project has no such code."""
     why_not: Sentence | None = None
-    """Why nothing is planted."""
+    """Why there is no mutant."""
 
     @property
     def name(self) -> str:
-        """The report as people write it, `owner/project#7`."""
+        """The report's short name, `owner/project#7`."""
         owner, project, _, number = self.link.removeprefix("https://github.com/").split("/")
         return f"{owner}/{project}#{number}"
 
 
 def load_faults(path: Path = DATA) -> tuple[Fault, ...]:
-    """Load the faults; raise `SuiteError` for a file that is broken or has an id twice."""
+    """Load the faults; raise `SuiteError` for a broken file or a duplicate id."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
         faults = TypeAdapter(tuple[Fault, ...]).validate_python(data)
     except (OSError, ValueError, yaml.YAMLError) as error:
         why = error.errors()[0] if isinstance(error, ValidationError) else None
-        told = f"{why['loc']}: {why['msg']}" if why else str(error).splitlines()[0]
-        raise SuiteError(f"{path.name} is not a list of faults: {told}") from None
+        reason = f"{why['loc']}: {why['msg']}" if why else str(error).splitlines()[0]
+        raise SuiteError(f"{path.name} is not a list of faults: {reason}") from None
     ids = [fault.id for fault in faults]
-    for number, one in enumerate(ids):
-        if one in ids[:number]:
-            raise SuiteError(f"{path.name} has fault {one} twice")
+    for number, fault_id in enumerate(ids):
+        if fault_id in ids[:number]:
+            raise SuiteError(f"{path.name} has fault {fault_id} twice")
     return faults
 
 
@@ -89,20 +89,20 @@ def format_page(faults: Sequence[Fault], mutants: Iterable[PlantedMutant]) -> st
     for fault in faults:
         _check_fault(fault, bool(found[fault.id]))
     phases = sorted({fault.phase for fault in faults}, key=lambda name: (name == "engine", name))
-    parts = [PAGE_HEADER, _format_count(faults)]
+    lines = [PAGE_HEADER, _format_count(faults)]
     for phase in phases:
-        parts.append(f"\n## {phase}\n\n")
-        parts += [_fault_line(fault, found[fault.id]) for fault in faults if fault.phase == phase]
-    return "".join(parts)
+        lines.append(f"\n## {phase}\n\n")
+        lines += [_fault_line(fault, found[fault.id]) for fault in faults if fault.phase == phase]
+    return "".join(lines)
 
 
 def _check_fault(fault: Fault, planted: bool) -> None:
     if planted and fault.why_not:
-        raise SuiteError(f"fault {fault.id} is planted, and {DATA.name} says why it is not")
+        raise SuiteError(f"fault {fault.id} has a mutant: remove its why_not from {DATA.name}")
     if not planted and not fault.why_not:
-        raise SuiteError(f"fault {fault.id} has no mutant, and {DATA.name} does not say why")
+        raise SuiteError(f"fault {fault.id} has no mutant: add one, or a why_not to {DATA.name}")
     if not planted and fault.stand_in:
-        raise SuiteError(f"fault {fault.id} has no mutant, and {DATA.name} has a stand-in for it")
+        raise SuiteError(f"fault {fault.id} has no mutant: remove its stand_in from {DATA.name}")
 
 
 def _format_count(faults: Sequence[Fault]) -> str:
@@ -114,15 +114,14 @@ def _format_count(faults: Sequence[Fault]) -> str:
 
 def _fault_line(fault: Fault, planted: Sequence[PlantedMutant]) -> str:
     if fault.why_not:
-        told = f"  Not applicable: {fault.why_not}\n"
+        text = f"  Not applicable: {fault.why_not}\n"
     else:
-        told = (f"  {fault.stand_in}\n" if fault.stand_in else "") + "".join(
-            map(_mutant_name, planted)
-        )
-    return f"- **{fault.id}** [{fault.name}]({fault.link}): {fault.fault}\n{told}"
+        text = f"  {fault.stand_in}\n" if fault.stand_in else ""
+        text += "".join(map(_mutant_line, planted))
+    return f"- **{fault.id}** [{fault.name}]({fault.link}): {fault.fault}\n{text}"
 
 
-def _mutant_name(planted: PlantedMutant) -> str:
+def _mutant_line(planted: PlantedMutant) -> str:
     phase, mutant = planted
     where = ", *device*" if mutant.device == "cuda" else ""
     killers = ", ".join(f"`{killer}`" for killer in mutant.killers)

@@ -6,7 +6,7 @@ import gc
 import hashlib
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from contracts.schema import Case
@@ -16,22 +16,22 @@ from falsifiers.judging.matrix import Attack, Bank, KillMatrix, MutantResult
 from falsifiers.judging.subject import Mutant, Subject
 
 SAMPLE_SIZE = 5
-"""Mutants of a phase that a quick run tries; `rowtwin mutants` tries all."""
+"""The number of a phase's mutants in a quick run; `rowtwin mutants` tries all."""
 
 
 def replace_source(source: str, right: str, wrong: str) -> str:
-    """Return a program's text with one part for another; raise `ValueError` if it has no such."""
+    """Return a source with `right` replaced by `wrong`; raise `ValueError` without `right`."""
     if right not in source:
-        raise ValueError(f"the source holds no {right!r} to be changed")
+        raise ValueError(f"the source does not contain {right!r}")
     return source.replace(right, wrong)
 
 
 def attack(function: Attack, case: Case, subject: Subject) -> str | None:
-    """Run one case in-process; return the rung it broke at, `crash`, or None when it held."""
+    """Run one case; return the rung at which it failed, `crash`, or None if it passed."""
     judge = Judge(case)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # as pytest is set up to do
+            warnings.simplefilter("error")  # as in pytest's configuration
             with subject.around():
                 function(case=case, subject=subject, judge=judge)
     except ParityBroken as broken:
@@ -44,15 +44,15 @@ def attack(function: Attack, case: Case, subject: Subject) -> str | None:
 
 
 def kill(bank: Bank, mutant: Mutant, falsifier: str) -> str | None:
-    """Return the rung at which the falsifier kills the mutant, at its first kill, or None.
+    """Return the rung at which the falsifier first kills the mutant, or None.
 
-    A kill counts only when the right subject passes the same case: a test that fails on
-    everything catches nothing.
+    The right subject must pass the same case, since a test that always fails detects nothing.
+    Raises `SuiteError` if it does not.
     """
     function = bank.falsifiers[falsifier]
     for case in bank.cases(falsifier, mutant):
         right = bank.subject_for(case)
-        if case.tier == "cuda":  # a mutant may leave the device unusable for this process
+        if case.tier == "cuda":  # a mutant may corrupt the device context of this process
             _require_healthy(bank, function, case, right)
         rung = attack(function, case, mutant.build(right))
         if rung is not None:
@@ -63,14 +63,14 @@ def kill(bank: Bank, mutant: Mutant, falsifier: str) -> str | None:
 
 
 def sample_names(names: Iterable[str]) -> list[str]:
-    """Return a few of a phase's mutants, drawn by their names; the draw changes when any does."""
+    """Return a sample of names that depends only on the set of names."""
     salt = hashlib.sha256("".join(sorted(names)).encode()).hexdigest()
     drawn = sorted(names, key=lambda name: hashlib.sha256(f"{salt}{name}".encode()).digest())
     return drawn[:SAMPLE_SIZE]
 
 
 def _collect_garbage() -> None:
-    """Drop what a mutant left open when it broke, a socket say, so that no test is blamed."""
+    """Collect objects that a mutant left open, so that no later test gets their warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
@@ -83,34 +83,41 @@ def _require_healthy(bank: Bank, function: Attack, case: Case, right: Subject) -
             with right.around():
                 function(case=case, subject=right, judge=judge)
         except Exception as error:
-            raise SuiteError(f"{case.id} does not pass without a mutant either: "
+            raise SuiteError(f"{case.id} fails without a mutant too: "
                              f"{type(error).__name__}: {error}") from error
         bank.healthy[case.id] = judge.compared > 0
     if not bank.healthy[case.id]:
-        raise SuiteError(f"{case.id} compares nothing, so it cannot kill")
+        raise SuiteError(f"{case.id} compares nothing, so it cannot kill a mutant")
 
 
-def try_mutant(bank: Bank, mutant: Mutant) -> MutantResult:
-    """Attack one mutant with each falsifier that must kill it."""
-    started, kills = time.perf_counter(), dict[str, str]()
-    for falsifier in mutant.killers if bank.runs_here(mutant) else ():
+def try_killers(bank: Bank, mutant: Mutant, killers: Iterable[str]) -> dict[str, str]:
+    """Attack a mutant with some of its falsifiers; return the rung by each that kills it."""
+    kills = dict[str, str]()
+    for falsifier in killers if bank.runs_here(mutant) else ():
         if falsifier not in bank.falsifiers:
             raise SuiteError(f"mutant {bank.contract.phase}/{mutant.name} names unknown "
                              f"falsifier {falsifier!r}")
         rung = kill(bank, mutant, falsifier)
         if rung is not None:
             kills[falsifier] = rung
+    return kills
+
+
+def try_mutant(bank: Bank, mutant: Mutant) -> MutantResult:
+    """Attack one mutant with each falsifier that must kill it, in this process."""
+    started = time.perf_counter()
+    kills = try_killers(bank, mutant, mutant.killers)
     return make_result(bank, mutant, kills, time.perf_counter() - started)
 
 
 def make_result(
-    bank: Bank, mutant: Mutant, kills: Mapping[str, str], seconds: float
+    bank: Bank, mutant: Mutant, kills: Mapping[str, str] | None = None, seconds: float = 0.0
 ) -> MutantResult:
-    """Return a mutant's row of the matrix; `kills` is the rung by killer."""
+    """Return a mutant's row of the matrix; `kills` is the rung by killer, None if not tried."""
+    kills = kills or {}
     return MutantResult(name=mutant.name, phase=bank.contract.phase, fault=mutant.fault,
-               device=_device(mutant), expected=mutant.killers, killed_by=tuple(kills),
-               rung=next(iter(kills.values()), None),
-               seconds=round(seconds, 3))
+                        device=_device(mutant), expected=mutant.killers, killed_by=tuple(kills),
+                        rung=next(iter(kills.values()), None), seconds=round(seconds, 3))
 
 
 def _device(mutant: Mutant) -> Any:
@@ -119,39 +126,12 @@ def _device(mutant: Mutant) -> Any:
     return mutant.device
 
 
-def run_matrix(
-    banks: Sequence[Bank],
-    *,
-    receipts: Mapping[str, Sequence[MutantResult]] | None = None,
-    apart: Callable[[Bank], Iterable[MutantResult]] = lambda bank: (),
-    on_row: Callable[[MutantResult], None] = lambda row: None,
-) -> KillMatrix:
-    """Try every mutant of every bank; `receipts` holds rows measured on a device, by phase.
-
-    `apart` tries a bank's mutants that may end the use of a device, elsewhere.
-    """
-    rows: list[MutantResult] = []
-    not_run: list[str] = []
-    for bank in banks:
-        known = {row.name: row for row in (receipts or {}).get(bank.contract.phase, ())}
-        tried = {row.name: row for row in apart(bank)}
-        for mutant in bank.mutants:
-            row = tried.get(mutant.name) or try_mutant(bank, mutant)
-            if not bank.runs_here(mutant) and mutant.name in known:
-                row = known[mutant.name].model_copy(update={"from_receipt": True})
-            elif not bank.runs_here(mutant):
-                not_run.append(f"{row.phase}/{row.name}")
-            rows.append(row)
-            on_row(row)
-    return make_matrix(banks, rows, not_run)
-
-
 def make_matrix(
     banks: Sequence[Bank], rows: Sequence[MutantResult], not_run: Sequence[str]
 ) -> KillMatrix:
-    """Return the matrix with its survivors and the falsifiers that killed none."""
-    ran = [row for row in rows if f"{row.phase}/{row.name}" not in not_run]
-    survivors = [f"{row.phase}/{row.name}" for row in ran if set(row.expected) - set(row.killed_by)]
+    """Return the matrix with survivors and falsifiers that killed no mutant."""
+    ran = [row for row in rows if row.id not in not_run]
+    survivors = [row.id for row in ran if set(row.expected) - set(row.killed_by)]
     kills = {f"{row.phase}/{name}" for row in ran for name in row.killed_by}
     waiting = {f"{row.phase}/{name}" for row in rows if row not in ran for name in row.expected}
     idle = [name for bank in banks for falsifier in bank.falsifiers

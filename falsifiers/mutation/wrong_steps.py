@@ -1,7 +1,7 @@
-"""Wrong steps that every path phase must catch, each made from the subject's own right step.
+"""Wrong steps that every phase with a path must detect, built from the subject's right step.
 
-A step is `step_rows(path, model, pool, tokens, rows, sink) -> logits`; nothing here knows more of
-these objects than their fields and `rows.spans(tokens)`.
+A step is `step_rows(path, model, pool, tokens, rows, sink) -> logits`. This module uses only the
+fields of these objects and `rows.spans(tokens)`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Step = Callable[..., Any]
 
 
 def wrap_step(wrong: Callable[[Step], Step]) -> Callable[[Subject], Subject]:
-    """Return a builder that puts a wrong step around the subject's own."""
+    """Return a builder that wraps the subject's step."""
     def build(subject: Subject) -> Subject:
         step = wrong(subject.path.step_rows)
         return replace(subject, path=replace(subject.path, step_rows=step))
@@ -28,7 +28,7 @@ def wrap_step(wrong: Callable[[Step], Step]) -> Callable[[Subject], Subject]:
 
 
 def in_slot_order(step: Step) -> Step:
-    """Work and return rows in the order of their slots."""
+    """Compute and return rows in the order of their slots."""
     def run(path: Any, model: Any, pool: Any, tokens: Sequence[int], rows: Any, sink: Any) -> Any:
         order = sorted(range(len(rows.slots)), key=lambda i: rows.slots[i])
         spans = rows.spans(tokens)
@@ -41,10 +41,10 @@ def in_slot_order(step: Step) -> Step:
 
 
 def chunks_from_zero(step: Step) -> Step:
-    """Let a chunk of several tokens ignore the state it finds."""
+    """Clear the state before a chunk of several tokens."""
     def run(path: Any, model: Any, pool: Any, tokens: Sequence[int], rows: Any, sink: Any) -> Any:
-        for slot, _, own in rows.spans(tokens):
-            if len(own) > 1:
+        for slot, _, chunk in rows.spans(tokens):
+            if len(chunk) > 1:
                 pool.slot(slot).clear()
         return step(path, model, pool, tokens, rows, sink)
 
@@ -52,23 +52,23 @@ def chunks_from_zero(step: Step) -> Step:
 
 
 def in_a_kept_buffer(step: Step) -> Step:
-    """Return logits in one buffer a width, as a captured graph might."""
+    """Return logits in one buffer for each width, as a captured graph might."""
     buffers: dict[int, Tensor] = {}
 
     def run(path: Any, model: Any, pool: Any, tokens: Sequence[int], rows: Any, sink: Any) -> Any:
         logits = step(path, model, pool, tokens, rows, sink)
-        kept = buffers.setdefault(len(rows.slots), torch.empty_like(logits))
-        return kept.copy_(logits)
+        buffer = buffers.setdefault(len(rows.slots), torch.empty_like(logits))
+        return buffer.copy_(logits)
 
     return run
 
 
 def unchecked(subject: Subject) -> Subject:
-    """Give the subject a path that looks at nothing before it works."""
+    """Give the subject a path that does not validate its arguments."""
     def step(self: Any, model: Any, pool: Any, tokens: Sequence[int], rows: Any,
              sink: Any = None) -> Any:
         return self.step_rows(self, model, pool, tokens, rows, sink)
 
     kind: Any = type("Unchecked", (type(subject.path),), {"step": step})
-    parts = {field.name: getattr(subject.path, field.name) for field in fields(subject.path)}
-    return replace(subject, path=kind(**parts))
+    values = {field.name: getattr(subject.path, field.name) for field in fields(subject.path)}
+    return replace(subject, path=kind(**values))

@@ -1,1 +1,1 @@
-"""Read and write tensors as safetensors files that may come from anyone."""
+"""Read and write safetensors files, and the documents that describe them."""

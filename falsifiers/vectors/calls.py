@@ -1,8 +1,7 @@
-"""A call of an op as tensors in and out, and a candidate whose every call is asked of someone.
+"""A call of an op as input and output tensors, and a candidate that sends calls to an answerer.
 
-What stands between a falsifier and a program in another language is this alone: the falsifier
-calls a function, the function names the call by its content, and whoever answers hands tensors
-back.
+A falsifier calls a function of the candidate. The function builds a call, named by its content,
+and an answerer (a directory of files, or a program) returns the output tensors.
 """
 
 from __future__ import annotations
@@ -23,32 +22,32 @@ from falsifiers.judging.verdict import Finding, Rung
 from falsifiers.tensor_files.safetensors_file import UnreadableError, read_tensors
 
 ARITHMETIC, DECLINED, REFUSED = "arithmetic", "declined", "refused"
-"""What an answer's metadata may say: the arithmetic it keeps, why it was not made, and why a call
-cannot be made by anyone."""
+"""Keys of an answer's metadata: its arithmetic, why it has no tensors, and why the call is
+invalid."""
 OWN_ARITHMETIC = "own"
 Outputs = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an op; two calls with the same content are the same call."""
+    """One call of an op; calls with the same content have the same name."""
 
     op: str
     label: str
-    """Its sizes in short, a part of its name."""
+    """Its sizes, as a part of the name."""
     facts: Mapping[str, str]
-    """What an op needs to know beside tensors, such as a weight's type."""
+    """What the op needs besides tensors, such as a weight's type."""
     inputs: Mapping[str, Tensor]
     outputs: Outputs
-    """Shapes of what it must answer, all f32."""
+    """Shapes of the outputs, all f32."""
     files: tuple[Path, ...] = ()
-    """Files that stand beside its own, named with their digests among the facts."""
+    """Files next to its own; the facts have their names and digests."""
     refusable: bool = False
-    """Whether an answer may say why nobody could make it."""
+    """Whether an answer may refuse the call as invalid."""
 
     @cached_property
     def name(self) -> str:
-        """The name of its files: the op, its sizes and a digest of all that it is given."""
+        """The name of its files: the op, its sizes and a digest of all inputs."""
         digest = hashlib.sha256(repr((self.op, sorted(self.facts.items()),
                                       sorted(self.outputs.items()))).encode())
         for name, x in self.inputs.items():
@@ -58,7 +57,7 @@ class Call:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What the file of its inputs says beside tensors."""
+        """The metadata of its input file."""
         return {"op": self.op, **self.facts}
 
     @property
@@ -68,41 +67,42 @@ class Call:
 
 
 class CallRefused(Exception):
-    """An answer says that a call cannot be made by anyone, and why."""
+    """An answer refuses a call as invalid; the message is its reason."""
 
 
 class Answerer(Protocol):
-    """Whoever answers calls."""
+    """Answers calls."""
 
     @property
     def arithmetic(self) -> str:
-        """The arithmetic it declares; `own` when it says nothing."""
+        """The arithmetic it declares, else `own`."""
 
     def answer(self, call: Call) -> Mapping[str, Tensor]:
         """Return the call's outputs.
 
-        Raises `ParityBroken` or `Declined` when there are none, `Refused` where the call may be.
+        Raises `ParityBroken` or `Declined` when there are none, and `CallRefused` when a refusable
+        call is refused.
         """
 
 
 class ExternalOps:
-    """A candidate with the functions of a phase, each call put to an answerer."""
+    """A candidate with the functions of a phase, each of which sends a call to an answerer."""
 
     probe: ClassVar[Call] = Call(
         "gemv_rows", "probe", {"type": "Q4_K"},
         {"weights": torch.zeros(1, 144, dtype=torch.uint8), "x": torch.zeros(1, 256)},
         {"out": (1, 1)})
-    """A call whose answer is read only for the arithmetic that it declares."""
+    """A call whose answer is read only for its declared arithmetic."""
     no_program_reason: ClassVar[str] = ""
-    """Why a program that is started for every call cannot be judged; empty where it can."""
+    """Why a program that starts for every call cannot be judged; empty if it can."""
 
     def __init__(self, answerer: Answerer) -> None:
         self.answerer = answerer
         self.call_count = 0
-        """Calls that were put so far."""
+        """Calls so far."""
 
     @property
-    def ARITHMETIC(self) -> str:  # noqa: N802 - a candidate's own word
+    def ARITHMETIC(self) -> str:  # noqa: N802 - the name that candidates define
         """The answerer's arithmetic."""
         return self.answerer.arithmetic
 
@@ -124,40 +124,37 @@ class ExternalOps:
 
     def delta_step(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, states: Any,
                    counts: Sequence[int], out: Tensor) -> None:
-        """Advance each row's state by its tokens; write what is read into out[t, V, 128]."""
+        """Advance each row's state by its tokens; write the outputs into out[t, V, 128]."""
         inputs = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
         self._call_recurrent("delta_step", inputs, states, counts, out)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Any, values: Any,
                lengths: Sequence[int], counts: Sequence[int], out: Tensor) -> None:
         """Append k and v to each row's cache and write gated attention into out[t, H, D]."""
-        reach = [held + count if count else 0 for held, count in zip(lengths, counts, strict=True)]
-        tensors = {"q": q, "k": k, "v": v, "gate": gate}
-        given = {name: as_storable(x) for name, x in tensors.items()}
-        given |= {"lengths": torch.tensor(lengths, dtype=torch.int32),
-                  "counts": torch.tensor(counts, dtype=torch.int32),
-                  "keys": _stack_caches(keys, reach), "values": _stack_caches(values, reach)}
-        label = f"h{q.shape[1]}-g{k.shape[1]}-m{len(reach)}-t{len(out)}"
-        shape = tuple(given["keys"].shape)
-        call = Call("attend", label, {}, given,
+        ends = [length + count if count else 0
+                for length, count in zip(lengths, counts, strict=True)]
+        inputs = as_storables(q=q, k=k, v=v, gate=gate)
+        inputs |= {"lengths": as_int32(lengths), "counts": as_int32(counts),
+                   "keys": _stack_caches(keys, ends), "values": _stack_caches(values, ends)}
+        label = f"h{q.shape[1]}-g{k.shape[1]}-m{len(ends)}-t{len(out)}"
+        shape = tuple(inputs["keys"].shape)
+        call = Call("attend", label, {}, inputs,
                     {"out": tuple(out.shape), "keys": shape, "values": shape})
         answer = self._answer(call)
         out.copy_(answer["out"])
         for refs, caches in ((keys, answer["keys"]), (values, answer["values"])):
-            for slot, held, n in zip(refs.slots, caches, reach, strict=True):
+            for slot, cache, n in zip(refs.slots, caches, ends, strict=True):
                 if n:
-                    refs.whole[slot][:n].copy_(held[:n])
+                    refs.all_slots[slot][:n].copy_(cache[:n])
 
-    def _call_recurrent(
-        self, op: str, inputs: Mapping[str, Tensor], refs: Any, counts: Sequence[int], out: Tensor
-    ) -> None:
-        """Put a call of a recurrent op, whose rows' states go along and come back."""
+    def _call_recurrent(self, op: str, tensors: Mapping[str, Tensor], refs: Any,
+                        counts: Sequence[int], out: Tensor) -> None:
+        """Call a recurrent op with the rows' states, and write back the states it returns."""
         views = refs.views
         states = as_storable(torch.stack(views))
-        given = {name: as_storable(x) for name, x in inputs.items()}
-        given |= {"counts": torch.tensor(counts, dtype=torch.int32), "states": states}
+        inputs = as_storables(**tensors) | {"counts": as_int32(counts), "states": states}
         label = f"{'x'.join(map(str, states.shape[1:]))}-m{len(views)}-t{len(out)}"
-        call = Call(op, label, {}, given, {"out": tuple(out.shape), "states": tuple(states.shape)})
+        call = Call(op, label, {}, inputs, {"out": tuple(out.shape), "states": tuple(states.shape)})
         answer = self._answer(call)
         out.copy_(answer["out"])
         for view, state in zip(views, answer["states"], strict=True):
@@ -165,98 +162,98 @@ class ExternalOps:
 
 
 def as_storable(x: Tensor) -> Tensor:
-    """Return a tensor as a file can hold it."""
+    """Return a tensor as safetensors can store it."""
     return x.detach().cpu().contiguous()
 
 
-def _stack_caches(refs: Any, reach: Sequence[int]) -> Tensor:
-    """Return rows' caches [m, longest, ...] as far as each reaches, and poison beyond."""
-    room = (len(reach), max(1, *reach), *refs.whole.shape[2:])
-    caches = torch.full(room, torch.nan)
-    for slot, held, n in zip(refs.slots, caches, reach, strict=True):
-        if n:  # a row of no tokens has no slot to look at
-            held[:n] = refs.whole[slot][:n].cpu()
+def as_storables(**tensors: Tensor) -> dict[str, Tensor]:
+    """Return tensors by name, as safetensors can store them."""
+    return {name: as_storable(x) for name, x in tensors.items()}
+
+
+def as_int32(numbers: Sequence[int]) -> Tensor:
+    """Return numbers as a tensor i32[n]."""
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+def _stack_caches(refs: Any, lengths: Sequence[int]) -> Tensor:
+    """Return rows' caches [m, longest, ...] up to each length, with NaN after it."""
+    caches = torch.full((len(lengths), max(1, *lengths), *refs.all_slots.shape[2:]), torch.nan)
+    for slot, cache, n in zip(refs.slots, caches, lengths, strict=True):
+        if n:  # a row without tokens may have no valid slot
+            cache[:n] = refs.all_slots[slot][:n].cpu()
     return caches
 
 
 def read_arithmetic(path: Path, most: int) -> str | None:
-    """Return the arithmetic that an answer declares, None for a declined one that declares none.
+    """Return the arithmetic that an answer declares; None for a declined one that declares none.
 
-    Raises `UnreadableError` when there is no such answer.
+    Raises `UnreadableError` when there is no readable answer.
     """
-    told = read_tensors(path, most)[1]
-    return told.get(ARITHMETIC, None if DECLINED in told else OWN_ARITHMETIC)
+    metadata = read_tensors(path, most)[1]
+    return metadata.get(ARITHMETIC, None if DECLINED in metadata else OWN_ARITHMETIC)
 
 
 def read_answer(call: Call, path: Path, arithmetic: str) -> dict[str, Tensor]:
-    """Return the outputs that a file holds for a call, held to their shapes and to f32.
+    """Return the outputs of a call from a file, after checking shapes and types.
 
-    Raises `Declined` when the file says why it was not made, `Refused` when it says why a call that
-    may be refused cannot be, and `ParityBroken` for a file that is missing, cannot be read, holds
-    other tensors than were asked for, or was made in another arithmetic than the first was.
+    Raises `Declined` when the file declines the call, and `CallRefused` when it refuses a refusable
+    call. Raises `ParityBroken` for a file that is missing or unreadable, that has other tensors
+    than expected, or that declares another arithmetic than the first answer.
     """
     try:
-        tensors, told = read_tensors(path, call.answer_bytes)
+        tensors, metadata = read_tensors(path, call.answer_bytes)
     except UnreadableError as error:
         raise_broken("crash", str(error))
-    if DECLINED in told:
-        raise Declined(f"{path.name}: {shorten_name(told[DECLINED]) or 'no reason given'}")
-    if (other := told.get(ARITHMETIC, OWN_ARITHMETIC)) != arithmetic:
-        raise_broken(
-            "law",
-            f"{path} declares the arithmetic '{shorten_name(other)}', but the first answer "
-            f"declares '{shorten_name(arithmetic)}'",
-        )
-    if REFUSED in told:
+    if DECLINED in metadata:
+        raise Declined(f"{path.name}: {shorten_name(metadata[DECLINED]) or 'no reason given'}")
+    if (other := metadata.get(ARITHMETIC, OWN_ARITHMETIC)) != arithmetic:
+        raise_broken("law", f"{path} declares the arithmetic '{shorten_name(other)}', but the "
+                            f"first answer declares '{shorten_name(arithmetic)}'")
+    if REFUSED in metadata:
+        reason = shorten_name(metadata[REFUSED])
         if call.refusable:
-            raise CallRefused(shorten_name(told[REFUSED]))
-        raise_broken(
-            "law", f"{path} refuses a call that can be made: {shorten_name(told[REFUSED])}"
-        )
+            raise CallRefused(reason)
+        raise_broken("law", f"{path} refuses a valid call: {reason}")
     for name, shape in call.outputs.items():
         if name not in tensors:
             raise_broken("shape", f"{path} has no tensor {name!r}")
-        if tuple(tensors[name].shape) != shape:
-            raise_broken(
-                "shape",
-                f"{path}: {name} has shape {list(tensors[name].shape)}, but should "
-                f"have {list(shape)}",
-            )
-        if tensors[name].dtype != torch.float32:
-            raise_broken(
-                "dtype",
-                f"{path}: {name} has dtype {tensors[name].dtype}, but should have {torch.float32}",
-            )
-    if strays := tensors.keys() - call.outputs.keys():
-        raise_broken(
-            "shape", f"{path} has a tensor {shorten_name(min(strays))} that was not asked for"
-        )
+        x = tensors[name]
+        if tuple(x.shape) != shape:
+            raise_broken("shape", f"{path}: {name} has shape {list(x.shape)}, but should have "
+                                  f"{list(shape)}")
+        if x.dtype != torch.float32:
+            raise_broken("dtype", f"{path}: {name} has dtype {x.dtype}, but should have "
+                                  f"{torch.float32}")
+    if extra := tensors.keys() - call.outputs.keys():
+        raise_broken("shape", f"{path} has an unexpected tensor {shorten_name(min(extra))}")
     return {name: tensors[name] for name in call.outputs}
 
 
 def raise_broken(rung: Rung, sentence: str) -> NoReturn:
-    """Raise the verdict on an answer that cannot be compared at all."""
+    """Raise `ParityBroken` for an answer that cannot be compared."""
     raise ParityBroken(Finding(rule="law", rung=rung, sentence=escape_non_utf8(sentence)))
 
 
 class RecordingAnswerer:
-    """An answerer that is right, and keeps what it was asked and by which case."""
+    """A correct answerer that records every call and the cases that make it."""
 
-    def __init__(self, arithmetic: str, right: Callable[[Call], dict[str, Tensor]]) -> None:
-        self.arithmetic, self.reference_answer = arithmetic, right
+    def __init__(self, arithmetic: str,
+                 reference_answer: Callable[[Call], dict[str, Tensor]]) -> None:
+        self.arithmetic, self.reference_answer = arithmetic, reference_answer
         self.case = ""
-        """The case that asks now."""
+        """The case that runs now."""
         self.calls: dict[str, RecordedCall] = {}
 
     def answer(self, call: Call) -> dict[str, Tensor]:
-        """Return the right outputs of a call."""
-        kept = self.calls.setdefault(
-            call.name, self.calls.get(call.name) or self._record_call(call)
-        )
-        kept.cases[self.case] = None
-        if REFUSED in kept.answer_metadata:
-            raise CallRefused(kept.answer_metadata[REFUSED])
-        return kept.outputs
+        """Return the reference outputs of a call."""
+        if call.name not in self.calls:
+            self.calls[call.name] = self._record_call(call)
+        recorded = self.calls[call.name]
+        recorded.cases[self.case] = None
+        if REFUSED in recorded.answer_metadata:
+            raise CallRefused(recorded.answer_metadata[REFUSED])
+        return recorded.outputs
 
     def _record_call(self, call: Call) -> RecordedCall:
         try:
@@ -267,10 +264,10 @@ class RecordingAnswerer:
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """A call that was asked for, its right outputs, and the cases that asked."""
+    """A call, its reference outputs, and the cases that make it."""
 
     call: Call
     outputs: dict[str, Tensor]
     answer_metadata: dict[str, str] = field(default_factory=dict)
-    """What the answer says beside its arithmetic."""
+    """The answer's metadata besides its arithmetic."""
     cases: dict[str, None] = field(default_factory=dict)

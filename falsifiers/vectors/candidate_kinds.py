@@ -26,13 +26,14 @@ KINDS = ("cmd", "vectors", "server")
 
 
 def check(spec: str) -> None:
-    """Raise `SuiteError` when a candidate cannot be what it says, without running any of it."""
+    """Raise `SuiteError` when a spec is invalid; run nothing."""
     kind, _, rest = spec.partition(":")
     if escape_non_utf8(spec) != spec:
-        raise SuiteError(f"candidate {spec}: a path that is not UTF-8 cannot be kept in a verdict")
+        raise SuiteError(f"candidate {spec}: a path that is not UTF-8 cannot be stored in a "
+                         f"verdict")
     if kind == "server":
-        raise SuiteError(f"candidate {spec}: a server is judged from outside, over its API: "
-                         f"rowtwin witness {shlex.quote(rest)}")
+        raise SuiteError(f"candidate {spec}: a server is judged over its API, with: rowtwin "
+                         f"witness {shlex.quote(rest)}")
     if kind == "vectors":
         manifest.load_manifest(Path(rest).expanduser())
     elif shutil.which(split_command(spec)[0]) is None:
@@ -42,11 +43,9 @@ def check(spec: str) -> None:
 def phase_of(spec: str) -> str | None:
     """Return the phase of `vectors:DIR`, or None for a candidate of another kind."""
     kind, _, rest = spec.partition(":")
-    return (
-        manifest.load_manifest(Path(rest).expanduser()).phase
-        if kind == "vectors" and rest
-        else None
-    )
+    if kind != "vectors" or not rest:
+        return None
+    return manifest.load_manifest(Path(rest).expanduser()).phase
 
 
 def split_command(spec: str) -> list[str]:
@@ -81,11 +80,10 @@ def load(spec: str, offer: type[ExternalOps] | None) -> Any:
     if spec.startswith("cmd:"):
         from falsifiers.vectors.program import Program
         if offer.no_program_reason:
-            raise SuiteError(
-                f"candidate {spec}: {offer.no_program_reason}, so answer a directory in one "
-                f"process: rowtwin vectors export DIR"
-            )
-        return offer(Program(split_command(absolute(spec)), probe=offer.probe))  # it runs elsewhere
+            raise SuiteError(f"candidate {spec}: {offer.no_program_reason}, so answer a directory "
+                             f"in one process: rowtwin vectors export DIR")
+        # absolute, because the program runs in another working directory
+        return offer(Program(split_command(absolute(spec)), probe=offer.probe))
     from falsifiers.vectors.exchange import VectorDirectory
     return offer(VectorDirectory(Path(spec.partition(":")[2]).expanduser()))
 

@@ -1,15 +1,15 @@
-"""The manifest of a directory of vectors: which calls it holds, and the rules they are held to."""
+"""The manifest of a directory of vectors: its calls, and the rules for their answers."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from falsifiers.judging.errors import SuiteError, shorten_name
-from falsifiers.tensor_files.safetensors_file import UnreadableError, read_bytes
+from falsifiers.judging.errors import SuiteError
+from falsifiers.tensor_files.documents import parse_json, reading
+from falsifiers.tensor_files.safetensors_file import read_bytes
 
 MANIFEST_NAME, INPUTS, EXPECTED, OUTPUTS = "manifest.json", "inputs", "expected", "outputs"
 MAX_MANIFEST_BYTES = 1 << 24
@@ -24,10 +24,10 @@ class ManifestModel(BaseModel):
 
 
 class TensorForm(ManifestModel):
-    """What a tensor of a file is."""
+    """The type and shape of a tensor in a file."""
 
     dtype: Literal["U8", "I32", "F32"]
-    """As safetensors names it."""
+    """The safetensors name."""
     shape: tuple[int, ...]
 
 
@@ -38,37 +38,37 @@ class CallEntry(ManifestModel):
     op: str = Field(pattern=OP_NAME, max_length=200)
     """The op that is called, as in the phase's contract."""
     facts: dict[str, str]
-    """What the op needs to know beside tensors; it stands in the inputs' metadata too."""
+    """What the op needs besides tensors; the metadata of the inputs has it too."""
     inputs: dict[str, TensorForm]
     """Tensors of `inputs/NAME.safetensors`."""
     outputs: dict[str, TensorForm]
     """Tensors that `outputs/NAME.safetensors` must have."""
     cases: tuple[str, ...]
-    """The cases that ask for it."""
+    """The cases that make the call."""
 
 
 class Bounds(ManifestModel):
     """How far each vector of an output may be from the engine's."""
 
     cosine: float
-    """The least cosine."""
+    """The smallest cosine."""
     norm: float
-    """The most by which the ratio of the norms may leave 1."""
+    """The largest distance of the ratio of norms from 1."""
 
 
 class Rules(ManifestModel):
-    """What answers are held to."""
+    """How answers are compared."""
 
     twin: Literal["bitwise"]
-    """Each row of a call of several rows against the same row in a call of its own."""
+    """Each row of a call of several rows with the same row in a call of one row."""
     truth: Literal["bitwise"] | Bounds
-    """Against the engine, for answers that declare one of its arithmetics."""
+    """With the engine, for answers that declare one of its arithmetics."""
     own: Bounds | None
-    """Against the engine, for answers in an arithmetic of their own; null where none is taken."""
+    """With the engine, for answers in their own arithmetic; null where none is accepted."""
 
 
 class Manifest(ManifestModel):
-    """What `rowtwin vectors export` wrote."""
+    """A directory of `rowtwin vectors export`."""
 
     format: Literal["rowtwin-vectors"] = "rowtwin-vectors"
     version: Literal[1] = 1
@@ -88,22 +88,11 @@ def json_schema() -> dict[str, Any]:
 
 
 def load_manifest(folder: Path) -> Manifest:
-    """Load a directory's manifest; raise `SuiteError` in one sentence when it is none."""
+    """Return a directory's manifest; raise `SuiteError` when it is missing or invalid."""
     if folder.is_symlink():
         raise SuiteError(f"{folder} is a symbolic link, which is not followed")
     if not folder.is_dir():
         raise SuiteError(f"{folder} is not a directory of vectors")
     path = folder / MANIFEST_NAME
-    try:
-        data = json.loads(read_bytes(path, MAX_MANIFEST_BYTES))
-        return Manifest.model_validate(data)
-    except UnreadableError as error:
-        raise SuiteError(str(error)) from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the whole"
-        raise SuiteError(
-            f"{path} is not a manifest: {shorten_name(where)}: {first['msg']}"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise SuiteError(f"{path} is not JSON: {type(error).__name__}: {error}") from None
+    with reading(str(path)):
+        return Manifest.model_validate(parse_json(read_bytes(path, MAX_MANIFEST_BYTES)))

@@ -1,7 +1,7 @@
-"""One step of several rows, from states the engine left: each against itself and the truth.
+"""Compare one step of several rows with solo rows and with the engine.
 
-What is asked depends on no answer, so a program in an arithmetic of its own can answer files of
-such calls too, where a run of its own steps would ask for calls that no directory holds.
+Every step begins from states that the engine wrote, not from an answer. So the calls are the same
+for a program with its own arithmetic, and a directory can list them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OWN_STEP_BUDGET = Budget(
              "on CPU, what products meet rounded: f32 2.8e-12 and 1.9e-7, TF32 2.9e-6 and 2.3e-4, "
              "f16 2.9e-6 and 1.6e-4, bf16 1.6e-4 and 8.4e-4, 8-bit activations alone 8.8e-4 and "
              "4.0e-3; states are nearer, each one vector")
-"""How far a whole step in an arithmetic of its own may be from the engine's."""
+"""How far a step in another arithmetic may be from the engine's."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,19 @@ class BatchedStep:
 
     rows_of: Callable[..., Any]
     states: tuple[StateTensors, ...]
-    """What every slot holds before the step."""
+    """The state of every slot before the step."""
     capacity: int
     slots: tuple[int, ...]
     """The slot of each row."""
     positions: tuple[int, ...]
-    """How many tokens each row's slot holds."""
+    """The tokens in each row's slot."""
     tokens: tuple[list[int], ...]
     """Each row's tokens."""
     judged_rows: int
-    """How many rows are judged, the first ones; all but the first may hold poison."""
+    """The number of first rows that are compared; the others may hold poison."""
 
     def run(self, engine: Any) -> tuple[Tensor, Any]:
-        """Return the logits f32[m, vocab] of the step, and the pool it leaves."""
+        """Return the logits f32[m, vocab] of the step, and the pool after it."""
         pool = self._pool(engine, self.states)
         counts = tuple(map(len, self.tokens))
         rows = self.rows_of(self.slots, self.positions, counts)
@@ -72,13 +72,11 @@ class BatchedStep:
 
 
 def draw_step(right: Any, rows_of: Callable[..., Any], vocab: int, counts: Sequence[int],
-          capacity: int, tenant: float | None = None, seed: int = 0) -> BatchedStep:
-    """Draw a step of rows of `counts` tokens, its states left by the tree's own engine, `right`.
+              capacity: int, tenant: float | None = None, seed: int = 0) -> BatchedStep:
+    """Draw a step of rows of `counts` tokens, with states from the reference engine `right`.
 
-    Slots, lengths and tokens are others for another seed.
-
-    `tenant` stands in place of all that the first row's neighbours hold, and then the first row
-    alone is judged.
+    Slots, lengths and tokens depend on the seed. `tenant` overwrites the states of all rows but
+    the first, and then only the first row is compared.
     """
     m, slots = len(counts), len(counts) + 1
     order = random.Random(f"{seed} {list(counts)}").sample(range(slots), m)
@@ -94,20 +92,20 @@ def draw_step(right: Any, rows_of: Callable[..., Any], vocab: int, counts: Seque
     tokens = [make_prompt(100 * seed + 50 + slot, count, vocab) for slot, count in
               zip(order, counts, strict=True)]
     return BatchedStep(rows_of, tuple(states), capacity, tuple(order),
-                   tuple(lengths[slot] for slot in order), tuple(tokens),
-                   m if tenant is None else 1)
+                       tuple(lengths[slot] for slot in order), tuple(tokens),
+                       m if tenant is None else 1)
 
 
 def compare_with_solo(judge: Judge, engine: Any, step: BatchedStep) -> None:
-    """Hold each row's logits and state to those it has alone, and an idle slot to stay (twin)."""
+    """Compare each row with its solo run, bit by bit; an idle slot must not change (twin)."""
     logits, pool = step.run(engine)
     for row in range(step.judged_rows):
         want, state = step.run_solo(engine, row)
         where: dict[str, Any] = {"row": row, "slot": step.slots[row]}
         judge.equal("logits", logits[row], want, **where)
-        left = engine.read_state(pool, step.slots[row])
+        got = engine.read_state(pool, step.slots[row])
         for name, x in state.items():
-            judge.equal(f"state {name}", left[name], x, finite=False, **where)
+            judge.equal(f"state {name}", got[name], x, finite=False, **where)
     idle = next(slot for slot in range(len(step.states)) if slot not in step.slots)
     judge.unchanged("state", state_digest(step.states[idle]),
                     state_digest(engine.read_state(pool, idle)), slot=idle)
@@ -115,21 +113,21 @@ def compare_with_solo(judge: Judge, engine: Any, step: BatchedStep) -> None:
 
 
 def compare_with_engine(judge: Judge, engine: Any, right: Any, step: BatchedStep,
-              budget: Budget | None = None) -> None:
-    """Hold each row's logits and state to the engine's, `right`: in bits, or within a budget."""
+                        budget: Budget | None = None) -> None:
+    """Compare each row's logits and state with the engine's, `right`: bitwise or by a budget."""
     logits, pool = step.run(engine)
     for row in range(step.judged_rows):
         want, state = step.run_solo(right, row)
         where: dict[str, Any] = {"row": row, "slot": step.slots[row]}
-        left = engine.read_state(pool, step.slots[row])
+        got = engine.read_state(pool, step.slots[row])
         if budget is None:
             judge.equal("logits", logits[row], want, rule="truth", **where)
             for name, x in state.items():
-                judge.equal(f"state {name}", left[name], x, rule="truth", **where)
+                judge.equal(f"state {name}", got[name], x, rule="truth", **where)
         else:
             judge.budget("logits", logits[row], want, budget, logits=True, **where)
+            new = slice(step.positions[row], step.positions[row] + len(step.tokens[row]))
             for name, x in state.items():
-                part = slice(step.positions[row], step.positions[row] + len(step.tokens[row])) \
-                    if name.endswith((".k", ".v")) else slice(None)  # new keys and values
-                judge.budget(f"state {name}", left[name][part].flatten(), x[part].flatten(),
+                span = new if name.endswith((".k", ".v")) else slice(None)
+                judge.budget(f"state {name}", got[name][span].flatten(), x[span].flatten(),
                              budget, **where)

@@ -1,4 +1,4 @@
-"""What a band's streams say about it: agreement, runs, margins, and its result."""
+"""Judges a band by its streams: agreement, repeated tokens, margins, and the result."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from falsifiers.witness.rules import CONSTANT_RUN, is_correct
 from falsifiers.witness.stream import Stream, Token
 
 MIXED_UP_TOKENS = 8
-"""Tokens of another prompt's stream that no chance explains."""
+"""So many tokens of another prompt's stream are no chance."""
 
 
 @dataclass
 class Arm:
-    """Requests that were sent at once."""
+    """Requests that were sent at the same time."""
 
     name: str
     """identical, forward or reversed."""
     prompts: Sequence[int]
-    """Which of the different prompts each request had; the witness prompt is -1."""
+    """The number of each request's prompt; -1 is the witness prompt."""
     streams: list[Stream]
     started: float
     ended: float
     m_formed: int | None = None
     trouble: str | None = None
-    """Why the evidence of the batch could not be read, if it could not."""
+    """Why the evidence of the batch could not be read, or None."""
 
     @property
     def wall_seconds(self) -> float:
@@ -38,13 +38,13 @@ class Arm:
 
 @dataclass
 class BandRun:
-    """All that was taken for one width."""
+    """All streams of one width."""
 
     c: int
     declared_min: int
     reference: Stream
     solo_streams: Sequence[Stream]
-    """Each different prompt alone, as far as any arm used it."""
+    """The streams of the different prompts, each sent by itself."""
     arms: list[Arm] = field(default_factory=list)
 
     @property
@@ -58,26 +58,26 @@ class BandRun:
         return [arm for arm in self.arms if arm.name != "identical"]
 
     def solo_stream(self, prompt: int) -> Stream:
-        """Return what a prompt gets alone."""
+        """Return the stream of a prompt by itself."""
         return self.reference if prompt < 0 else self.solo_streams[prompt]
 
     def stream_pairs(self) -> Iterator[tuple[Stream, Stream]]:
-        """Yield every stream with that of the same prompt alone."""
+        """Yield every stream with that of the same prompt by itself."""
         for arm in self.arms:
             for prompt, stream in zip(arm.prompts, arm.streams, strict=True):
                 yield stream, self.solo_stream(prompt)
 
 
-def agreed_tokens(one: Sequence[str], other: Sequence[str]) -> int:
-    """Return how many tokens two streams share from their start."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-                min(len(one), len(other)))
+def agreed_tokens(left: Sequence[str], right: Sequence[str]) -> int:
+    """Return the length of the common start of two streams, in tokens."""
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b),
+                min(len(left), len(right)))
 
 
-def find_divergence(stream: Stream, alone: Stream) -> int | None:
-    """Return where two streams differ, None where one is a part of the other."""
-    at = agreed_tokens(stream.names, alone.names)
-    return at if at < min(len(stream.tokens), len(alone.tokens)) else None
+def find_divergence(stream: Stream, solo: Stream) -> int | None:
+    """Return the first differing token, or None if one stream starts with the other."""
+    at = agreed_tokens(stream.names, solo.names)
+    return at if at < min(len(stream.tokens), len(solo.tokens)) else None
 
 
 def longest_constant_run(tokens: Sequence[str]) -> int:
@@ -85,35 +85,33 @@ def longest_constant_run(tokens: Sequence[str]) -> int:
     return max((sum(1 for _ in run) for _, run in groupby(tokens)), default=0)
 
 
-def token_margin(alone: Token, taken: Token) -> float | None:
-    """Return how far the token alone was above the one taken in its place, None if untold.
+def token_margin(solo: Token, taken: Token) -> float | None:
+    """Return the difference in log-probability between the solo token and the one taken.
 
-    This is the margin of the two highest where they changed places, and larger where a token
-    was taken that was not second.
+    None if the server does not report it. The margin of the two likeliest tokens if they swapped
+    places, and larger if the token taken was not second.
     """
-    rival = alone.top.get(taken.name)
-    return None if alone.logprob is None or rival is None else abs(alone.logprob - rival)
+    rival = solo.top.get(taken.name)
+    return None if solo.logprob is None or rival is None else abs(solo.logprob - rival)
 
 
 def worst_margin(taken: BandRun) -> float | None:
-    """Return the largest margin at which a stream parted before `declared_min`, else at all.
+    """Return the largest margin of the divergences before `declared_min`, else of the first.
 
-    None when nothing parted, or when a margin is untold: one near-tie does not excuse another
+    None without a divergence, or if a margin is unknown: one near-tie does not excuse another
     divergence.
     """
-    found = [
-        (at, token_margin(alone.tokens[at], stream.tokens[at]))
-        for stream, alone in taken.stream_pairs()
-        if (at := find_divergence(stream, alone)) is not None
-    ]
+    found = [(at, token_margin(solo.tokens[at], stream.tokens[at]))
+             for stream, solo in taken.stream_pairs()
+             if (at := find_divergence(stream, solo)) is not None]
     early = [value for at, value in found if at < taken.declared_min]
-    told = early or [value for at, value in found if at == min(at for at, _ in found)]
-    return max((value for value in told if value is not None), default=None) \
-        if None not in told else None
+    margins = early or [value for at, value in found if at == min(at for at, _ in found)]
+    return max((value for value in margins if value is not None), default=None) \
+        if None not in margins else None
 
 
 def find_failures(taken: BandRun) -> Iterator[str]:
-    """Yield what shows the server to be wrong, the plainest first."""
+    """Yield proofs that the server is wrong, the plainest first."""
     for arm in taken.arms:
         for i, stream in enumerate(arm.streams):
             run = longest_constant_run(stream.names)
@@ -123,7 +121,7 @@ def find_failures(taken: BandRun) -> Iterator[str]:
         for i, stream in enumerate(arm.streams[1:], 1):
             at = find_divergence(stream, arm.streams[0])
             if at is not None and at < taken.declared_min:
-                yield f"slot {i} parts from slot 0 at token {at}, though their prompts are the same"
+                yield f"slot {i} differs from slot 0 at token {at}, though their prompts are equal"
     for arm in taken.mixed:
         for i, stream in enumerate(arm.streams):
             other = find_other_prompt(taken, arm.prompts[i], stream)
@@ -134,7 +132,7 @@ def find_failures(taken: BandRun) -> Iterator[str]:
 
 
 def find_other_prompt(taken: BandRun, prompt: int, stream: Stream) -> int | None:
-    """Return the prompt whose tokens a stream holds in place of its own, or None."""
+    """Return the other prompt whose tokens a stream has, or None."""
     agree = [agreed_tokens(stream.names, solo.names) for solo in taken.solo_streams]
     best = max(range(len(agree)), key=agree.__getitem__)
     is_strange = agree[best] > agree[prompt] and agree[prompt] < taken.declared_min
@@ -151,7 +149,7 @@ def _find_order_effects(taken: BandRun) -> Iterator[str]:
 
 
 def find_doubts(taken: BandRun) -> Iterator[str]:
-    """Yield why agreement, where there is some, proves nothing."""
+    """Yield the reasons why agreement proves nothing."""
     least = taken.declared_min
     for arm in taken.arms:
         for i, stream in enumerate(arm.streams):
@@ -162,27 +160,28 @@ def find_doubts(taken: BandRun) -> Iterator[str]:
                        f"fewer than {least}")
     for prompt, solo in enumerate(taken.solo_streams):
         if solo.trouble or len(solo.tokens) < least:
-            yield f"prompt {prompt} alone: {solo.trouble or f'fewer than {least} tokens'}"
+            yield f"prompt {prompt} by itself: {solo.trouble or f'fewer than {least} tokens'}"
         for other, earlier in enumerate(taken.solo_streams[:prompt]):
             if agreed_tokens(solo.names, earlier.names) >= least:
-                yield (f"prompts {other} and {prompt} are continued alike, so that a mix-up could "
-                       f"not be seen: another --prompt is needed")
+                yield (f"prompts {other} and {prompt} have the same continuation, so a swap cannot "
+                       f"be detected: pass another --prompt")
     for arm in taken.arms:
         if arm.trouble:
             yield arm.trouble
         elif arm.m_formed != taken.c:
-            yield f"the {arm.name} requests formed {_describe_batches(arm.m_formed)}, not of {taken.c}"
+            yield (f"the {arm.name} requests formed {_describe_batches(arm.m_formed)}, "
+                   f"not of {taken.c}")
     for arm in taken.identical:
         if not streams_overlap(arm.streams):
             yield "the streams do not show that the requests were served at the same time"
 
 
 def _describe_batches(m: int | None) -> str:
-    return "no batch that the server tells of" if m is None else f"batches of {m}"
+    return "no batch that the server reports" if m is None else f"batches of {m}"
 
 
 def streams_overlap(streams: Sequence[Stream]) -> bool:
-    """Tell whether live streams show a moment at which every request was being served."""
+    """Return whether live streams show a moment when all requests were being served."""
     if len(streams) < 2:
         return True
     return all(stream.is_live for stream in streams) and \
@@ -190,10 +189,10 @@ def streams_overlap(streams: Sequence[Stream]) -> bool:
 
 
 def build_band(taken: BandRun) -> dict[str, Any]:
-    """Return a band's record; of one whose correctness is not shown, without any speed."""
+    """Return a band's record, with speeds only if its correctness is shown."""
     failing, doubts = next(find_failures(taken), None), next(find_doubts(taken), None)
     streams = [stream for arm in taken.arms for stream in arm.streams]
-    agreed = [agreed_tokens(stream.names, alone.names) for stream, alone in taken.stream_pairs()
+    agreed = [agreed_tokens(stream.names, solo.names) for stream, solo in taken.stream_pairs()
               if stream.tokens]
     found: dict[str, Any] = {
         "c": taken.c, "m_formed": m_formed(taken),
@@ -204,30 +203,25 @@ def build_band(taken: BandRun) -> dict[str, Any]:
         "max_constant_run": max((longest_constant_run(s.names) for s in streams), default=None),
         "top2_margin_at_divergence": worst_margin(taken), "decode_tok_s": None,
         "reason": failing or doubts}
-    told = min(taken.identical, key=lambda arm: min(
+    worst = min(taken.identical, key=lambda arm: min(
         agreed_tokens(s.names, taken.reference.names) for s in arm.streams), default=None)
-    found["slots"] = _slot_records(taken, told) if told else []
+    found["slots"] = _slot_records(taken, worst) if worst else []
     found["mixed"] = [
-        {
-            "order": arm.name,
-            "i": i,
-            "prompt": prompt,
-            "closest": find_other_prompt(taken, prompt, stream),
-            "agree_to": agreed_tokens(stream.names, taken.solo_streams[prompt].names),
-        }
+        {"order": arm.name, "i": i, "prompt": prompt,
+         "closest": find_other_prompt(taken, prompt, stream),
+         "agree_to": agreed_tokens(stream.names, taken.solo_streams[prompt].names)}
         for arm in taken.mixed
-        for i, (prompt, stream) in enumerate(zip(arm.prompts, arm.streams, strict=True))
-    ]
+        for i, (prompt, stream) in enumerate(zip(arm.prompts, arm.streams, strict=True))]
     if is_correct(found):
         found |= _measure_speed(taken)
-        for slot, stream in zip(found["slots"], told.streams if told else [], strict=True):
-            slot["times_ms"] = [round(1e3 * (t - told.started), 2) for t in stream.times] \
-                if told else []
+        if worst:
+            for slot, stream in zip(found["slots"], worst.streams, strict=True):
+                slot["times_ms"] = [round(1e3 * (t - worst.started), 2) for t in stream.times]
     return found
 
 
 def m_formed(taken: BandRun) -> int | None:
-    """Return the width that every arm formed, else one that an arm formed in its place."""
+    """Return the width that every arm formed, else the first other width."""
     widths = [arm.m_formed for arm in taken.arms]
     return next((m for m in widths if m != taken.c), taken.c) if widths else None
 
@@ -237,17 +231,11 @@ def _intra_agreement(arm: Arm, stream: Stream) -> int:
 
 
 def _slot_records(taken: BandRun, arm: Arm) -> list[dict[str, Any]]:
-    return [
-        {
-            "i": i,
-            "agree_to": agreed_tokens(stream.names, taken.reference.names),
-            "intra_agree_to": _intra_agreement(arm, stream),
-            "constant_run": longest_constant_run(stream.names),
-            "completion_tokens": len(stream.tokens),
-            "finish_reason": stream.finish_reason,
-        }
-        for i, stream in enumerate(arm.streams)
-    ]
+    return [{"i": i, "agree_to": agreed_tokens(stream.names, taken.reference.names),
+             "intra_agree_to": _intra_agreement(arm, stream),
+             "constant_run": longest_constant_run(stream.names),
+             "completion_tokens": len(stream.tokens), "finish_reason": stream.finish_reason}
+            for i, stream in enumerate(arm.streams)]
 
 
 def _measure_speed(taken: BandRun) -> dict[str, Any]:

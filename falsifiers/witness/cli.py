@@ -1,6 +1,6 @@
 """The commands `rowtwin witness` and `rowtwin witness check`.
 
-Nothing is imported here but what `check` needs, so that it answers at once.
+This module imports only what `check` needs, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ EXIT_CODES = {ADMISSIBLE: 0, NOT_ADMISSIBLE: 1, RED: 2}
 
 
 class WitnessGroup(TyperGroup):
-    """`witness check FILE` checks one; everything else after `witness` takes one."""
+    """Runs `check` for `witness check FILE`, and `take` for any other arguments."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None,
                      **extra: Any) -> Any:
-        """Hand over to the command that is meant."""
+        """Return the context of the chosen command."""
         if args[:1] == ["check"]:
             return super().make_context(info_name, args, parent=parent, **extra)
         return self.commands["take"].make_context(info_name, args, parent=parent, **extra)
@@ -38,20 +38,20 @@ app.add_typer(witness_app, name="witness")
 
 @app.callback()
 def _root() -> None:
-    """Ask servers."""
+    """Take witnesses."""
 
 
 @witness_app.command(epilog="Example: rowtwin witness check witness.json "
                             "--model-prefix qwen3.5-4b")
 def check(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="A witness of any tool.")],
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A witness file of any tool.")],
     model_prefix: Annotated[str, typer.Option(
-        metavar="TEXT", help="How the model's file name must start.")] = rules.MODEL_PREFIX,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+        metavar="TEXT", help="The required start of the model's file name.")] = rules.MODEL_PREFIX,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON on stdout.")] = False,
 ) -> None:
-    """Say whether a witness is admitted: exit 0, 1 with every reason, 2 for no witness at all."""
+    """Judge a witness: exit 0 if admissible, 1 with every reason if not, 2 if malformed."""
     if not model_prefix.strip():
-        raise SuiteError("--model-prefix is empty, which would admit every model")
+        raise SuiteError("--model-prefix is empty, which would admit every model: pass a name")
     word, reasons = judge_file(path, model_prefix)
     if as_json:
         print(json.dumps({"verdict": word, "reasons": reasons}, indent=2))
@@ -63,7 +63,7 @@ def check(
 
 
 def judge_file(path: Path, prefix: str) -> tuple[str, list[dict[str, str | None]]]:
-    """Return the word on a file and why, each reason with its rule."""
+    """Return the verdict on a file, and each reason with its rule."""
     try:
         witness = file.read_witness(path)
     except file.MalformedWitness as why:
@@ -78,17 +78,17 @@ Prompt = Annotated[str | None, typer.Option(
 PromptFile = Annotated[Path | None, typer.Option(
     metavar="FILE", help="Read the witness prompt from a file.")]
 MetricsUrl = Annotated[str | None, typer.Option(
-    metavar="URL", help="Prometheus page that tells the batch (default: the server's /metrics).")]
+    metavar="URL", help="Prometheus page with the batch size (default: the server's /metrics).")]
 Metric = Annotated[str | None, typer.Option(
-    metavar="NAME", help="A gauge or histogram on it (default: those of known servers).")]
+    metavar="NAME", help="A gauge or histogram on that page (default: those of known servers).")]
 LogFile = Annotated[Path | None, typer.Option(
-    metavar="FILE", help="The server's log, in place of metrics.")]
+    metavar="FILE", help="Read the batch size from the server's log instead.")]
 Pattern = Annotated[str | None, typer.Option(
-    metavar="REGEX", help="Where the log tells a batch, its size in a group (default: Batch m=N).")]
+    metavar="REGEX", help="Pattern of a log line, the size as its group (default: Batch m=N).")]
 Field = Annotated[str | None, typer.Option(
-    metavar="PATH", help="A response's field that tells it, such as usage.batch.")]
+    metavar="PATH", help="Read the batch size from this response field, such as usage.batch.")]
 Model = Annotated[str | None, typer.Option(
-    metavar="NAME", help="The model to ask for (default: the only one offered).")]
+    metavar="NAME", help="The requested model (default: the only one listed).")]
 ModelFile = Annotated[Path | None, typer.Option(
     metavar="FILE", help="The model's file, for its name and digest.")]
 Binary = Annotated[Path | None, typer.Option(
@@ -96,26 +96,26 @@ Binary = Annotated[Path | None, typer.Option(
 Commit = Annotated[str | None, typer.Option(
     metavar="ID", help="The commit that the server was built from.")]
 Html = Annotated[Path | None, typer.Option(
-    metavar="FILE", help="Also write a page to look at.")]
+    metavar="FILE", help="Also write an HTML page.")]
 
 
 @witness_app.command(hidden=True, epilog="Example: rowtwin witness http://127.0.0.1:8000 --out "
                      "witness.json; then rowtwin witness check witness.json")
 def take(
     url: Annotated[str, typer.Argument(help="An OpenAI-compatible server.", metavar="URL")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where the witness goes.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Write the witness to this file.")],
     c: Annotated[str, typer.Option(metavar="LIST", help="Widths to measure.")] = "1,4,8,16",
     prompt: Prompt = None,
     prompt_file: PromptFile = None,
     n_predict: Annotated[int, typer.Option(
-        min=1, max=1 << 16, metavar="N", help="Tokens a request.")] = 128,
+        min=1, max=1 << 16, metavar="N", help="Tokens of each request.")] = 128,
     declared_min: Annotated[int, typer.Option(
         min=1, metavar="N", help="Tokens that must agree.")] = rules.FLOOR,
     replicates: Annotated[int, typer.Option(
         min=1, max=100, metavar="N", help="Repeats of each width; speeds are medians.")] = 3,
     mixed: Annotated[bool, typer.Option(
-        help="Send different prompts too; without them slots that are mixed up are not seen, and "
-             "a slow server's witness takes a third of the time.")] = True,
+        help="Send different prompts too. Without them swapped slots are not detected, and a "
+             "slow server takes a third of the time.")] = True,
     metrics_url: MetricsUrl = None,
     metric: Metric = None,
     log_file: LogFile = None,
@@ -128,46 +128,29 @@ def take(
     api_key: Annotated[str | None, typer.Option(
         metavar="KEY", envvar="ROWTWIN_API_KEY", help="Sent as a bearer token.")] = None,
     timeout: Annotated[float, typer.Option(
-        min=0.1, max=1e6, metavar="SECONDS", help="The most that a request may take.")] = 300,
+        min=0.1, max=1e6, metavar="SECONDS", help="Time limit of a request.")] = 300,
     wait: Annotated[float, typer.Option(
         min=0, max=1e6, metavar="SECONDS",
-        help="How long the server may take until it lists its models.")] = 0,
+        help="Wait this long for the server to list its models.")] = 0,
     html: Html = None,
 ) -> None:
-    """Take a server's witness: are requests batched, and did that change a token?
+    """Take a server's witness: does it batch requests, and does batching change a token?
 
-    Exits 0 when every band passed, 1 when one failed, 2 when one cannot be told.
+    Exits 0 if every band passed, 1 if one failed, 2 if one is UNMEASURABLE.
     """
     from falsifiers.witness import run
     from falsifiers.witness.sources import SourceOptions
     from falsifiers.witness.take import PROMPT, Plan
-    witness = run.run(
-        run.WitnessRequest(
-            url,
-            out,
-            Plan(
-                run.parse_widths(c),
-                run.read_prompt(prompt, prompt_file) or PROMPT,
-                n_predict,
-                declared_min,
-                replicates,
-                mixed,
-            ),
-            SourceOptions(metrics_url, metric, log_file, pattern, field),
-            api_key,
-            timeout,
-            wait,
-            model,
-            model_file,
-            binary,
-            commit,
-        ),
-        partial(print, flush=True),
-    )
+    plan = Plan(run.parse_widths(c), run.read_prompt(prompt, prompt_file) or PROMPT, n_predict,
+                declared_min, replicates, mixed)
+    request = run.WitnessRequest(
+        url, out, plan, SourceOptions(metrics_url, metric, log_file, pattern, field), api_key,
+        timeout, wait, model, model_file, binary, commit)
+    witness = run.run(request, partial(print, flush=True))
     if html is not None:
         from reports.witness_page import page
         run.write_file(html, page(witness))
     if not mixed:
-        print("different prompts were not sent, so nothing is said of slots that are mixed up")
-    print(f"{out}: rowtwin witness check says whether it is admitted")
+        print("different prompts were not sent, so swapped slots would not be detected")
+    print(f"wrote {out}; to judge it: rowtwin witness check {out}")
     raise typer.Exit(run.exit_code(witness["bands"]))

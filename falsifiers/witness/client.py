@@ -18,20 +18,20 @@ from falsifiers.witness.stream import BadResponse, EventReader, Stream, error_te
 
 SEED = 0
 TOP_LOGPROBS = 5
-"""How many log-probabilities a token are asked for; more is refused by some servers."""
+"""Requested log-probabilities of each token; some servers refuse more."""
 MAX_TEXT_BYTES = 8 << 20
 MAX_NAME_CHARS = 1000
-"""Characters of a name that a server gives itself or its model."""
+"""Largest length of the name of a server or a model."""
 PAGE_TIMEOUT = 10.0
-"""Seconds that a short page may take."""
+"""Time limit of a page, in seconds."""
 OMITTED_FIELDS: tuple[frozenset[str], ...] = tuple(map(frozenset, (
     (), ("stream_options",), ("logprobs",), ("stream_options", "logprobs"))))
-"""What is left out of a request, in turn, for servers that refuse a field they do not know."""
+"""Fields to omit, tried in order, for servers that refuse unknown fields."""
 
 
 @dataclass
 class Client:
-    """Asks one server; use inside `connected`."""
+    """Sends requests to one server; create it with `open_client`."""
 
     url: str
     """The server's root, without `/v1`."""
@@ -42,28 +42,26 @@ class Client:
     model: str = ""
     omitted_fields: frozenset[str] = field(default=OMITTED_FIELDS[0])
     server: str | None = None
-    """What the server calls itself."""
+    """The `Server` header of its responses."""
     api_key: str | None = None
-    """Shown to the server, and to nobody else."""
+    """Sent to the server's own address only."""
 
     def headers(self, url: str) -> dict[str, str]:
-        """Return the headers that an address gets beside those that all get."""
+        """Return the additional headers for an address."""
         parts = [(at.scheme, at.host, at.port) for at in map(httpx.URL, (url, self.url))]
-        own = self.api_key is not None and parts[0] == parts[1]
-        return {"Authorization": f"Bearer {self.api_key}"} if own else {}
+        is_server = self.api_key is not None and parts[0] == parts[1]
+        return {"Authorization": f"Bearer {self.api_key}"} if is_server else {}
 
     def body(self, prompt: str, tokens: int) -> dict[str, Any]:
         """Return the request for one greedy, streamed completion of a fixed length."""
-        asked = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0,
-                 "seed": SEED, "stream": True, "ignore_eos": True, "logprobs": TOP_LOGPROBS,
-                 "stream_options": {"include_usage": True}}
-        nameless = {"model"} if not self.model else set[str]()
-        return {
-            key: value for key, value in asked.items() if key not in self.omitted_fields | nameless
-        }
+        fields = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0,
+                  "seed": SEED, "stream": True, "ignore_eos": True, "logprobs": TOP_LOGPROBS,
+                  "stream_options": {"include_usage": True}}
+        omitted = self.omitted_fields | (set[str]() if self.model else {"model"})
+        return {key: value for key, value in fields.items() if key not in omitted}
 
     async def complete(self, prompt: str, tokens: int) -> Stream:
-        """Stream one completion; what goes wrong is told in `trouble`."""
+        """Stream one completion; errors are stored in its `trouble`."""
         stream = Stream(started=self.clock())
         reader, url = EventReader(stream, tokens, self.field_path), f"{self.url}/v1/completions"
         try:
@@ -87,15 +85,14 @@ class Client:
     async def _read_response(self, response: httpx.Response, reader: EventReader) -> None:
         if response.status_code != 200:
             reader.stream.status = response.status_code
-            said = (await _read_limited(response, 4096)).decode("utf-8", "replace").strip()
-            raise BadResponse(
-                f"the server answered {response.status_code}: {quote_text(_error_message(said))}"
-            )
+            body = (await _read_limited(response, 4096)).decode("utf-8", "replace").strip()
+            raise BadResponse(f"the server answered {response.status_code}: "
+                              f"{quote_text(_error_message(body))}")
         kind = response.headers.get("content-type", "")
         if not kind.lower().startswith("text/event-stream"):
             raise BadResponse(f"the server sent {quote_text(kind)}, not an event stream")
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise BadResponse("the server sent a compressed stream, though none was asked for")
+            raise BadResponse("the server sent a compressed stream that was not requested")
         self.server = response.headers.get("server", "")[:MAX_NAME_CHARS] or self.server
         reader.stream.is_event_stream = True
         async for raw in response.aiter_raw():
@@ -104,7 +101,7 @@ class Client:
                 return
 
     async def fetch_text(self, url: str) -> str:
-        """Return the text at an address; raise `Hostile` when there is none."""
+        """Return the text at an address; raise `BadResponse` if it cannot be read."""
         patience = min(self.timeout, PAGE_TIMEOUT)
         try:
             async with asyncio.timeout(patience), self.http.stream(
@@ -121,7 +118,7 @@ class Client:
         return raw.decode("utf-8", "replace")
 
     async def list_models(self) -> list[str]:
-        """Return the names of the models that the server offers; raise `Hostile` if it does not."""
+        """Return the names of the listed models; raise `BadResponse` if there are none."""
         try:
             listed = json.loads(await self.fetch_text(f"{self.url}/v1/models"))
             names = [model["id"] for model in listed["data"]]
@@ -135,16 +132,16 @@ class Client:
 
 @asynccontextmanager
 async def open_client(url: str, *, api_key: str | None = None, timeout: float = 300,
-                    field_path: Sequence[str] = (),
-                    clock: Callable[[], float] = time.perf_counter) -> AsyncIterator[Client]:
-    """Open a client for a server; raise `SuiteError` when its address or key is no such thing."""
+                      field_path: Sequence[str] = (),
+                      clock: Callable[[], float] = time.perf_counter) -> AsyncIterator[Client]:
+    """Open a client for a server; raise `SuiteError` if its address or key is invalid."""
     headers = {"Accept-Encoding": "identity", "User-Agent": "rowtwin-witness"}
     if api_key is not None and not (
             api_key.isascii() and api_key.isprintable() and api_key.strip()):
-        raise SuiteError("--api-key holds characters that no header may hold")
+        raise SuiteError("--api-key holds characters that an HTTP header cannot hold")
     root = server_root(url)
-    # a proxy from the environment would be measured with the server; without TLS there is nothing
-    # to verify, and loading the authorities takes longer than a short witness
+    # a proxy from the environment would be part of the measurement; without TLS, loading the
+    # certificate authorities would take longer than a short witness
     async with httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=False,
                                  verify=root.startswith("https:"),
                                  limits=httpx.Limits(max_connections=None)) as http:
@@ -152,12 +149,12 @@ async def open_client(url: str, *, api_key: str | None = None, timeout: float = 
 
 
 def server_root(url: str) -> str:
-    """Return a server's address without `/v1`; raise `SuiteError` when it is not an address."""
+    """Return a server's address without `/v1`; raise `SuiteError` if it is invalid."""
     return str(parse_url(url).copy_with(query=None, fragment=None)).rstrip("/").removesuffix("/v1")
 
 
 def parse_url(url: str) -> httpx.URL:
-    """Return an address in its parts; raise `SuiteError` when it is not one of a server."""
+    """Return a parsed server address; raise `SuiteError` if it is invalid."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -170,7 +167,7 @@ def parse_url(url: str) -> httpx.URL:
 
 
 def is_sendable_text(text: str) -> bool:
-    """Tell whether a text has words and can be sent: a lone surrogate cannot."""
+    """Return whether a text is not blank and has no lone surrogate, which cannot be sent."""
     return bool(text.strip()) and text.encode("utf-8", "replace").decode("utf-8") == text
 
 
@@ -184,7 +181,7 @@ async def _read_limited(response: httpx.Response, most: int) -> bytes:
 
 
 def _error_message(body: str) -> str:
-    """Return what an error's body says, out of its JSON where it is some."""
+    """Return the message in an error's JSON body, or the body."""
     try:
         return error_text(json.loads(body)["error"]) or body
     except (ValueError, RecursionError, TypeError, LookupError):

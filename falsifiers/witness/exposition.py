@@ -1,4 +1,4 @@
-"""Reading Prometheus's text: the samples of a metric, and the width that a histogram proves."""
+"""Reads Prometheus text: the samples of a metric, and the width that a histogram proves."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from falsifiers.witness.rules import quote_text
 from falsifiers.witness.stream import BadResponse
 
 MAX_SAMPLES = 10_000
-"""Of one metric; servers have some dozens."""
+"""Largest number of samples of one metric; servers have some dozens."""
 MAX_WIDTH = 1 << 20
 Labels = tuple[tuple[str, str], ...]
 
 
 def widest_batch(grown: Mapping[Labels, float], sums: Mapping[Labels, float]) -> int | None:
-    """Return the largest width that a histogram proves, of any series, None without steps.
+    """Return the largest width that any series of a histogram proves, or None without steps.
 
-    `grown` is by how much each cumulative bucket grew, `sums` by how much each series' sum did.
-    Raises `Hostile` when the highest bucket that grew may hold no step of its upper edge.
+    `grown` is the growth of each cumulative bucket, `sums` the growth of each series' sum. Raises
+    `BadResponse` if the highest bucket that grew need not hold a step as wide as its edge.
     """
     series: dict[Labels, list[tuple[float, float]]] = {}
     for labels, value in grown.items():
@@ -34,7 +34,7 @@ def _widest_in_series(buckets: Sequence[tuple[float, float]], total: float | Non
     steps, below, count = list[tuple[float, float, float]](), 0.0, 0.0
     for edge, value in buckets:
         if value < count:
-            raise BadResponse("the histogram shrank, as if the server had been started anew")
+            raise BadResponse("the histogram shrank, as after a restart of the server")
         if value > count:
             if edge < 0 or MAX_WIDTH < edge < math.inf:
                 raise BadResponse(f"a bucket of steps {edge:g} wide grew, which is no width")
@@ -44,10 +44,10 @@ def _widest_in_series(buckets: Sequence[tuple[float, float]], total: float | Non
         return None
     *lower, (edge, below, count) = steps
     exact = math.isfinite(edge) and edge - math.floor(below) == 1
-    # so much that steps of less than the edge could not add up to it
+    # the highest bucket's share of the sum, which narrower steps could not reach
     least = -math.inf if total is None else total - sum(n * most for most, _, n in lower)
     if not math.isfinite(edge) or not (exact or least > count * (edge - 1)):
-        raise BadResponse(f"the histogram does not tell whether a step was {edge:g} wide")
+        raise BadResponse(f"the histogram does not show whether a step was {edge:g} wide")
     return int(edge)
 
 
@@ -62,7 +62,7 @@ def _parse_edge(text: str) -> float:
 
 
 def parse_samples(page: str, metric: str) -> dict[Labels, float]:
-    """Return a metric's samples by their labels; raise `Hostile` when the page is malformed."""
+    """Return a metric's samples by their labels; raise `BadResponse` if the page is malformed."""
     lines = [line for line in page.split("\n")
              if line.startswith((f"{metric} ", f"{metric}{{"))]
     if len(lines) > MAX_SAMPLES:
@@ -72,7 +72,7 @@ def parse_samples(page: str, metric: str) -> dict[Labels, float]:
         found = {tuple(sorted(sample.labels.items())): float(sample.value)
                  for family in text_string_to_metric_families(wanted + "\n")
                  for sample in family.samples}
-    except Exception:  # the parser's complaints about a foreign text are of many types
+    except Exception:  # the parser raises many types for malformed text
         raise BadResponse(f"the samples of {quote_text(metric)} are malformed") from None
     if not all(math.isfinite(value) for value in found.values()):
         raise BadResponse(f"a sample of {quote_text(metric)} is not finite")

@@ -1,4 +1,4 @@
-"""Reading a witness that anyone may have written: what is malformed is refused as a whole."""
+"""Reads a witness of any tool; a malformed file is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 MAX_BYTES = 64 << 20
 """A longer file is not read."""
 MAX_BANDS = 4096
-"""More than there are widths to be taken."""
+"""More bands than there are widths."""
 
 INTEGER, NUMBER, TEXT, BOOLEAN = "a whole number", "a number", "a string", "true or false"
 Shape = str | list[Any] | dict[str, Any]
@@ -22,36 +22,17 @@ SLOT: dict[str, Shape] = {
     "i": INTEGER, "agree_to": INTEGER, "intra_agree_to": INTEGER, "constant_run": INTEGER,
     "completion_tokens": INTEGER, "finish_reason": TEXT}
 BAND: dict[str, Shape] = {
-    "c": INTEGER,
-    "m_formed": INTEGER,
-    "result": TEXT,
-    "declared_min": INTEGER,
-    "divergence_at": INTEGER,
-    "intra_agree_to": INTEGER,
-    "max_constant_run": INTEGER,
-    "top2_margin_at_divergence": NUMBER,
-    "decode_tok_s": NUMBER,
-    "reason": TEXT,
-    "slots": [SLOT],
-}
+    "c": INTEGER, "m_formed": INTEGER, "result": TEXT, "declared_min": INTEGER,
+    "divergence_at": INTEGER, "intra_agree_to": INTEGER, "max_constant_run": INTEGER,
+    "top2_margin_at_divergence": NUMBER, "decode_tok_s": NUMBER, "reason": TEXT, "slots": [SLOT]}
 WITNESS: dict[str, Shape] = {
-    "witness_version": INTEGER,
-    "probe": TEXT,
-    "host": TEXT,
-    "commit": TEXT,
-    "binary_sha256": TEXT,
-    "prompt_sha256": TEXT,
-    "model": {"path": TEXT, "sha256": TEXT},
-    "sampler": {
-        "temperature": NUMBER,
-        "seed": INTEGER,
-        "n_predict": INTEGER,
-        "ignore_eos": BOOLEAN,
-    },
+    "witness_version": INTEGER, "probe": TEXT, "host": TEXT, "commit": TEXT,
+    "binary_sha256": TEXT, "prompt_sha256": TEXT, "model": {"path": TEXT, "sha256": TEXT},
+    "sampler": {"temperature": NUMBER, "seed": INTEGER, "n_predict": INTEGER,
+                "ignore_eos": BOOLEAN},
     "reference": {"tokens": INTEGER, "stable": BOOLEAN, "self_divergence_at": INTEGER},
-    "bands": [BAND],
-}
-"""The keys that are known, each with its type; others may hold anything."""
+    "bands": [BAND]}
+"""The type of each known key; other keys may have any value."""
 
 
 class MalformedWitness(Exception):
@@ -59,7 +40,7 @@ class MalformedWitness(Exception):
 
 
 def read_witness(path: Path) -> dict[str, Any]:
-    """Return the witness in a file; raise `Malformed` when it holds none."""
+    """Return the witness in a file; raise `MalformedWitness` if there is none."""
     value = parse_json(_read_bytes(path))
     if not isinstance(value, dict):
         raise MalformedWitness(f"the file holds {_describe_kind(value)}, not an object")
@@ -74,7 +55,7 @@ def read_witness(path: Path) -> dict[str, Any]:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe without a writer would never open
+        if not stat.S_ISREG(os.stat(path).st_mode):  # opening a pipe without a writer would block
             raise MalformedWitness("this is not a regular file")
         with open(path, "rb") as source:
             raw = source.read(MAX_BYTES + 1)
@@ -90,7 +71,7 @@ def _os_reason(error: Exception) -> str:
 
 
 def parse_json(raw: bytes) -> Any:
-    """Return the JSON value in some bytes; raise `Malformed` with what is wrong with them."""
+    """Return the JSON value in `raw`; raise `MalformedWitness` if it is not JSON."""
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -105,7 +86,7 @@ def parse_json(raw: bytes) -> Any:
         raise MalformedWitness(f"line {error.lineno} is not JSON: {error.msg.lower()}") from None
     except RecursionError:
         raise MalformedWitness("the JSON is nested too deeply") from None
-    except ValueError:  # Python refuses to read a number of thousands of digits
+    except ValueError:  # Python refuses an int of thousands of digits
         raise MalformedWitness("the JSON holds a number that is too long") from None
 
 
@@ -114,15 +95,15 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object whose keys are all different: two readers must not see two witnesses."""
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    """Return an object; refuse repeated keys, which JSON readers resolve differently."""
+    result = dict(pairs)
+    if len(result) != len(pairs):
         raise MalformedWitness("an object holds the same key twice")
-    return made
+    return result
 
 
 def _check_shape(value: Any, shape: Shape, place: str) -> None:
-    """Refuse a value of the wrong type; null stands for what was not measured."""
+    """Refuse a value of the wrong type; null means that a value was not measured."""
     if isinstance(shape, str):
         if value is not None and not _has_type(value, shape):
             raise MalformedWitness(f"{place} must be {shape}, not {_describe_kind(value)}")
@@ -150,7 +131,7 @@ def _has_type(value: Any, wanted: str) -> bool:
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # an int that exceeds every float
         return False
 
 

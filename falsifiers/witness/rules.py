@@ -1,7 +1,7 @@
-"""The rules by which a witness is admitted, and nothing else: standard library alone.
+"""The rules that admit a witness; this module uses only the standard library.
 
-Each rule is a function of the witness and yields one sentence for each thing that breaks it. The
-witness has been read by `file.read`, so that what is there has its type; what is absent is judged.
+Each rule is a function of the witness and yields a sentence for each violation. `read_witness` has
+checked the types of present keys; the rules judge absent ones.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 MODEL_PREFIX = "qwen3.5-4b"
-"""How the model's file name starts, unless another is asked for."""
+"""The default start of the model's file name."""
 WIDTHS = (1, 4, 8, 16)
-"""The widths that a witness must hold."""
+"""The required widths."""
 IDENTITY = ("host", "commit", "binary_sha256", "prompt_sha256")
 NEAR_TIE = 0.05
 """A top-2 margin below this explains a divergence."""
 FLOOR = 64
-"""The least `declared_min`, so that a witness cannot set its own bar."""
+"""The smallest `declared_min`, so that a witness cannot lower its own bar."""
 CONSTANT_RUN = 16
-"""As many repeats of one token are garbage, whatever else agrees."""
+"""So many repeats of one token are garbage, even if the slots agree."""
 LEAST_SCALING = 0.5
-"""What a request's decode rate must keep at c=4, as a part of that at c=1."""
+"""The smallest ratio of a request's decode rate at c=4 to that at c=1."""
 MOST_NEAR_TIES = 1
 
 Band = Mapping[str, Any]
@@ -33,7 +33,7 @@ Witness = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Reason:
-    """One thing that keeps a witness from being admitted."""
+    """One reason to refuse a witness."""
 
     rule: str
     """S1 to S7, floor or cap."""
@@ -41,37 +41,38 @@ class Reason:
 
 
 def judge_witness(witness: Witness, prefix: str) -> list[Reason]:
-    """Return why a witness of the model with this name's start is refused, in rule order."""
+    """Return the reasons to refuse a witness, in rule order; `prefix` starts the model's name."""
     return [Reason(name, sentence) for name, rule in RULES.items()
             for sentence in rule(witness, prefix)]
 
 
 def is_correct(band: Band) -> bool:
-    """Tell whether a band's correctness is shown, without which no speed of it may be told."""
+    """Return whether a band is shown to be correct; otherwise it has no speed."""
     return band.get("result") == "PASS" and not any(_agreement_faults(band))
 
 
 def required_bands(witness: Witness) -> list[Band]:
-    """Return the bands of the four widths, narrow before wide, every copy of one."""
+    """Return all bands of the four widths, narrow ones first."""
     found = [band for band in witness["bands"] if band.get("c") in WIDTHS]
     return sorted(found, key=lambda band: int(band["c"]))
 
 
 def _check_model(witness: Witness, prefix: str) -> Iterator[str]:
-    """S1: the expected model, by the start of its file's name, and its digest."""
+    """S1: the model's file name starts with the prefix, and its digest is present."""
     model = witness.get("model") or {}
     path = model.get("path") or ""
     name = path.replace("\\", "/").split("/")[-1]
     if _is_blank(path):
         yield "the model's file name is absent"
     elif not name.lower().startswith(prefix.lower()):
-        yield f"the model is {quote_text(name)}, whose name does not start with {quote_text(prefix)}"
+        yield (f"the model is {quote_text(name)}, whose name does not start with "
+               f"{quote_text(prefix)}")
     if _is_blank(model.get("sha256")):
         yield "the model's sha256 is absent"
 
 
 def _check_widths(witness: Witness, prefix: str) -> Iterator[str]:
-    """S2: every width was measured, once."""
+    """S2: every width was measured exactly once."""
     times = Counter(band.get("c") for band in witness["bands"])
     for c in WIDTHS:
         if not times[c]:
@@ -93,14 +94,14 @@ def _check_batch_width(witness: Witness, prefix: str) -> Iterator[str]:
 
 
 def _check_identity(witness: Witness, prefix: str) -> Iterator[str]:
-    """S4: what was measured, where, and with what, can be told."""
+    """S4: host, commit, binary and prompt are recorded."""
     for name in IDENTITY:
         if _is_blank(witness.get(name)):
             yield f"{name} is absent or blank"
 
 
 def _check_agreement(witness: Witness, prefix: str) -> Iterator[str]:
-    """S5: what a request got is what it gets alone, or a near-tie explains where it parts."""
+    """S5: a request gets its m=1 tokens, or a near-tie explains the first difference."""
     for band in required_bands(witness):
         if _has_result_only(band):
             continue
@@ -112,7 +113,7 @@ def _has_result_only(band: Band) -> bool:
 
 
 def _agreement_faults(band: Band) -> Iterator[str]:
-    """Yield why a band's agreement with m=1 is not shown."""
+    """Yield the reasons why a band does not show agreement with m=1."""
     least, at = band.get("declared_min"), band.get("divergence_at")
     if least is None:
         yield "declared_min is absent, so no agreement is claimed"
@@ -122,7 +123,7 @@ def _agreement_faults(band: Band) -> Iterator[str]:
         return
     margin = band.get("top2_margin_at_divergence")
     if at < 0:
-        yield f"divergence_at is {at}, which is no place in a stream"
+        yield f"divergence_at is {at}, which is no position in a stream"
     elif margin is None:
         yield f"it agrees with m=1 for {at} of {least} tokens, and no near-tie explains why"
     elif not _is_near_tie(margin):
@@ -139,26 +140,26 @@ def _check_results(witness: Witness, prefix: str) -> Iterator[str]:
     for band in required_bands(witness):
         result = band.get("result")
         if result != "PASS":
-            told = "absent" if result is None else quote_text(result)
-            yield f"c={band['c']}: the result is {told}, not PASS"
+            word = "absent" if result is None else quote_text(result)
+            yield f"c={band['c']}: the result is {word}, not PASS"
 
 
 def _check_scaling(witness: Witness, prefix: str) -> Iterator[str]:
-    """S7: a request's tokens come at least half as fast among four as alone."""
+    """S7: a request decodes at c=4 at half or more of its rate at c=1."""
     ones, fours = ([band for band in required_bands(witness) if band["c"] == c] for c in (1, 4))
     if len(ones) != 1 or len(fours) != 1:
         return
-    alone, among = (bands[0].get("decode_tok_s") for bands in (ones, fours))
-    unmeasured = [f"c={c}" for c, rate in ((1, alone), (4, among)) if rate is None or rate <= 0]
-    if unmeasured or alone is None or among is None:
+    solo, batched = (bands[0].get("decode_tok_s") for bands in (ones, fours))
+    unmeasured = [f"c={c}" for c, rate in ((1, solo), (4, batched)) if rate is None or rate <= 0]
+    if unmeasured or solo is None or batched is None:
         yield f"the decode rate of a request is unmeasured at {' and '.join(unmeasured)}"
-    elif among < LEAST_SCALING * alone:
-        yield (f"a request decodes {among:g} tokens/s at c=4 and {alone:g} at c=1, so it keeps "
-               f"less than {LEAST_SCALING:g} of its rate: the batch is served in turns")
+    elif batched < LEAST_SCALING * solo:
+        yield (f"a request decodes {batched:g} tokens/s at c=4 and {solo:g} at c=1, which is less "
+               f"than {LEAST_SCALING:g} of its rate: the batch is served in turns")
 
 
 def _check_floor(witness: Witness, prefix: str) -> Iterator[str]:
-    """Floor: no band sets a bar of its own."""
+    """Floor: no band lowers its own bar."""
     for band in required_bands(witness):
         least = band.get("declared_min")
         if least is not None and least < FLOOR:
@@ -166,21 +167,16 @@ def _check_floor(witness: Witness, prefix: str) -> Iterator[str]:
 
 
 def _check_cap(witness: Witness, prefix: str) -> Iterator[str]:
-    """Cap: one near-tie is chance, more are a difference in arithmetic."""
-    tied = sorted(
-        {
-            band["c"]
-            for band in required_bands(witness)
-            if band["c"] > 1 and passes_by_near_tie(band)
-        }
-    )
+    """Cap: one near-tie may be chance; more show a difference in arithmetic."""
+    tied = sorted({band["c"] for band in required_bands(witness)
+                   if band["c"] > 1 and passes_by_near_tie(band)})
     if len(tied) > MOST_NEAR_TIES:
         yield (f"{_join_widths(tied)} are each admitted as a near-tie, but at most "
                f"{MOST_NEAR_TIES} may be")
 
 
 def passes_by_near_tie(band: Band) -> bool:
-    """Tell whether a band parted too early and only its margin admits it."""
+    """Return whether a band differs before `declared_min` and passes only by its margin."""
     least, at = band.get("declared_min"), band.get("divergence_at")
     return least is not None and at is not None and at < least and not any(_agreement_faults(band))
 
@@ -190,16 +186,16 @@ def _join_widths(widths: Sequence[int]) -> str:
 
 
 def _is_blank(text: str | None) -> bool:
-    """Tell whether a text shows nothing: white space, or signs that are not seen."""
+    """Return whether a text has no visible character."""
     return text is None or not any(map(_is_visible, text))
 
 
-def _is_visible(sign: str) -> bool:
-    return sign.isprintable() and not sign.isspace()
+def _is_visible(character: str) -> bool:
+    return character.isprintable() and not character.isspace()
 
 
 def quote_text(text: str) -> str:
-    """Return a foreign text in quotes, cut to a line, without what a terminal would obey."""
+    """Return an untrusted text in quotes, cut to one line, with control characters escaped."""
     return json.dumps(text if len(text) <= 80 else f"{text[:77]}...")
 
 

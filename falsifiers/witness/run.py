@@ -1,4 +1,4 @@
-"""From what a user asked for to a witness in a file, whole or in part."""
+"""Takes the witness that a user requested, and writes it after every band."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from falsifiers.witness.take import Plan, WitnessTaker
 MAX_WIDTH = 256
 MAX_PROMPT = 1 << 20
 POLL_SECONDS = 0.2
-"""Seconds between two looks at whether the server is up."""
+"""Seconds between two attempts to reach the server."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 INVALID = "INVALID-CORRECTNESS"
-"""Stands where the speed of a band would, when its correctness is not shown."""
+"""Printed instead of a band's speed if its correctness is not shown."""
 
 
 @dataclass(frozen=True)
 class WitnessRequest:
-    """One witness to be taken."""
+    """The options of one witness."""
 
     url: str
     out: Path
@@ -43,63 +43,59 @@ class WitnessRequest:
     api_key: str | None = None
     timeout: float = 300
     wait: float = 0
-    """Seconds that the server may take until it lists its models."""
+    """Seconds to wait for the server to list its models."""
     model: str | None = None
     model_file: Path | None = None
     binary: Path | None = None
     commit: str | None = None
     clock: Callable[[], float] = time.perf_counter
-    """Tells the seconds; a simulated server brings its own."""
+    """Returns seconds; a simulated server passes its own clock."""
 
 
-def run(asked: WitnessRequest, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Take a witness and write it after every band; raise `SuiteError` on bad use."""
-    check_options(asked.source_options)
-    if asked.model is not None and not is_sendable_text(asked.model):
+def run(request: WitnessRequest, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Take a witness and write it after every band; raise `SuiteError` for invalid options."""
+    check_options(request.source_options)
+    if request.model is not None and not is_sendable_text(request.model):
         raise SuiteError("--model is not a name")
-    if asked.plan.declared_min > asked.plan.n_predict:
-        raise SuiteError(f"--declared-min {asked.plan.declared_min} is more than the "
-                         f"{asked.plan.n_predict} tokens of --n-predict")
-    identity = _build_identity(asked)
-    write_file(
-        asked.out, _to_json({**identity, "bands": []})
-    )  # an older witness must not outlive this
-    return asyncio.run(_take(asked, identity, tell))
+    if request.plan.declared_min > request.plan.n_predict:
+        raise SuiteError(f"--declared-min {request.plan.declared_min} is more than the "
+                         f"{request.plan.n_predict} tokens of --n-predict")
+    identity = _build_identity(request)
+    write_file(request.out, _to_json({**identity, "bands": []}))  # replaces an older witness
+    return asyncio.run(_take(request, identity, tell))
 
 
-async def _take(asked: WitnessRequest, identity: dict[str, Any],
+async def _take(request: WitnessRequest, identity: dict[str, Any],
                 tell: Callable[[str], None]) -> dict[str, Any]:
-    path = tuple(asked.source_options.field.split(".")) if asked.source_options.field else ()
-    async with open_client(asked.url, api_key=asked.api_key, timeout=asked.timeout,
-                         field_path=path, clock=asked.clock) as client:
-        client.model = await _choose_model(client, asked.model, asked.wait)
-        model = _model_identity(client.model, asked.model_file, identity.pop("model_sha256"))
-        plan = replace(asked.plan, identity={**identity, "model": model})
-        taking = WitnessTaker(plan, client, await find_source(asked.source_options, client))
+    path = tuple(request.source_options.field.split(".")) if request.source_options.field else ()
+    async with open_client(request.url, api_key=request.api_key, timeout=request.timeout,
+                           field_path=path, clock=request.clock) as client:
+        client.model = await _choose_model(client, request.model, request.wait)
+        model = _model_identity(client.model, request.model_file, identity.pop("model_sha256"))
+        plan = replace(request.plan, identity={**identity, "model": model})
+        taker = WitnessTaker(plan, client, await find_source(request.source_options, client))
 
-        def keep(band: dict[str, Any]) -> None:
-            write_file(asked.out, _to_json(taking.witness))
+        def write_band(band: dict[str, Any]) -> None:
+            write_file(request.out, _to_json(taker.witness))
             tell(format_band(band))
 
-        await taking.run(keep)
-    return taking.witness
+        await taker.run(write_band)
+    return taker.witness
 
 
 async def _choose_model(client: Client, wanted: str | None, wait: float) -> str:
-    """Return the model to ask for: the one wanted, else the only one, else none by name."""
+    """Return the model to request: the named one, else the only one listed, else none."""
     offered = await _list_models(client, wait) if wait or wanted is None else []
     if wanted is not None or not offered:
-        return wanted or ""  # the requests themselves will show whether the server answers
+        return wanted or ""  # the first request shows whether the server answers
     if len(offered) > 1:
-        raise SuiteError(
-            f"the server offers {len(offered)} models, such as {quote_text(offered[0])}; "
-            "choose one with --model"
-        )
+        raise SuiteError(f"the server offers {len(offered)} models, such as "
+                         f"{quote_text(offered[0])}; choose one with --model")
     return offered[0]
 
 
 async def _list_models(client: Client, wait: float) -> list[str]:
-    """Return the models that the server lists within some seconds, or none."""
+    """Return the models that the server lists within `wait` seconds, or an empty list."""
     late = time.monotonic() + wait
     while True:
         try:
@@ -111,23 +107,23 @@ async def _list_models(client: Client, wait: float) -> list[str]:
 
 
 def _model_identity(served: str, file: Path | None, sha256: str | None) -> dict[str, str | None]:
-    """Return the model's name and digest; the server's own word on the file's name counts."""
+    """Return the model's name and digest; the file name that the server reports has priority."""
     name = served.replace("\\", "/").split("/")[-1]
     if file is None or (name.lower().endswith(".gguf") and name != file.name):
         return {"path": name or None, "sha256": None, "served": served}
     return {"path": file.name, "sha256": sha256, "served": served}
 
 
-def _build_identity(asked: WitnessRequest) -> dict[str, Any]:
-    host = httpx.URL(server_root(asked.url)).host
+def _build_identity(request: WitnessRequest) -> dict[str, Any]:
+    host = httpx.URL(server_root(request.url)).host
     versions = {"python": platform.python_version(), "httpx": httpx.__version__}
     try:
         versions["rowtwin"] = metadata.version("rowtwin")
     except metadata.PackageNotFoundError:
         versions["rowtwin"] = "a checkout that is not installed"
-    return {"host": platform.node() if host in LOOPBACK else host, "commit": asked.commit,
-            "binary_sha256": _hash_file("--binary", asked.binary),
-            "model_sha256": _hash_file("--model-file", asked.model_file), "versions": versions}
+    return {"host": platform.node() if host in LOOPBACK else host, "commit": request.commit,
+            "binary_sha256": _hash_file("--binary", request.binary),
+            "model_sha256": _hash_file("--model-file", request.model_file), "versions": versions}
 
 
 def _hash_file(option: str, path: Path | None) -> str | None:
@@ -147,15 +143,13 @@ def parse_widths(text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and 1 <= len(part) <= 4 for part in parts) \
             or not all(1 <= int(part) <= MAX_WIDTH for part in parts):
-        raise SuiteError(
-            f"--c {quote_text(text)} is not a list of widths from 1 to {MAX_WIDTH}, such as "
-            "1,4,8,16"
-        )
+        raise SuiteError(f"--c {quote_text(text)} is not a list of widths from 1 to {MAX_WIDTH}, "
+                         "such as 1,4,8,16")
     return tuple(sorted({int(part) for part in parts}))
 
 
 def read_prompt(text: str | None, path: Path | None) -> str | None:
-    """Return the prompt given, by itself or in a file; None when neither is."""
+    """Return the prompt, as passed or from a file; None without either."""
     if text is not None and path is not None:
         raise SuiteError("give one of --prompt and --prompt-file")
     if path is not None:
@@ -176,35 +170,33 @@ def _to_json(witness: dict[str, Any]) -> str:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all; raise `SuiteError` when it cannot be."""
+    """Write a file atomically; raise `SuiteError` if it cannot be written."""
     try:
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")  # a terminal or a pipe is not replaced
             return
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            beside.write_text(text, encoding="utf-8")
-            os.replace(beside, path)
+            temporary.write_text(text, encoding="utf-8")
+            os.replace(temporary, path)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     except (OSError, ValueError) as error:
         raise SuiteError(f"{path} cannot be written: "
                          f"{getattr(error, 'strerror', None) or error}") from None
 
 
 def format_band(band: dict[str, Any]) -> str:
-    """Return what is said of a band on the terminal."""
+    """Return a band's lines for the terminal."""
     least, at = band["declared_min"], band["divergence_at"]
     m = band["m_formed"]
     agreed = "nothing compared" if at is None else f"agrees to {at} (at least {least})"
-    told = f"c={band['c']:<4}{band['result']:<13} m={'?' if m is None else m:<3} {agreed:<26}"
-    return (
-        told + "  " + format_speed(band) + (f"\n      {band['reason']}" if band["reason"] else "")
-    )
+    line = f"c={band['c']:<4}{band['result']:<13} m={'?' if m is None else m:<3} {agreed:<26}"
+    return f"{line}  {format_speed(band)}" + (f"\n      {band['reason']}" if band["reason"] else "")
 
 
 def format_speed(band: dict[str, Any]) -> str:
-    """Return a band's speed in words, which only a correct band has."""
+    """Return a band's speed in words; only a correct band has one."""
     if not band.get("wall_s"):
         return f"speed: {INVALID}"
     rate, index = band["decode_tok_s"], band.get("index")
@@ -216,7 +208,7 @@ def format_speed(band: dict[str, Any]) -> str:
 
 
 def exit_code(bands: Sequence[dict[str, Any]]) -> int:
-    """Return 1 if a band failed, else 2 if one cannot be told, else 0."""
+    """Return 1 if a band failed, else 2 if one did not pass, else 0."""
     words = {band["result"] for band in bands}
     return 1 if "FAIL" in words else 2 if words != {"PASS"} else 0
 

@@ -1,4 +1,4 @@
-"""Where a server itself tells how wide its batches were; never inferred from what was sent."""
+"""Where a server reports the width of its batches; it is never inferred from the requests."""
 
 from __future__ import annotations
 
@@ -19,53 +19,53 @@ from falsifiers.witness.stream import BadResponse, Stream
 
 PRESETS = {"rowtwin_batch_size": "rowtwin", "vllm:num_requests_running": "vLLM",
            "llamacpp:requests_processing": "llama-server"}
-"""Metrics that tell the width of a batch, with the server that has them; the first found wins."""
+"""Metrics with the width of a batch, by name, and their servers; the first found is used."""
 DEFAULT_PATTERN = r"Batch m=(\d+)"
 POLL_SECONDS = 0.02
-"""Seconds between two looks at a gauge."""
+"""Seconds between two reads of a gauge."""
 MAX_LOG_BYTES = 64 << 20
 MAX_LINE_CHARS = 4096
 
 
 class Source(Protocol):
-    """Evidence of a server's batches, looked at around each arm."""
+    """Evidence of a server's batches, read around each arm."""
 
     name: str
-    """What the evidence is, for the witness."""
+    """A description of the evidence, for the witness."""
 
     async def begin(self) -> None:
-        """Start to look; what came before does not count."""
+        """Start to observe; earlier batches do not count."""
 
     async def end(self, streams: Sequence[Stream]) -> int | None:
-        """Return the widest batch since `begin`, None if there was none.
+        """Return the widest batch since `begin`, or None without a batch.
 
-        Raises `Hostile` when the evidence cannot be read.
+        Raises `BadResponse` if the evidence cannot be read.
         """
 
 
 @dataclass
 class NoSource:
-    """Stands for a server that tells nothing."""
+    """The source of a server that reports no batches."""
 
     why: str
     name: str = "none"
 
     async def begin(self) -> None:
-        """Look at nothing."""
+        """Do nothing."""
 
     async def end(self, streams: Sequence[Stream]) -> int | None:
-        """Raise `Hostile` with what is missing."""
+        """Raise `BadResponse` with the reason."""
         raise BadResponse(self.why)
 
 
 @dataclass
 class FieldSource:
-    """A field of the response."""
+    """A field of the responses."""
 
     name: str
 
     async def begin(self) -> None:
-        """Do nothing: each response tells of its own arm."""
+        """Do nothing: each response belongs to its own arm."""
 
     async def end(self, streams: Sequence[Stream]) -> int | None:
         """Return the largest value in the arm's responses."""
@@ -81,18 +81,18 @@ class LogSource:
     name: str = ""
     _offset: int = 0
     _inode: int = 0
-    """Which file the path named, by its inode."""
+    """The inode of the file at `begin`."""
 
     def __post_init__(self) -> None:
         self.name = f"log lines with {self.pattern.pattern}"
 
     async def begin(self) -> None:
-        """Note where the log ends."""
+        """Store the end of the log."""
         self._inode, self._offset = self._stat()
 
     async def end(self, streams: Sequence[Stream]) -> int | None:
-        """Return the largest width logged since."""
-        file, size = self._stat()  # another or a shorter file was begun anew
+        """Return the largest width logged since `begin`."""
+        file, size = self._stat()  # a rotated log starts at 0
         start = self._offset if file == self._inode and size >= self._offset else 0
         try:
             with self.path.open("rb") as log:
@@ -107,7 +107,7 @@ class LogSource:
         return max((int(m) for m in found if m and re.fullmatch(r"[0-9]{1,6}", m)), default=None)
 
     def _stat(self) -> tuple[int, int]:
-        """Return which file the log is and how long."""
+        """Return the log's inode and size in bytes."""
         try:
             found = os.stat(self.path)
             return found.st_ino, found.st_size
@@ -117,7 +117,7 @@ class LogSource:
 
 @dataclass
 class GaugeSource:
-    """A Prometheus gauge, read again and again while the arm runs."""
+    """A Prometheus gauge, polled while the arm runs."""
 
     client: Client
     url: str
@@ -130,7 +130,7 @@ class GaugeSource:
         self.name = f"gauge {self.metric}"
 
     async def begin(self) -> None:
-        """Start to poll."""
+        """Start polling."""
         self._values.clear()
         self._task = asyncio.create_task(self._poll())
 
@@ -141,14 +141,14 @@ class GaugeSource:
             await asyncio.sleep(POLL_SECONDS)
 
     async def end(self, streams: Sequence[Stream]) -> int | None:
-        """Stop, and return the largest value that was seen."""
+        """Stop polling, and return the largest value."""
         assert self._task is not None
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
         most = max(self._values, default=None)
         if most is not None and (most != int(most) or not 0 <= most <= MAX_WIDTH):
-            raise BadResponse(f"the gauge {self.metric} told {most:g}, which is no width")
+            raise BadResponse(f"the gauge {self.metric} reports {most:g}, which is no width")
         return None if most is None else int(most)
 
 
@@ -166,26 +166,24 @@ class HistogramSource:
         self.name = f"histogram {self.metric}"
 
     async def begin(self) -> None:
-        """Read what was counted before."""
+        """Read the counts before the arm."""
         self._before = await self._read()
-        if not self._before[0]:  # what is counted later might be of long before
-            raise BadResponse(f"the histogram {quote_text(self.metric)} is no longer told")
+        if not self._before[0]:  # later counts might include earlier batches
+            raise BadResponse(f"the histogram {quote_text(self.metric)} has disappeared")
 
     async def _read(self) -> list[dict[Labels, float]]:
-        """Return buckets, sums, and when what counts them began, as far as that is told."""
+        """Return buckets, sums, and the start times of histogram and process, if reported."""
         page = await self.client.fetch_text(self.url)
         return [parse_samples(page, name) for name in (
             f"{self.metric}_bucket", f"{self.metric}_sum", f"{self.metric}_created",
             "process_start_time_seconds")]
 
     async def end(self, streams: Sequence[Stream]) -> int | None:
-        """Return the largest width that the steps since then prove."""
+        """Return the largest width that the steps since `begin` prove."""
         pairs = list(zip(self._before, await self._read(), strict=True))
         if any(before.get(key, value) != value for before, after in pairs[2:]
                for key, value in after.items()):
-            raise BadResponse(
-                "the metrics are those of a server that was started anew, or of another"
-            )
+            raise BadResponse("the metrics are of a restarted server, or of another server")
         buckets, sums = ({key: value - before.get(key, 0.0) for key, value in after.items()}
                          for before, after in pairs[:2])
         return widest_batch(buckets, sums)
@@ -193,7 +191,7 @@ class HistogramSource:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Where the user says that the evidence is; nothing named means: look for it."""
+    """The source of evidence that the user names; without one, `find_source` looks for it."""
 
     metrics_url: str | None = None
     metric: str | None = None
@@ -203,7 +201,7 @@ class SourceOptions:
 
 
 def check_options(named: SourceOptions) -> None:
-    """Refuse options that contradict each other; raise `SuiteError` with one sentence."""
+    """Raise `SuiteError` if the options are invalid or contradict each other."""
     kinds = [named.log_file, named.field, named.metric or named.metrics_url]
     if sum(kind is not None for kind in kinds) > 1:
         raise SuiteError("give one source of evidence: --log-file, --field or --metrics-url")
@@ -230,7 +228,7 @@ def _compile_pattern(text: str) -> re.Pattern[str]:
 
 
 async def find_source(named: SourceOptions, client: Client) -> Source:
-    """Return the evidence that was named or, where none was, what the server is known to have."""
+    """Return the named source or, without one, a metric of a known server."""
     check_options(named)
     if named.log_file is not None:
         return LogSource(named.log_file, _compile_pattern(named.pattern or DEFAULT_PATTERN))

@@ -1,6 +1,6 @@
-"""One streamed completion as a client saw it: tokens, when each came, and what went wrong.
+"""One streamed completion as a client received it: tokens, their times, and errors.
 
-What a server sends is hostile until it has been checked; `Reader` takes it apart within limits.
+A server's output is untrusted; `EventReader` parses it within limits.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ from falsifiers.witness.rules import quote_text
 MAX_EVENT_BYTES = 1 << 18
 MAX_STREAM_BYTES = 64 << 20
 MAX_COUNT = 1 << 31
-"""A larger number counts nothing."""
+"""A larger number is not read as a count."""
 MIN_LIVE_SHARE = 0.1
-"""A live stream's tokens come over at least this part of the request's time; a reply that is
-held back comes all at its end."""
+"""A live stream's tokens arrive over at least this share of the request's time; a buffered reply
+arrives at its end."""
 
 
 class BadResponse(Exception):
-    """An answer that cannot be used; the message is one clause."""
+    """A response that cannot be used; the message is one clause."""
 
 
 @dataclass(frozen=True)
 class Token:
-    """A token's name, with what the server said of its rivals."""
+    """A token's name, its log-probability, and those of other tokens in its place."""
 
     name: str
-    """The id where the server tells it, else the text."""
+    """The id if the server sends it, else the text."""
     logprob: float | None = None
     top: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
 class Stream:
-    """What came back for one request."""
+    """The response to one request."""
 
     started: float = 0.0
     ended: float = 0.0
     tokens: list[Token] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
-    """When each token came, on the client's clock."""
+    """When each token arrived, in seconds of the client's clock."""
     finish_reason: str | None = None
     reported_count: int | None = None
-    """How many tokens the server says it made."""
+    """The number of tokens that the server counts."""
     batch: int | None = None
-    """The largest batch that the response itself told of."""
+    """The largest batch that the response itself reports."""
     is_event_stream: bool = False
-    """The server declared a live stream: an event stream, by its content type."""
+    """Whether the content type declares an event stream."""
     status: int | None = None
-    """The status of an answer that refused the request."""
+    """The HTTP status, if the server refused the request."""
     trouble: str | None = None
-    """Why this is not a whole stream, if it is not."""
+    """Why the stream is incomplete or unusable, or None."""
 
     @property
     def names(self) -> list[str]:
@@ -64,14 +64,14 @@ class Stream:
 
     @property
     def is_live(self) -> bool:
-        """Tell whether the tokens came as they were made."""
+        """Whether the tokens arrived one after another, not buffered."""
         if not self.is_event_stream or len(self.times) < 2:
             return False
         return 0 < self.times[-1] - self.times[0] >= MIN_LIVE_SHARE * (self.ended - self.started)
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Return the tokens a second after the first to come, of a live stream alone."""
+        """Tokens a second after the first; None for a stream that is not live."""
         if not self.is_live:
             return None
         first, last = self.times[0], self.times[-1]
@@ -80,23 +80,23 @@ class Stream:
 
 @dataclass
 class EventReader:
-    """Takes a server-sent event stream apart and fills a `Stream`."""
+    """Parses a server-sent event stream and fills a `Stream`."""
 
     stream: Stream
     limit: int
-    """The tokens that were asked for."""
+    """The requested number of tokens."""
     path: Sequence[str] = ()
-    """Where in an event the server tells its batch, key by key."""
+    """The keys that lead to the batch size in an event."""
     done: bool = False
     texts: list[tuple[Token, float]] = field(default_factory=list)
-    """Texts that came without a token of their own."""
+    """Pieces of text without log-probabilities."""
     _rest: bytes = b""
     _data: list[bytes] = field(default_factory=list)
     _event_size: int = 0
     _size: int = 0
 
     def feed(self, raw: bytes, now: float) -> None:
-        """Take what one read brought; raise `Hostile` when it is no such stream."""
+        """Parse the bytes of one read; raise `BadResponse` if they are no event stream."""
         self._size += len(raw)
         if self._size > MAX_STREAM_BYTES:
             raise BadResponse(f"the stream is longer than {MAX_STREAM_BYTES >> 20} MiB")
@@ -121,9 +121,8 @@ class EventReader:
             return
         event = _parse_json(data)
         if event.get("error"):
-            raise BadResponse(
-                f"the server reported an error: {quote_text(error_text(event['error']))}"
-            )
+            raise BadResponse("the server reported an error: "
+                              f"{quote_text(error_text(event['error']))}")
         self._read_usage(event)
         choices = event.get("choices") or []
         if not isinstance(choices, list) or not all(isinstance(c, dict) for c in choices):
@@ -157,10 +156,10 @@ class EventReader:
             raise BadResponse(f"the server sent more than the {self.limit} tokens it was asked for")
 
     def end(self) -> None:
-        """Close the stream; raise `Hostile` when it is not whole or its tokens cannot be told."""
+        """Close the stream; raise `BadResponse` if it is incomplete or its tokens are unknown."""
         stream = self.stream
-        told = bool(stream.tokens)
-        if not told:
+        has_names = bool(stream.tokens)
+        if not has_names:
             stream.tokens = [token for token, _ in self.texts]
             stream.times = [time for _, time in self.texts]
         seen = len(stream.tokens)
@@ -169,15 +168,15 @@ class EventReader:
         counted = stream.reported_count
         if counted is None and stream.finish_reason == "length":
             counted = self.limit
-        if not told and counted is None:
-            raise BadResponse("the server tells neither its tokens nor their number")
-        # an end token is counted by some servers and sent by none
-        if counted is not None and counted - seen not in ((0, 1) if told else (0,)):
+        if not has_names and counted is None:
+            raise BadResponse("the server sends neither its tokens nor their number")
+        # some servers count an end token, but none sends it
+        if counted is not None and counted - seen not in ((0, 1) if has_names else (0,)):
             raise BadResponse(f"the stream shows {seen} tokens, but the server counts {counted}")
 
 
 def parse_tokens(logprobs: Any) -> Iterator[Token]:
-    """Yield an event's tokens from either form of `logprobs`: the older lists, or `content`."""
+    """Yield an event's tokens from `logprobs`, in its older form of lists or with `content`."""
     if not isinstance(logprobs, dict):
         return
     content = logprobs.get("content")
@@ -190,34 +189,34 @@ def parse_tokens(logprobs: Any) -> Iterator[Token]:
             return
         if not isinstance(names := logprobs.get("tokens") or [], list):
             raise TypeError
-        own, tops = (logprobs[key] if logprobs.get(key) is not None else [None] * len(names)
-                     for key in ("token_logprobs", "top_logprobs"))
-        for name, value, top in zip(names, own, tops, strict=True):
+        values, tops = (logprobs[key] if logprobs.get(key) is not None else [None] * len(names)
+                        for key in ("token_logprobs", "top_logprobs"))
+        for name, value, top in zip(names, values, tops, strict=True):
             yield Token(_format_token_name(name), _finite_or_none(value), {
-                rival: known for rival, told in (top or {}).items()
-                if (known := _finite_or_none(told)) is not None})
+                rival: known for rival, raw in (top or {}).items()
+                if (known := _finite_or_none(raw)) is not None})
     except (AttributeError, TypeError, ValueError):
         raise BadResponse("an event's logprobs are malformed") from None
 
 
 def error_text(error: Any) -> str:
-    """Return what an error says; empty where that is no word or number."""
-    told = error.get("message") if isinstance(error, dict) else error
-    return str(told) if isinstance(told, str | int | float) else ""
+    """Return an error's message, or an empty text if it is no string or number."""
+    message = error.get("message") if isinstance(error, dict) else error
+    return str(message) if isinstance(message, str | int | float) else ""
 
 
 def _token_name(entry: Mapping[str, Any]) -> str:
-    told = entry.get("id")
-    return _format_token_name(told if _is_count(told) else entry.get("token"))
+    number = entry.get("id")
+    return _format_token_name(number if _is_count(number) else entry.get("token"))
 
 
-def _format_token_name(told: Any) -> str:
-    """Return a token's name, a number for an id; raise `TypeError` for what names no token."""
-    if _is_count(told):
-        return f"#{told}"
-    if not isinstance(told, str):
+def _format_token_name(token: Any) -> str:
+    """Return a text, or `#` and an id; raise `TypeError` for anything else."""
+    if _is_count(token):
+        return f"#{token}"
+    if not isinstance(token, str):
         raise TypeError
-    return told
+    return token
 
 
 def _finite_or_none(value: Any) -> float | None:
@@ -225,7 +224,7 @@ def _finite_or_none(value: Any) -> float | None:
         return None
     try:
         return float(value) if math.isfinite(value) else None
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # an int that exceeds every float
         return None
 
 
@@ -237,9 +236,8 @@ def _parse_json(data: bytes) -> dict[str, Any]:
     try:
         event = json.loads(data)
     except (ValueError, RecursionError):
-        raise BadResponse(
-            f"an event is not JSON: {quote_text(data.decode('utf-8', 'replace'))}"
-        ) from None
+        raise BadResponse("an event is not JSON: "
+                          f"{quote_text(data.decode('utf-8', 'replace'))}") from None
     if not isinstance(event, dict):
         raise BadResponse("an event is not an object")
     return event

@@ -1,4 +1,4 @@
-"""Taking a witness: one prompt alone, then many requests at once, against one server."""
+"""Takes a witness of one server: one prompt by itself, then many requests at once."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from falsifiers.witness.stream import BadResponse, Stream
 
 PROMPT = "Write down, in plain words, how a river finds its way from a spring to the sea."
 REFUSAL_STATUSES = (400, 422)
-"""Statuses by which servers refuse a field that they do not know."""
+"""HTTP statuses by which servers refuse an unknown field."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked of the server."""
+    """The requests to send."""
 
     widths: tuple[int, ...] = (1, 4, 8, 16)
     prompt: str = PROMPT
     n_predict: int = 128
     declared_min: int = FLOOR
     replicates: int = 1
-    """How often each width's identical requests are sent; speeds are medians over them."""
+    """Repetitions of each width's identical requests; speeds are medians over them."""
     mixed: bool = True
-    """Whether different prompts are sent too, which alone show slots that are mixed up."""
+    """Whether to send different prompts too; only these show swapped slots."""
     identity: dict[str, Any] = field(default_factory=dict)
     """Host, commit, digests and versions, for the witness."""
 
@@ -42,7 +42,7 @@ class Plan:
 
 @dataclass
 class WitnessTaker:
-    """A witness in the making; `witness` is whole and honest after every step."""
+    """Takes the bands in turn; `witness` is valid after every band."""
 
     plan: Plan
     client: Client
@@ -51,7 +51,7 @@ class WitnessTaker:
     solo_streams: list[Stream] = field(default_factory=list)
 
     async def run(self, on_band: Callable[[dict[str, Any]], None]) -> None:
-        """Take every band, narrow first, and tell each as soon as it is known."""
+        """Take every band, narrow ones first, and call `on_band` with each."""
         reference, again = await self._reference()
         why = self._start_witness(reference, again)
         for c in sorted(set(self.plan.widths)):
@@ -67,10 +67,10 @@ class WitnessTaker:
             why = why or _why_unreachable(taken)
 
     async def _reference(self) -> tuple[Stream, Stream]:
-        """Return the witness prompt's stream alone, twice, in a form that the server takes."""
+        """Return two streams of the witness prompt by itself, in a form that the server accepts."""
         first = Stream()
-        for dialect in OMITTED_FIELDS:
-            self.client.omitted_fields = dialect
+        for fields in OMITTED_FIELDS:
+            self.client.omitted_fields = fields
             first = await self._complete(self.plan.prompt)
             if first.status not in REFUSAL_STATUSES:
                 break
@@ -80,7 +80,7 @@ class WitnessTaker:
         return await self.client.complete(prompt, self.plan.n_predict)
 
     def _start_witness(self, reference: Stream, again: Stream) -> str | None:
-        """Write what is known before the bands; return why no band can be measured, if so."""
+        """Store everything but the bands; return why no band can be measured, or None."""
         plan, at = self.plan, find_divergence(again, reference)
         unstable = at is not None and at < plan.declared_min
         trouble = reference.trouble or again.trouble
@@ -95,11 +95,12 @@ class WitnessTaker:
                           "self_divergence_at": at},
             "bands": []}
         if trouble:
-            return f"the prompt alone: {trouble}"
-        return f"the prompt alone parts from itself at token {at}" if unstable else None
+            return f"the prompt by itself: {trouble}"
+        return (f"the prompt by itself gives another token {at} the second time" if unstable
+                else None)
 
     async def _send_arms(self, taken: BandRun) -> None:
-        """Send the width's arms, until one shows that the server answers no more."""
+        """Send the arms of a width; stop if the server no longer answers."""
         c = taken.c
         wanted = [("identical", [-1] * c)] * self.plan.replicates
         if c > 1 and self.plan.mixed:
@@ -114,16 +115,11 @@ class WitnessTaker:
                 return
 
     async def _take_solos(self, count: int) -> bool:
-        """Take as many different prompts alone; return whether all came back."""
-        while len(self.solo_streams) < count and not (
-            self.solo_streams and self.solo_streams[-1].trouble
-        ):
-            self.solo_streams.append(
-                await self._complete(self.plan.prompt_variant(len(self.solo_streams)))
-            )
-        return len(self.solo_streams) >= count and not any(
-            s.trouble for s in self.solo_streams[:count]
-        )
+        """Send `count` different prompts, each by itself; return whether all were answered."""
+        streams = self.solo_streams
+        while len(streams) < count and not (streams and streams[-1].trouble):
+            streams.append(await self._complete(self.plan.prompt_variant(len(streams))))
+        return len(streams) >= count and not any(s.trouble for s in streams[:count])
 
     async def _send_arm(self, name: str, prompts: Sequence[int]) -> Arm:
         texts = [self.plan.prompt if p < 0 else self.plan.prompt_variant(p) for p in prompts]
@@ -143,7 +139,7 @@ class WitnessTaker:
 
 
 def _why_unreachable(taken: BandRun) -> str | None:
-    """Return why nothing more is to be had, when a whole arm got not one token."""
+    """Return why the server is unreachable, if the last arm got no token; else None."""
     if not taken.arms or any(stream.tokens for stream in taken.arms[-1].streams):
         return None
-    return f"the server answers no more: {taken.arms[-1].streams[0].trouble}"
+    return f"the server no longer answers: {taken.arms[-1].streams[0].trouble}"

@@ -1,22 +1,17 @@
-"""What a step cannot be faster than: the bytes it must move, and how fast this machine reads."""
+"""The bytes that a step must move, which bound its time from below."""
 
 from __future__ import annotations
 
-import platform
-import time
 from dataclasses import dataclass
 
 import torch
 
 from engine.model import Model
 
-HOST_BUFFER = 1 << 27
-"""Bytes that a host without a device is asked to read."""
-
 
 @dataclass(frozen=True)
 class StepBytes:
-    """Bytes that one step moves, by what they grow with."""
+    """Bytes that one step moves."""
 
     weights: int
     """Every matrix and vector once; a tied head is the embedding."""
@@ -27,20 +22,20 @@ class StepBytes:
 
 
 def step_bytes(model: Model) -> StepBytes:
-    """Return what a step of this model must move."""
+    """Return the bytes that a step of this model must move."""
     weights = model.weights
     matrices = [w for w in weights.matrices()
-                if w is not weights.embedding or w is weights.head]  # else a row is looked up
+                if w is not weights.embedding or w is weights.head]  # a step reads one row
     vectors = [v for layer in weights.layers for v in layer.vectors.values()]
-    one = model.new_pool(1, 1)
-    cache = sum(x.nbytes for kind in (one.k, one.v) for x in kind.values())
+    slot = model.new_pool(1, 1)
+    cache = sum(x.nbytes for kind in (slot.k, slot.v) for x in kind.values())
     read = sum(w.raw.nbytes for w in matrices) + sum(
         v.nbytes for v in (*vectors, weights.output_norm))
-    return StepBytes(read, one.nbytes - cache, cache)
+    return StepBytes(read, slot.nbytes - cache, cache)
 
 
 def describe_shape(model: Model) -> str:
-    """Return a model's shape in words."""
+    """Return a sentence with a model's shape, its size and its types."""
     c = model.config
     kinds: dict[str, int] = {}
     for weight in model.weights.matrices():
@@ -60,20 +55,3 @@ def wait_until_idle(model: Model) -> None:
     """Wait for the device to be idle."""
     if is_on_cuda(model):
         torch.cuda.synchronize()
-
-
-def device_name(device: str) -> str:
-    """Return the device's own name; a processor says that it is one."""
-    if device.startswith("cuda"):
-        return torch.cuda.get_device_name()
-    return f"CPU ({platform.machine()}, {torch.get_num_threads()} threads)"
-
-
-def measure_host_bandwidth() -> float:
-    """Return the bytes a second that torch reads on the host, the best of five sums."""
-    buffer, best = torch.ones(HOST_BUFFER // 8, dtype=torch.float64), float("inf")
-    for _ in range(5):
-        began = time.perf_counter()
-        buffer.sum()
-        best = min(best, time.perf_counter() - began)
-    return buffer.nbytes / best

@@ -1,5 +1,5 @@
 """P0: one scheduler serves many requests by steps over any engine of seven methods.
 
-It claims that c waiting requests form `Batch m=c`, and that slots are conserved, never shared,
-waited for in bounded time and released once for every ending, with each stream as it is alone.
+The claim: c waiting requests form `Batch m=c`. Slots are conserved, never shared, and released
+once for every ending. The wait for a slot is bounded. Each stream is the same as alone.
 """

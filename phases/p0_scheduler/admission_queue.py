@@ -1,4 +1,4 @@
-"""The scheduler's door: what other threads may do at any time, also while a step runs."""
+"""The thread-safe half of the scheduler: methods that may be called while a step runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ class AdmissionQueue:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._lock = threading.Lock()  # guards the jobs, their endings and _closed
-        self._requests: dict[
-            str, RequestState
-        ] = {}  # in order of submission, which is the order of admission
+        self._requests: dict[str, RequestState] = {}  # in order of submission and admission
         self._closed = ""
 
     @property
@@ -27,11 +25,11 @@ class AdmissionQueue:
 
     @property
     def close_reason(self) -> str:
-        """Why no more requests are taken; empty while they are."""
+        """Why requests are refused; empty while they are accepted."""
         return self._closed
 
     def submit(self, request: Request) -> None:
-        """Accept a request, or refuse it and keep nothing.
+        """Accept a request, or raise and store nothing.
 
         Raises `QueueFullError`, `ClosedError`, or `InputError` for one that cannot be served.
         """
@@ -40,9 +38,9 @@ class AdmissionQueue:
             self._requests[request.id] = RequestState(request)
 
     def cancel(self, id: str, reason: FromOutside = "cancel") -> bool:
-        """End a request from outside, wherever it is; False when it had ended already.
+        """End a request from outside, at any stage; return False if it had already ended.
 
-        No later step names it; what the running step samples for it is dropped.
+        No later step names it. A token that the running step samples for it is dropped.
         """
         with self._lock:
             job = self._requests.get(id)
@@ -54,7 +52,7 @@ class AdmissionQueue:
             self._mark_ended(job, reason)
 
     def close(self, why: str = "the server is shutting down") -> None:
-        """Take no more requests; those accepted are served. The first reason given stays."""
+        """Refuse further requests and serve the accepted ones; the first reason is stored."""
         with self._lock:
             self._closed = self._closed or why
 
@@ -65,15 +63,15 @@ class AdmissionQueue:
             raise ClosedError(f"request {request.id!r} is refused: {self._closed}")
         if context is not None and need > context:
             raise InputError(f"request {request.id!r} may need {need} tokens of context, "
-                             f"but a slot holds {context}")
+                             f"but a slot has {context}")
         if request.id in self._requests:
-            raise InputError(f"request {request.id!r} is served or waits already")
+            raise InputError(f"request {request.id!r} is already in the scheduler: use another id")
         if len(self._requests) >= most:
-            raise QueueFullError(f"request {request.id!r} is refused: {most} requests are served "
-                                 f"or wait already, which is the limit")
+            raise QueueFullError(f"request {request.id!r} is refused: the limit of {most} running "
+                                 f"and waiting requests is reached; send it again later")
 
     def _all_requests(self) -> list[RequestState]:
-        """Return every accepted request that was not reported as ended, the longest here first."""
+        """Return every accepted request whose end was not reported, the oldest first."""
         with self._lock:
             return list(self._requests.values())
 
@@ -81,7 +79,7 @@ class AdmissionQueue:
         return [job for job in self._all_requests() if job.seat is None and job.ending is None]
 
     def _mark_ended(self, job: RequestState, reason: Ending, detail: str = "") -> bool:
-        """Set a job's ending unless it has one; the next sweep acts on it."""
+        """Set a job's ending unless it has one; the next sweep releases it."""
         with self._lock:
             if job.ending is not None:
                 return False

@@ -1,4 +1,4 @@
-"""Situations the attacks put a scheduler into, and what is due in them."""
+"""Scenarios for the attacks on a scheduler, and their expected results."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ ENDINGS: tuple[Ending, ...] = ("eos", "length", "stop", "cancel", "disconnect", 
 
 
 def request_waves(seed: int, count: int) -> list[list[Request]]:
-    """Return ragged requests in the waves they arrive in, some waves empty, some with stops."""
+    """Return waves of requests of random sizes; some waves are empty, some requests have stops."""
     draw = random.Random(seed)
     result: list[list[Request]] = []
     for number in range(count):
-        one = make_request(
-            f"w{number}", draw.randint(1, 30), draw.randint(1, 12), draw.randrange(3)
-        )
+        one = make_request(f"w{number}", draw.randint(1, 30), draw.randint(1, 12),
+                           draw.randrange(3))
         if draw.random() < 0.4:
             one = with_stop_at(one, draw.randrange(one.limit))
         if draw.random() < 0.5 or not result:
@@ -41,37 +40,37 @@ def request_waves(seed: int, count: int) -> list[list[Request]]:
 
 
 def step_widths(run: Harness) -> list[int]:
-    """Step until idle; return the rows of each step, and hold the log to each change of them."""
+    """Step until idle and return the rows of each step; the log must report every change."""
     rows: list[int] = []
-    due: list[str] = []
+    expected: list[str] = []
     with capture_batch_log() as lines:
         while not run.scheduler.idle:
             run.step()
             rows.append(len(run.engine.steps()[-1].rows))
-            due += [f"Batch m={rows[-1]}"] if rows[-1:] != rows[-2:-1] else []
-            run.check_equal("log", lines, due, step=run.clock - 1)
+            expected += [f"Batch m={rows[-1]}"] if rows[-1:] != rows[-2:-1] else []
+            run.check_equal("log", lines, expected, step=run.clock - 1)
     return rows
 
 
 def expected_times(run: Harness, solo: Mapping[str, Served]) -> dict[str, tuple[int, int]]:
-    """Return the steps (seat, end) due to each request, from its time alone and the slots.
+    """Return the expected steps (seat, end) of each request, from its solo time and the slots.
 
-    The earliest slot to fall free goes to whoever waits longest, from the next step on.
+    The slot that is freed first goes to the longest waiting request, from the next step on.
     """
     free = [0] * run.settings.slots
-    due: dict[str, tuple[int, int]] = {}
+    expected: dict[str, tuple[int, int]] = {}
     for id in run.requests:
         seat = max(run.submitted_at[id], heapq.heappop(free))
         end = seat + solo[id].steps(run.settings.chunk) - 1
         heapq.heappush(free, end + 1)
-        due[id] = seat, end
-    return due
+        expected[id] = seat, end
+    return expected
 
 
 def run_to_endings(subject: Subject, judge: Judge, plan: Sequence[tuple[Ending, int]]) -> Harness:
     """Serve three requests in two slots, each to its planned ending at its planned token.
 
-    A cancel comes inside the step that samples that token, which would stop the request too.
+    A cancel arrives inside the step that samples the token, which is also a stop token.
     """
     requests = [make_request(f"r{number}", 3 + number, 30) for number in range(len(plan))]
     for number, (ending, at) in enumerate(plan):
@@ -89,9 +88,9 @@ def run_to_endings(subject: Subject, judge: Judge, plan: Sequence[tuple[Ending, 
     def during(call: EngineCall) -> None:
         for id, row in zip(call.ids, call.rows, strict=call.name == "decode_step"):
             one, ending, at = planned[id]
-            due = len(one.tokens) + at
-            if call.name == "decode_step" and run.engine.owners[row.slot].fed + row.count == due \
-                    and ending in ("cancel", "disconnect"):
+            expected = len(one.tokens) + at
+            if call.name == "decode_step" and ending in ("cancel", "disconnect") \
+                    and run.engine.owners[row.slot].fed + row.count == expected:
                 run.cancel(id, ending)
 
     run.engine.on_call = during
@@ -101,7 +100,7 @@ def run_to_endings(subject: Subject, judge: Judge, plan: Sequence[tuple[Ending, 
 
 
 def cancel_inside(run: Harness, name: str, nth: int, id: str) -> list[int]:
-    """Cancel a request inside the nth call of a name; return where in the log, once it came."""
+    """Cancel a request inside the nth call of a name; the list gets the call's place in the log."""
     seen: list[int] = []
     left = [nth]
 
@@ -116,8 +115,8 @@ def cancel_inside(run: Harness, name: str, nth: int, id: str) -> list[int]:
 
 
 def bring_to_stage(run: Harness, stage: str) -> str:
-    """Bring a request to a stage, beside others; return its id."""
-    run.submit(make_request("beside", 4, 12))
+    """Bring a request to a stage, next to others; return its id."""
+    run.submit(make_request("other", 4, 12))
     if stage == "waiting":
         run.submit(make_request("also", 4, 12), make_request("target", 4, 9))
         run.step(2)
@@ -138,7 +137,7 @@ def bring_to_stage(run: Harness, stage: str) -> str:
 
 
 def fail_nth_call(run: Harness, name: str, nth: int) -> Callable[[EngineCall], Exception | None]:
-    """Return trouble that makes the nth call of a name fail, once."""
+    """Return a `fail_call` that makes the nth call of a name fail, once."""
     left = [nth]
 
     def trouble(call: EngineCall) -> Exception | None:
@@ -151,13 +150,13 @@ def fail_nth_call(run: Harness, name: str, nth: int) -> Callable[[EngineCall], E
 
 
 def solo_failures(run: Harness) -> list[str]:
-    """Return the requests that were alone in a failed step or in a failed seating."""
+    """Return the requests that were the only one in a failed step or `add_slot`."""
     return [call.ids[0] for call in run.engine.log
             if call.failed and len(call.ids) == 1 and call.name in ("decode_step", "add_slot")]
 
 
 def fail_from_step(run: Harness, step: int) -> Callable[[EngineCall], Exception | None]:
-    """Return trouble that makes every step and reset fail from a step on."""
+    """Return a `fail_call` that makes every step and reset fail from a step on."""
     def trouble(call: EngineCall) -> Exception | None:
         dead = run.clock >= step and call.name in ("decode_step", "reset")
         return RuntimeError("the device is gone") if dead else None

@@ -28,7 +28,7 @@ class RequestStream:
         self._queue: SimpleQueue[Event] = SimpleQueue()
 
     def put(self, event: Event) -> None:
-        """Hand an event over; the engine thread does this."""
+        """Append an event; called on the engine thread."""
         self._queue.put(event)
 
     def get(self, timeout: float | None = None) -> Event:
@@ -36,7 +36,7 @@ class RequestStream:
         return self._queue.get(timeout=timeout)
 
     def cancel(self, reason: FromOutside = "cancel") -> bool:
-        """End the request from outside; False when it had ended already."""
+        """End the request from outside; return False if it had already ended."""
         return self._engine_loop.cancel(self.id, reason)
 
     def __iter__(self) -> Iterator[Event]:
@@ -48,7 +48,7 @@ class RequestStream:
 
 
 class EngineLoop:
-    """Steps a scheduler on a thread of its own for as long as there is work."""
+    """Steps a scheduler on its own thread while there is work."""
 
     def __init__(self, scheduler: Scheduler,
                  observe: Callable[[Counts], None] | None = None) -> None:
@@ -56,7 +56,7 @@ class EngineLoop:
         self.scheduler = scheduler
         self.error: BaseException | None = None
         self._on_step = observe
-        self._sinks_lock = threading.Lock()  # guards _sinks; held for no longer than a submit
+        self._sinks_lock = threading.Lock()  # guards _sinks; never locked during a step
         self._sinks: dict[str, EventSink] = {}
         self._wake = threading.Event()
         self._closing = False
@@ -64,24 +64,24 @@ class EngineLoop:
         self._thread.start()
 
     def send(self, request: Request, deliver: EventSink) -> None:
-        """Accept a request or raise as `Scheduler.submit`; `deliver` runs on the engine thread."""
+        """Accept a request or raise like `Scheduler.submit`; the engine thread calls `deliver`."""
         with self._sinks_lock:  # its first event must find the sink
             self.scheduler.submit(request)
             self._sinks[request.id] = deliver
         self._wake.set()
 
     def submit(self, request: Request) -> RequestStream:
-        """Accept a request and return its stream, or raise as `Scheduler.submit`."""
+        """Accept a request and return its stream, or raise like `Scheduler.submit`."""
         stream = RequestStream(request.id, self)
         self.send(request, stream.put)
         return stream
 
     def cancel(self, id: str, reason: FromOutside = "cancel") -> bool:
-        """End a request from outside within a step; False when it had ended already."""
+        """End a request from outside within one step; return False if it had already ended."""
         return self.scheduler.cancel(id, reason)
 
     def close(self, grace: float | None = None) -> None:
-        """Serve what was accepted, for at most `grace` seconds, cancel the rest, clean up."""
+        """Serve the accepted requests for at most `grace` seconds, cancel the rest, clean up."""
         self.scheduler.close()
         self._closing = True
         self._wake.set()
@@ -101,7 +101,7 @@ class EngineLoop:
             while not (self._closing and self.scheduler.idle):
                 self._step_once()
             self._dispatch(self.scheduler.drain())
-        except BaseException as error:  # nobody may wait for ever on a thread that is gone
+        except BaseException as error:  # no caller may wait for ever
             log.exception("the engine thread died")
             self._fail_all(error)
 
@@ -110,7 +110,7 @@ class EngineLoop:
             self._wake.wait()
             self._wake.clear()
         events = self.scheduler.step()
-        if self._on_step is not None:  # first, so that who hears of an end finds it counted
+        if self._on_step is not None:  # before delivery, so that a delivered end is counted
             self._on_step(self.scheduler.counts)
         self._dispatch(events)
 
@@ -123,7 +123,7 @@ class EngineLoop:
                 self._deliver_event(deliver, event)
 
     def _deliver_event(self, deliver: EventSink, event: Event) -> None:
-        """Deliver an event; a caller whose sink fails is gone, and nobody else notices."""
+        """Deliver an event; if the sink raises, cancel its request as a disconnect."""
         try:
             deliver(event)
         except Exception:

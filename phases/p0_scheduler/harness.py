@@ -1,4 +1,4 @@
-"""What the attacks share: a scheduler stepped over the mock, watched, and held to the laws."""
+"""The harness of the attacks: a scheduler over the mock engine, with checks of every event."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from phases.p0_scheduler.request_state import Settings
 
 SEATING_CALLS = ("start_batch", "add_slot")
 MAX_STEPS = 20_000
-"""Steps after which a run counts as stuck; the largest attack needs a quarter."""
+"""Steps after which a run counts as stuck; four times what the largest attack needs."""
 
 
 def make_prompt(id: str, length: int) -> tuple[int, ...]:
-    """Return a prompt that no other id shares."""
+    """Return a pseudo-random prompt, different for every id and length."""
     draw = random.Random(f"{id}/{length}")
     return tuple(draw.randrange(8, 50_000) for _ in range(length))
 
 
 def make_request(id: str, length: int, limit: int, sampler: int = 0) -> Request:
-    """Return a request with a prompt of its own and no stop ids."""
+    """Return a request with its own prompt and no stop ids."""
     return Request(id, make_prompt(id, length), limit, frozenset(), sampler)
 
 
 class Harness:
-    """One scheduler over one mock engine, with all its events in order of steps."""
+    """One scheduler over one mock engine; stores and checks its events."""
 
     def __init__(self, subject: Subject, judge: Judge, *, slots: int, queue: int = 64,
                  chunk: int = 8, context: int | None = None, seed: int = 0,
@@ -45,14 +45,14 @@ class Harness:
         self.engine = MockEngine(slots, seed=seed)
         self.scheduler = self.stack.scheduler(self.engine, self.settings)
         self._scheduler_step, self._step_count = self.scheduler.step, 0
-        self.scheduler.step = self._step_bounded  # so that no loop over steps is endless
+        self.scheduler.step = self._step_bounded  # ends endless loops
         self.requests: dict[str, Request] = {}
         self.streams: dict[str, list[Emitted]] = {}
         self.ended: dict[str, Ended] = {}
         self.ended_at: dict[str, int] = {}
         self.submitted_at: dict[str, int] = {}
         self.cancelled_at: dict[str, int] = {}
-        """Requests that were cancelled, and the step from which only their end may be heard."""
+        """By cancelled request, the step from which only its end event is allowed."""
 
     @property
     def clock(self) -> int:
@@ -68,26 +68,26 @@ class Harness:
             self.submitted_at[one.id] = self.clock
 
     def cancel(self, id: str, reason: str = "cancel") -> bool:
-        """Cancel; from now on the request must be silent if that was taken."""
-        taken = bool(self.scheduler.cancel(id, reason))
-        if taken:  # the tokens of a step are handed out before its slots are released
+        """Cancel a request; if accepted, it must get no further token."""
+        accepted = bool(self.scheduler.cancel(id, reason))
+        if accepted:  # a step's tokens are delivered before its slots are released
             self.cancelled_at[id] = self.clock + (self.engine.current_call == "recycle_slot")
-        return taken
+        return accepted
 
     def step(self, times: int = 1) -> None:
-        """Step and hold every event to its place in its stream."""
+        """Step and check every event."""
         for _ in range(times):
             self.check_events(self.scheduler.step())
             self.engine.clock += 1
 
     def expect_refusal(self, bad: Request | tuple[str, int, int], error: type[InputError],
-                told: str) -> None:
-        """Hold a request, or the (id, length, limit) of one, to be refused in words with `told`."""
+                       words: str) -> None:
+        """Expect a request, or the (id, length, limit) of one, to be refused with `words`."""
         try:
             self.scheduler.submit(bad if isinstance(bad, Request) else make_request(*bad))
         except InputError as refusal:
             self.check_equal("refusal", type(refusal), error)
-            self.law(told in str(refusal), f"a refusal says {str(refusal)!r}, without {told!r}")
+            self.law(words in str(refusal), f"a refusal is {str(refusal)!r}, without {words!r}")
         else:
             self.law(False, f"request {bad} was accepted")
 
@@ -101,17 +101,17 @@ class Harness:
         return [id for id in self.requests if id not in self.ended]
 
     def law(self, holds: bool, sentence: str, **where: int | str) -> None:
-        """Hold a law through the judge."""
+        """Report a broken law to the judge unless `holds`."""
         self.judge.law(holds, sentence, rung="law", **where)
 
     def check_equal(self, name: str, got: object, want: object, **where: int | str) -> None:
-        """Hold a value to its peer, in the suite's words."""
+        """Compare a value with the expected one."""
         place = ", ".join(f"{key} {value}" for key, value in where.items())
         at = f"{name}[{place}]" if place else name
         self.law(got == want, f"{at}={got}, but should be {want}", **where)
 
     def check_events(self, events: Sequence[Event]) -> None:
-        """Hold events to their places in their streams, and keep them."""
+        """Check the order of events in their streams, and store them."""
         for event in events:
             self._check_event(event)
 
@@ -119,7 +119,7 @@ class Harness:
         self._step_count += 1
         if self._step_count > MAX_STEPS:
             self.law(False, f"the scheduler is stuck: {self.waiting()} have not ended after "
-                            f"{MAX_STEPS} steps")
+                     f"{MAX_STEPS} steps")
         events: list[Event] = self._scheduler_step()
         return events
 
@@ -138,37 +138,35 @@ class Harness:
     # The laws.
 
     def check_accounting(self) -> None:
-        """Hold an idle run to its books: every slot free, each admission released once."""
+        """Check an idle run's counters: every slot is free, each admission was released once."""
         wrong = self.engine.violations
         self.law(not wrong, f"the engine was misused: {', '.join(wrong[:1])}")
         self.check_equal("requests without an end", self.waiting(), [])
-        self.check_equal(
-            "free slots", sorted(self.engine.free_slots), list(range(self.settings.slots))
-        )
+        self.check_equal("free slots", sorted(self.engine.free_slots),
+                         list(range(self.settings.slots)))
         for tenant in self.engine.tenants:
-            self.check_equal(
-                "releases", tenant.released, 1, request=tenant.request.id, slot=tenant.slot
-            )
+            self.check_equal("releases", tenant.released, 1, request=tenant.request.id,
+                             slot=tenant.slot)
         counts = self.scheduler.counts
         self.check_equal("counted as live or waiting", (counts.live, counts.waiting), (0, 0))
         self.check_equal("counted admissions", counts.admitted, len(self.engine.tenants))
         self.check_equal("counted releases", counts.released, len(self.engine.tenants))
         self.check_equal("counted endings", sum(counts.ended.values()), len(self.requests))
         self.check_equal("counted rows", counts.formed,
-                  max((len(call.rows) for call in self.engine.steps()), default=0))
+                         max((len(call.rows) for call in self.engine.steps()), default=0))
 
     def check_all(self, but: Sequence[str] = ()) -> dict[str, Served]:
-        """Hold an idle run to its books and its streams; `but` may have ended early."""
+        """Check an idle run's counters and streams; requests in `but` may have ended early."""
         self.check_accounting()
         return self.check_streams_equal_solo(but)
 
     def serve_solo(self) -> dict[str, Served]:
-        """Serve every accepted request alone, one after another."""
+        """Serve every accepted request by itself, one after another."""
         served = self.stack.serial(MockEngine(1), list(self.requests.values()), self.eos)
         return {one.request.id: one for one in served}
 
     def check_streams_equal_solo(self, but: Sequence[str] = ()) -> dict[str, Served]:
-        """Hold every stream and ending to the request's own alone; `but` may end early."""
+        """Compare every stream and ending with the request run alone; `but` may end early."""
         solo = self.serve_solo()
         for id, served in solo.items():
             got, want = without_slots(self.streams[id]), without_slots(served.emitted)
@@ -183,13 +181,12 @@ class Harness:
 
     def seated_at(self, id: str) -> int:
         """Return the step in which a request was first given a slot."""
-        return next(
-            call.clock for call in self.engine.calls_naming(id) if call.name in SEATING_CALLS
-        )
+        return next(call.clock for call in self.engine.calls_naming(id)
+                    if call.name in SEATING_CALLS)
 
 
 def without_slots(emitted: Sequence[Emitted]) -> list[tuple[object, ...]]:
-    """Return tokens with their log-probs, without the slot, which may differ."""
+    """Return tokens with log-probs but without the slot, which may differ."""
     return [(one.token, one.logprob, one.top) for one in emitted]
 
 
@@ -204,16 +201,16 @@ def with_stop_at(one: Request, at: int) -> Request:
 
 @dataclass
 class FailAfterTokens:
-    """Trouble for a mock: steps fail that would take a request beyond its number of tokens."""
+    """A `fail_call` for the mock: a step fails if it feeds a request more than its limit."""
 
     engine: MockEngine
     token_limits: dict[str, int]
-    """By request; a negative number makes its seating fail instead."""
+    """By request; a negative number makes its `add_slot` fail instead."""
     names_row: bool = False
-    """Whether the engine says whose row it was."""
+    """Whether the error names the row."""
 
     def __call__(self, call: EngineCall) -> Exception | None:
-        """Return what the call must raise, if anything."""
+        """Return the error that the call raises, or None."""
         for id, row in itertools.zip_longest(call.ids, call.rows):
             most = self.token_limits.get(id)
             if most is None:
@@ -228,7 +225,7 @@ class FailAfterTokens:
 
 @contextmanager
 def capture_batch_log() -> Iterator[list[str]]:
-    """Collect what the logger `rowtwin.scheduler` says at level INFO and above."""
+    """Collect the messages of the logger `rowtwin.scheduler` at level INFO and above."""
     lines: list[str] = []
     logger = logging.getLogger("rowtwin.scheduler")
     handler = logging.Handler()

@@ -1,9 +1,9 @@
-"""A recording engine that does no inference and forgives nothing.
+"""A mock engine that does no inference and records every protocol violation.
 
-A token is a pure function of the tokens its own slot was fed, of their order and of the sampler,
-so a request's stream in any company must be its stream alone. Every call is checked against the
-protocol and logged; what a step computes lands in the slots only when its answer was read to the
-end, in whoever's slot that is by then, as a copy still in flight would.
+A token is a pure function of the tokens fed to its slot, their order and the sampler, so a
+request's stream must not depend on other requests. Every call is checked against the protocol and
+logged. A step's results are written to the slots only when its answer was read to the end, whoever
+owns those slots by then, like an asynchronous copy.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from phases.p0_scheduler.protocol import Emitted, Request, Row, Seat
 
 VOCAB = 1_000_003
 POISON = 0x7FF8_0000_DEAD_BEEF
-"""The state of a slot nobody owns, and of every slot after a failed step."""
+"""The state of a free slot, and of every slot after a failed step."""
 
 
 def next_state(state: int, token: int) -> int:
@@ -34,7 +34,7 @@ def sample_token(state: int, slot: int, sampler: object) -> Emitted:
 
 
 def prompt_state(tokens: Sequence[int]) -> int:
-    """Return the state after a prompt, from nothing."""
+    """Return the state after a prompt."""
     state = 1
     for token in tokens:
         state = next_state(state, token)
@@ -51,7 +51,7 @@ class EngineCall:
     rows: tuple[Row, ...] = ()
     """The plan of a step; the slots, with count 0, of other calls."""
     clock: int = 0
-    """The scheduler's step it came in, as far as the test tells the engine."""
+    """The scheduler step of the call, as set by the test."""
     failed: bool = False
 
 
@@ -63,10 +63,10 @@ class Tenant:
     slot: int
     prefilled: int
     fed: int = 0
-    """Tokens its state holds, sampled ones included."""
+    """Tokens in its state, including sampled ones."""
     last_token: int = -1
     released: int = 0
-    """How often its slot was freed; once is right."""
+    """How often its slot was freed; exactly once is correct."""
 
     @property
     def prompt_left(self) -> int:
@@ -93,16 +93,16 @@ class MockEngine:
     slots: int
     seed: int = 0
     on_call: Callable[[EngineCall], None] | None = None
-    """Called inside every call, before it takes effect: where a cancel may arrive."""
+    """Called inside every engine call, before it takes effect; a test may cancel here."""
     fail_call: Callable[[EngineCall], Exception | None] | None = None
     """Returns what a call raises instead of working."""
     reuse_length: Callable[[Request], int] | None = None
-    """How many prompt tokens a new seat holds already."""
+    """Returns how many prompt tokens are already in a new slot's state."""
     clock: int = 0
     log: list[EngineCall] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     tenants: list[Tenant] = field(default_factory=list)
-    """Everyone who ever had a slot."""
+    """Every request that ever had a slot."""
 
     def __post_init__(self) -> None:
         self.free_slots = list(range(self.slots))
@@ -124,19 +124,19 @@ class MockEngine:
             state = next_state(state, emitted.token)
 
     def start_batch(self, requests: Sequence[Request]) -> list[Seat]:
-        """Seat all of them in an engine that has no tenant."""
-        self._check_protocol(not requests, "start_batch was called for nobody")
+        """Give every request a slot; no slot may be taken before."""
+        self._check_protocol(not requests, "start_batch was called without requests")
         self._check_protocol(bool(self.owners), "start_batch was called while slots were taken")
         self._begin_call(EngineCall("start_batch", tuple(request.id for request in requests)))
         return [self._assign_slot(request) for request in requests]
 
     def add_slot(self, request: Request) -> Seat:
-        """Seat one in a free slot, the one freed last before others."""
+        """Give a request the slot that was freed last."""
         self._begin_call(EngineCall("add_slot", (request.id,)))
         return self._assign_slot(request)
 
     def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
-        """Feed every row and sample; the states land once the answer was read."""
+        """Feed every row and sample; the states are written once the answer was read."""
         rows = tuple(plan)
         self._check_plan(rows)
         self._current_plan = rows
@@ -160,31 +160,29 @@ class MockEngine:
         self._check_protocol(slot not in self.owners, f"slot {slot} was released, but has no owner")
         early = slot in [row.slot for row in self._current_plan] and (
             self._in_flight is not None or self.current_call == "decode_step")
-        self._check_protocol(
-            early, f"slot {slot} was released before the step that names it was read"
-        )
+        self._check_protocol(early,
+                             f"slot {slot} was released before the step that names it was read")
         self._begin_call(EngineCall("recycle_slot", self._owner_ids((row,)), (row,)), quiet=early)
         if slot in self.owners:
             self._vacate(slot)
 
     def cleanup(self) -> None:
-        """End; no slot may be taken."""
+        """End the engine; no slot may be taken."""
         self._check_protocol(bool(self.owners), "cleanup was called while slots were taken")
         self._failed = False
         self._begin_call(EngineCall("cleanup"))
         self._cleaned_up = True
 
     def reset(self) -> None:
-        """Free every slot; a step in flight is void."""
+        """Free every slot and drop a step in flight."""
         self._failed, self._in_flight, self._current_plan = False, None, ()
-        self._begin_call(
-            EngineCall("reset", tuple(tenant.request.id for tenant in self.owners.values()))
-        )
+        self._begin_call(EngineCall("reset",
+                                    tuple(tenant.request.id for tenant in self.owners.values())))
         for slot in list(self.owners):
             self._vacate(slot)
 
     def steps(self) -> list[EngineCall]:
-        """Return the steps that worked, in order."""
+        """Return the successful steps, in order."""
         return [call for call in self.log if call.name == "decode_step" and not call.failed]
 
     def calls_naming(self, id: str) -> list[EngineCall]:
@@ -192,7 +190,7 @@ class MockEngine:
         return [call for call in self.log if id in call.ids]
 
     def computed_tokens(self, id: str) -> int:
-        """Return how many tokens of a request the steps that worked computed."""
+        """Return how many tokens of a request the successful steps computed."""
         return sum(row.count for call in self.steps()
                    for name, row in zip(call.ids, call.rows, strict=True) if name == id)
 
@@ -201,22 +199,18 @@ class MockEngine:
             self.violations.append(f"{sentence} (call {len(self.log)})")
 
     def _begin_call(self, call: EngineCall, quiet: bool = False) -> None:
-        """Log a call, let the test act inside it, and raise what the test wants raised."""
+        """Log a call, run `on_call` inside it, and raise what `fail_call` returns."""
         here = threading.get_ident()
         self._thread = self._thread or here
         self._check_protocol(here != self._thread, f"{call.name} was called from a second thread")
         self._check_protocol(self._cleaned_up, f"{call.name} was called after cleanup")
-        self._check_protocol(
-            self._failed, f"{call.name} was called after a failed step, before reset"
-        )
+        self._check_protocol(self._failed,
+                             f"{call.name} was called after a failed step, before reset")
         if not quiet:
-            self._check_protocol(
-                bool(self.current_call), f"{call.name} was called inside {self.current_call}"
-            )
-            self._check_protocol(
-                self._in_flight is not None,
-                f"{call.name} was called before the step in flight was read",
-            )
+            self._check_protocol(bool(self.current_call),
+                                 f"{call.name} was called inside {self.current_call}")
+            self._check_protocol(self._in_flight is not None,
+                                 f"{call.name} was called before the step in flight was read")
         outer, self.current_call = self.current_call, call.name
         call = replace(call, clock=self.clock)
         at = len(self.log)
@@ -237,24 +231,24 @@ class MockEngine:
                      for row in rows)
 
     def _check_plan(self, rows: Sequence[Row]) -> None:
-        """Hold a plan to the protocol: owned slots, each once, counts that fit the prompt."""
+        """Check a plan: owned slots, each once, with counts that fit the prompt."""
         self._check_protocol(not rows, "decode_step was called with no row")
         slots = [row.slot for row in rows]
         self._check_protocol(len(set(slots)) < len(slots), f"slots {slots} are not distinct")
         for row in rows:
             tenant = self.owners.get(row.slot)
-            self._check_protocol(
-                tenant is None, f"a step names slot {row.slot}, which has no owner"
-            )
+            self._check_protocol(tenant is None,
+                                 f"a step names slot {row.slot}, which has no owner")
             if tenant is not None:
                 most = tenant.prompt_left or 1
-                self._check_protocol(not 1 <= row.count <= most, f"slot {row.slot} was asked for "
-                                                        f"{row.count} tokens, but has {most}")
+                self._check_protocol(not 1 <= row.count <= most,
+                                     f"slot {row.slot} was planned with {row.count} tokens, "
+                                     f"but has {most}")
 
     def _assign_slot(self, request: Request) -> Seat:
         names = [tenant.request.id for tenant in self.owners.values()]
-        self._check_protocol(request.id in names, f"request {request.id!r} was seated twice")
-        self._check_protocol(not self.free_slots, "a seat was asked for, but every slot is taken")
+        self._check_protocol(request.id in names, f"request {request.id!r} got two slots")
+        self._check_protocol(not self.free_slots, "a request was added, but every slot is taken")
         if not self.free_slots:
             raise RuntimeError("no slot is free")
         slot = self.free_slots.pop()
@@ -276,8 +270,8 @@ class MockEngine:
         return state
 
     def _write_states(self, flight: object, fed: Sequence[tuple[Tenant, int]]) -> None:
-        """Write what a step computed into its slots, whoever owns them by now."""
-        if self._in_flight is not flight:  # read twice, or void since a reset
+        """Write a step's states into its slots, whoever owns them by now."""
+        if self._in_flight is not flight:  # read twice, or dropped by a reset
             return
         self._in_flight, self._current_plan = None, ()
         for tenant, state in fed:

@@ -1,7 +1,7 @@
-"""What passes between the engine, the scheduler and those who wait for tokens.
+"""Types passed between the engine, the scheduler and its callers.
 
-An engine holds slots and samples; it never decides that a request has ended. The scheduler
-decides, and is the only one to call the engine.
+An engine owns slots and samples tokens; it never decides that a request has ended. The scheduler
+decides, and is the only caller of the engine.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ FromOutside = Literal["cancel", "disconnect", "stop"]
 
 
 class QueueFullError(InputError):
-    """The request is refused now and may be sent again later; nothing was kept of it."""
+    """The queue is full; nothing was stored, and the request may be sent again later."""
 
 
 class ClosedError(InputError):
-    """The scheduler takes no more requests."""
+    """The scheduler is closed and accepts no more requests."""
 
 
 class RowError(Exception):
@@ -34,18 +34,18 @@ class RowError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one caller wants; refuses an empty prompt and a limit below one."""
+    """One request; raises `InputError` for an empty prompt and for a limit below 1."""
 
     id: str
     """Unique among the requests now in the scheduler."""
     tokens: tuple[int, ...]
     """The prompt."""
     limit: int
-    """The most tokens to emit, a stop token included."""
+    """Maximum number of tokens to emit, including a stop token."""
     stop_ids: frozenset[int] = frozenset()
-    """Tokens that end the request once emitted; without the end-of-text ids, those are ignored."""
+    """Tokens that end the request when emitted; end-of-text ids end it only if listed here."""
     sampler: Any = None
-    """The engine's own business; the scheduler hands it through."""
+    """Sampling options; the scheduler passes them to the engine unread."""
 
     def __post_init__(self) -> None:
         if not self.tokens:
@@ -56,11 +56,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A slot taken for a request."""
+    """The slot that a request got."""
 
     slot: int
     reused: int = 0
-    """How many prompt tokens the slot's state already holds; fewer than the prompt has."""
+    """Prompt tokens already in the slot's state; fewer than the prompt has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +71,16 @@ class Emitted:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest (token, log-probability) pairs, best first."""
+    """The most likely (token, log-probability) pairs, best first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a step: how many tokens of that slot it computes."""
+    """One row of a step: a slot and how many of its tokens to compute."""
 
     slot: int
     count: int
-    """A prefill chunk's length while the prompt lasts, then 1."""
+    """The length of a prefill chunk; 1 after the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,41 +100,41 @@ class Ended:
     id: str
     reason: Ending
     reused: int = 0
-    """Prompt tokens that were not computed because the slot's state held them."""
+    """Prompt tokens that were not computed because they were in the slot's state."""
     detail: str = ""
-    """What went wrong, for the reason `error`."""
+    """The error message, for the reason `error`."""
 
 
 Event = Token | Ended
 
 
 class BatchEngine(Protocol):
-    """Seven methods; all but `run_single` are called by one thread, never one inside another."""
+    """Seven methods; one thread calls all but `run_single`, never one inside another."""
 
     def run_single(self, request: Request) -> Iterator[Emitted]:
-        """Yield the request's tokens alone and without end; a generator, freed by `close()`."""
+        """Yield the request's tokens, run alone and without end; `close()` frees the generator."""
 
     def start_batch(self, requests: Sequence[Request]) -> list[Seat]:
-        """Take a slot for each request while no slot is taken; first chunks follow in a step.
+        """Take a slot for each request while no slot is taken; a later step computes the chunks.
 
-        Returns the seats in the order of the requests. An engine that raises has taken none.
+        Returns the seats in the order of the requests. If it raises, no slot is taken.
         """
 
     def add_slot(self, request: Request) -> Seat:
-        """Take a slot for a request that joins others; an engine that raises has taken none."""
+        """Take a slot for a request that joins others; if it raises, no slot is taken."""
 
     def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
-        """Compute every row, and sample one token for each row that has its whole prompt.
+        """Compute every row, and sample one token for each row whose prompt is complete.
 
-        The answer may come in any order, and may still be in flight: the slots it names are
-        written to until it was read to its end. After a raise only `reset` may follow.
+        The answer may be in any order, and may still be in flight: its slots may be written until
+        it was read to its end. After an error only `reset` may follow.
         """
 
     def recycle_slot(self, slot: int) -> None:
-        """Free a slot; its next tenant must find nothing of this one."""
+        """Free a slot; the next request must not see this one's state."""
 
     def cleanup(self) -> None:
-        """Give back what the engine holds; the last call it gets."""
+        """Free the engine's memory; the last call it gets."""
 
     def reset(self) -> None:
-        """Free every slot after an error, whatever state they are in."""
+        """Free every slot after an error, in whatever state it is."""

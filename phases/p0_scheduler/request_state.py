@@ -1,4 +1,4 @@
-"""The scheduler's own records: its settings, a request on its way, and what was counted."""
+"""The scheduler's records: settings, the state of a request, and counters."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from phases.p0_scheduler.protocol import Ending, Request, Seat
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a scheduler is told once; refuses numbers that cannot work."""
+    """A scheduler's settings; raises `InputError` for numbers out of range."""
 
     slots: int
-    """How many requests run at once: the engine's slots, without any it keeps as padding."""
+    """Requests that run at once: the engine's slots, not counting padding."""
     queue: int
-    """How many more may wait; the next one is refused."""
+    """Requests that may wait; the next one is refused."""
     chunk: int
-    """The most prompt tokens of one row in one step, so a step has at most slots x chunk."""
+    """Maximum prompt tokens of one row in a step; a step has at most slots * chunk tokens."""
     context: int | None = None
-    """How many tokens a slot holds; a request that could need more is refused."""
+    """Tokens that fit a slot; a request that may need more is refused."""
     eos: frozenset[int] = frozenset()
-    """Which stop ids are called `eos` when they end a request; they stop only who asks for it."""
+    """Stop ids that are reported as `eos`; they end only requests that list them."""
 
     def __post_init__(self) -> None:
         for name, value, least in (("slots", self.slots, 1), ("queue", self.queue, 0),
@@ -40,25 +40,25 @@ class RequestState:
     prefilled: int = 0
     """Prompt tokens in the slot's state."""
     sampled: int = 0
-    """Tokens sampled since it was seated; below len(tokens) while a lost slot is replayed."""
+    """Tokens sampled since it got its slot; below len(tokens) during a replay."""
     tokens: list[int] = field(default_factory=list)
-    """Every token that was handed out."""
+    """Every token that was delivered."""
     ending: Ending | None = None
     """Set once, by whichever ending comes first."""
     detail: str = ""
     reused: int = 0
-    """Prompt tokens its newest seat held already."""
+    """Prompt tokens that were already in its newest slot's state."""
     failed_at: int = -1
-    """Its progress when a step with several rows failed, until it is known not to be at fault."""
+    """Its progress when a step of several rows failed; -1 when no such step is pending."""
 
     @property
     def progress(self) -> int:
-        """How many tokens it has got through since it was seated."""
+        """Tokens prefilled and sampled since it got its slot."""
         return self.prefilled + self.sampled
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it must pass the point of the failure alone before it shares a step again."""
+        """Whether it must run alone past the point of failure before it shares a step again."""
         return self.progress <= self.failed_at
 
     @property
@@ -67,31 +67,31 @@ class RequestState:
         return len(self.request.tokens) - self.prefilled
 
     def assign_seat(self, seat: Seat) -> None:
-        """Begin in a slot, behind what its state holds; what was handed out stays so."""
+        """Start in a slot, after the reused tokens; delivered tokens stay delivered."""
         self.seat, self.sampled = seat, 0
         self.prefilled = self.reused = seat.reused
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """A snapshot for metrics and for accounts that must balance."""
+    """A snapshot of the counters, for metrics and checks."""
 
     waiting: int
-    """Accepted and not seated."""
+    """Accepted requests without a slot."""
     live: int
-    """Slots taken now."""
+    """Slots in use."""
     batch: int
     """Rows of the newest step."""
     formed: int
     """The largest batch so far."""
     steps: int
     admitted: int
-    """Seats taken."""
+    """Slots assigned."""
     released: int
-    """Seats given back, one by one or by a reset."""
+    """Slots released, one by one or by a reset."""
     prefilled: int
     """Prompt tokens computed."""
     reused: int
-    """Prompt tokens not computed because a slot held them."""
+    """Prompt tokens not computed because they were in the slot's state."""
     ended: Mapping[str, int]
     """Endings by reason."""

@@ -1,14 +1,15 @@
 """Continuous batching over a `BatchEngine`: requests join and leave between steps.
 
-A step seats the longest waiting requests in the free slots, then gives every live slot one row:
-a prefill chunk while its prompt lasts, one token after that. So nobody's pace depends on anybody
-else: once seated, a request with n prompt tokens to compute and k tokens to emit ends after
-ceil(n / chunk) + k - 1 steps, and the head of the queue waits only for the next slot to be freed.
+A step gives the free slots to the requests that waited longest. Then every live slot gets one row:
+a prefill chunk while its prompt lasts, one token after that. So no request slows another: with n
+prompt tokens to compute and k tokens to emit, a request ends ceil(n / chunk) + k - 1 steps after
+it got its slot. The head of the queue waits only for the next free slot.
 
-Everything that happens, happens in `step`: `cancel` marks, and the next sweep releases the slot
-and reports the ending. When an engine fails, its slots are worth nothing: it is reset and every
-request is replayed from its prompt without handing out a token twice. A request alone in the
-failing step is at fault and ends with `error`; several are first taken alone past that point.
+All work happens in `step`: `cancel` marks a request, and the next sweep releases its slot and
+reports its end. When an engine call fails, every slot's state is invalid: the engine is reset, and
+every request is replayed from its prompt without delivering a token twice. A request that was the
+only row of the failing step ends with `error`. After a failing step of several rows, each of its
+requests first runs by itself past that point.
 """
 
 from __future__ import annotations
@@ -32,17 +33,17 @@ from phases.p0_scheduler.protocol import (
 from phases.p0_scheduler.request_state import Counts, RequestState, Settings
 
 log = logging.getLogger("rowtwin.scheduler")
-log.addHandler(logging.NullHandler())  # who wants the lines adds a handler; nobody gets them twice
+log.addHandler(logging.NullHandler())
 
 
 class EngineError(Exception):
-    """The engine answered what its protocol rules out."""
+    """The engine's answer violates the protocol."""
 
 
 class Scheduler(AdmissionQueue):
-    """Decides who runs and when each request ends; the engine computes and samples.
+    """Decides which requests run and when each ends; the engine computes and samples.
 
-    `step`, `drain` and `counts` belong to one thread, what `Desk` has to all.
+    One thread calls `step`, `drain` and `counts`; any thread may call the `AdmissionQueue` methods.
     """
 
     def __init__(self, engine: BatchEngine, settings: Settings) -> None:
@@ -57,17 +58,14 @@ class Scheduler(AdmissionQueue):
 
     @property
     def counts(self) -> Counts:
-        """What was counted so far."""
+        """The counters so far."""
         names = ("batch", "formed", "steps", "admitted", "released", "prefilled", "reused")
-        return Counts(
-            waiting=len(self._waiting_requests()),
-            live=len(self._live),
-            ended=dict(self._ended_counts),
-            **{name: self._counters[name] for name in names},
-        )
+        return Counts(waiting=len(self._waiting_requests()), live=len(self._live),
+                      ended=dict(self._ended_counts),
+                      **{name: self._counters[name] for name in names})
 
     def step(self) -> list[Event]:
-        """Do one step and return what happened since the last one, in order."""
+        """Do one step and return the events since the last one, in order."""
         self._release_ended()
         self._admit()
         plan = self._plan_step()
@@ -78,7 +76,7 @@ class Scheduler(AdmissionQueue):
         return events
 
     def drain(self) -> list[Event]:
-        """Close, serve what was accepted to its end, and clean the engine up, once."""
+        """Close, serve every accepted request to its end, and clean the engine up once."""
         self.close()
         events: list[Event] = []
         while not self.idle:
@@ -88,10 +86,10 @@ class Scheduler(AdmissionQueue):
             self.engine.cleanup()
         return events
 
-    # Seating.
+    # Admission.
 
     def _next_requests(self) -> list[RequestState]:
-        """Return whom to seat now: the longest waiting, as many as there are free slots."""
+        """Return the requests that get a slot now: the longest waiting, one for each free slot."""
         return self._waiting_requests()[:self.settings.slots - len(self._live)]
 
     def _admit(self) -> None:
@@ -104,7 +102,7 @@ class Scheduler(AdmissionQueue):
     def _start_batch(self, jobs: Sequence[RequestState]) -> None:
         try:
             seats = self.engine.start_batch([job.request for job in jobs])
-        except Exception:  # it took no slot; one at a time shows whose request it was
+        except Exception:  # no slot was taken; adding one at a time shows which request fails
             self._add_to_batch(jobs)
             return
         try:
@@ -117,13 +115,13 @@ class Scheduler(AdmissionQueue):
 
     def _add_to_batch(self, jobs: Sequence[RequestState]) -> None:
         for job in jobs:
-            if job.ending is not None:  # cancelled while another one was seated
+            if job.ending is not None:  # cancelled during another request's add_slot
                 continue
             try:
                 self._assign_slot(job, self.engine.add_slot(job.request))
             except EngineError as error:
                 self._recover(error, culprits=[job])
-            except Exception as error:  # it took no slot, so nobody else is touched
+            except Exception as error:  # no slot was taken, so no other request is affected
                 self._mark_ended(job, "error", _format_error(error))
 
     def _assign_slot(self, job: RequestState, seat: Seat) -> None:
@@ -140,7 +138,7 @@ class Scheduler(AdmissionQueue):
     # Running.
 
     def _plan_step(self) -> list[Row]:
-        """Return a row for every live slot, or the one row of a suspect that must go alone."""
+        """Return a row for every live slot, or only the row of a suspect that must run alone."""
         jobs = [(slot, job) for slot, job in self._live.items() if job.ending is None]
         alone = [(slot, job) for slot, job in jobs if job.is_suspect][:1]
         return [Row(slot, self._token_count(job)) for slot, job in alone or jobs]
@@ -149,7 +147,7 @@ class Scheduler(AdmissionQueue):
         return min(job.prompt_left, self.settings.chunk) if job.prompt_left else 1
 
     def _run_step(self, plan: Sequence[Row]) -> bool:
-        """Do one engine step; return whether it worked."""
+        """Do one engine step; return False if it failed."""
         try:
             emitted = self._read_answer(plan, self.engine.decode_step(plan))
         except Exception as error:
@@ -160,12 +158,12 @@ class Scheduler(AdmissionQueue):
         return True
 
     def _read_answer(self, plan: Sequence[Row], answer: Iterable[Emitted]) -> dict[int, Emitted]:
-        """Read a step's answer to its end, by slot; only then may a slot it names be released."""
+        """Return a step's answer by slot, read to its end; only then may its slots be released."""
         emitted = list(answer)
-        due = sorted(row.slot for row in plan if self._live[row.slot].prompt_left <= row.count)
-        if sorted(one.slot for one in emitted) != due:
+        expected = sorted(row.slot for row in plan if self._live[row.slot].prompt_left <= row.count)
+        if sorted(one.slot for one in emitted) != expected:
             raise EngineError(f"the engine answered for slots {[one.slot for one in emitted]}, "
-                              f"but should for {due}")
+                              f"but should for {expected}")
         return {one.slot: one for one in emitted}
 
     def _advance(self, job: RequestState, row: Row, emitted: Emitted | None) -> None:
@@ -187,17 +185,14 @@ class Scheduler(AdmissionQueue):
             self._mark_ended(job, reason)
 
     def _check_replay(self, job: RequestState, token: int, before: int) -> None:
-        """Hold a replayed token to the one that was handed out before the engine failed."""
+        """Compare a replayed token with the one delivered before the engine failed."""
         if token != before:
-            self._mark_ended(
-                job,
-                "error",
-                f"token {job.sampled - 1} is {token} in the replay after an "
-                f"engine error, but {before} was handed out",
-            )
+            self._mark_ended(job, "error",
+                             f"token {job.sampled - 1} is {token} in the replay after an "
+                             f"engine error, but {before} was delivered before")
 
     def _end_reason(self, job: RequestState, token: int) -> Ending | None:
-        """Return how the newest token ends its request, if it does; stopping beats length."""
+        """Return how the newest token ends its request, or None; a stop takes precedence."""
         if token in job.request.stop_ids:
             return "eos" if token in self.settings.eos else "stop"
         return "length" if len(job.tokens) >= job.request.limit else None
@@ -209,12 +204,12 @@ class Scheduler(AdmissionQueue):
             self._counters["formed"] = max(self._counters["formed"], rows)
             if rows != self._logged_width:
                 log.info("Batch m=%d", rows)
-        self._logged_width = rows if self._live else 0  # after a pause the same width is news again
+        self._logged_width = rows if self._live else 0  # after a pause, log again
 
     # Ending.
 
     def _release_ended(self) -> None:
-        """Release and report every request that was marked, the longest here first."""
+        """Release and report every marked request, the oldest first."""
         for job in self._all_requests():
             if job.ending is not None:
                 self._release_slot(job)
@@ -239,7 +234,7 @@ class Scheduler(AdmissionQueue):
     # After an engine error.
 
     def _handle_step_error(self, plan: Sequence[Row], error: Exception) -> None:
-        """Recover from a failed step: the row it names, or a single row, is at fault."""
+        """Recover from a failed step; the row it names, or its only row, is at fault."""
         jobs = {row.slot: self._live[row.slot] for row in plan}
         if isinstance(error, RowError) and error.slot in jobs:
             self._recover(error, culprits=[jobs[error.slot]])
@@ -250,10 +245,9 @@ class Scheduler(AdmissionQueue):
 
     def _recover(self, error: Exception, culprits: Sequence[RequestState] = (),
                  suspects: Sequence[RequestState] = ()) -> None:
-        """End the culprits, take every slot back and let the others start over."""
-        log.warning(
-            "engine error with %d requests seated: %s", len(self._live), _format_error(error)
-        )
+        """End the culprits, reset the engine and replay the other requests."""
+        log.warning("engine error with %d live requests: %s", len(self._live),
+                    _format_error(error))
         for job in culprits:
             self._mark_ended(job, "error", _format_error(error))
         for job in self._live.values():

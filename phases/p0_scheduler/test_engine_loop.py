@@ -1,4 +1,4 @@
-"""The driver thread: who is told what, and how it ends."""
+"""The engine thread: which events callers get, and how it ends."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ UNREACHED_LIMIT = 10**9
 
 
 def make_engine_loop(engine: MockEngine, queue: int = 8) -> EngineLoop:
-    """Return a running driver over an engine."""
+    """Return a running engine loop over an engine."""
     return EngineLoop(Scheduler(engine, Settings(slots=engine.slots, queue=queue, chunk=4)))
 
 
 def read_to_end(stream: RequestStream) -> list[Event]:
-    """Read a stream to its end, and not for ever."""
+    """Read a stream to its end, with a timeout."""
     events = [stream.get(10)]
     while not isinstance(events[-1], Ended):
         events.append(stream.get(10))
@@ -42,9 +42,7 @@ def test_stream_ends_with_its_end() -> None:
     engine = MockEngine(2)
     with make_engine_loop(engine) as driver:
         events = read_to_end(driver.submit(make_request("a", 3, 4)))
-        again = read_to_end(
-            driver.submit(make_request("a", 3, 4))
-        )  # after a pause, and with the same id
+        again = read_to_end(driver.submit(make_request("a", 3, 4)))  # after a pause, same id
     assert [event.id for event in events] == ["a"] * 5
     assert events[-1] == Ended("a", "length")
     assert events == again
@@ -52,10 +50,10 @@ def test_stream_ends_with_its_end() -> None:
     assert driver.error is None
 
 
-def test_refusals_reach_the_caller_and_leave_the_first_stream_alone() -> None:
+def test_refusals_reach_the_caller_and_do_not_affect_the_first_stream() -> None:
     with make_engine_loop(MockEngine(1), queue=0) as driver:
         first = driver.submit(make_request("a", 3, UNREACHED_LIMIT))
-        with pytest.raises(InputError, match="served or waits"):
+        with pytest.raises(InputError, match="already in the scheduler"):
             driver.submit(make_request("a", 3, 4))
         with pytest.raises(QueueFullError):
             driver.submit(make_request("b", 3, 4))
@@ -66,7 +64,7 @@ def test_refusals_reach_the_caller_and_leave_the_first_stream_alone() -> None:
         assert not first.cancel()
 
 
-def test_a_caller_whose_sink_fails_is_gone_and_nobody_else_notices() -> None:
+def test_a_failing_sink_cancels_only_its_own_request() -> None:
     seen: list[Event] = []
 
     def sink(event: Event) -> None:
@@ -83,7 +81,7 @@ def test_a_caller_whose_sink_fails_is_gone_and_nobody_else_notices() -> None:
     assert sorted(engine.free_slots) == [0, 1]
 
 
-def test_a_dying_thread_tells_everyone_and_takes_no_more() -> None:
+def test_a_dying_thread_ends_every_stream_and_refuses_new_requests() -> None:
     class Broken(Scheduler):
         def _plan_step(self) -> list[object]:  # type: ignore[override]
             raise MemoryError("no room")
@@ -99,7 +97,7 @@ def test_a_dying_thread_tells_everyone_and_takes_no_more() -> None:
     assert isinstance(driver.error, MemoryError)
 
 
-def test_close_serves_what_was_accepted() -> None:
+def test_close_serves_accepted_requests() -> None:
     driver = make_engine_loop(MockEngine(1))
     streams = [driver.submit(make_request(f"r{number}", 3, 4)) for number in range(4)]
     driver.close()
@@ -110,7 +108,7 @@ def test_close_serves_what_was_accepted() -> None:
         driver.submit(make_request("late", 3, 4))
 
 
-def test_a_closing_driver_takes_no_more_while_it_serves() -> None:
+def test_a_closing_engine_loop_refuses_requests_while_it_serves() -> None:
     engine, inside, go_on = MockEngine(1), threading.Event(), threading.Event()
 
     def during(call: EngineCall) -> None:
@@ -132,7 +130,7 @@ def test_a_closing_driver_takes_no_more_while_it_serves() -> None:
     assert engine.log[-1].name == "cleanup"
 
 
-def test_close_with_a_grace_cancels_what_is_left() -> None:
+def test_close_with_a_grace_cancels_the_remaining_requests() -> None:
     engine = MockEngine(1)
     driver = make_engine_loop(engine)
     streams = [driver.submit(make_request(f"r{number}", 3, UNREACHED_LIMIT)) for number in range(2)]

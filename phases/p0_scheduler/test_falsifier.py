@@ -1,4 +1,4 @@
-"""The attack on P0: schedules over a strict recording engine, each stream against its own alone."""
+"""The falsifiers of P0: schedules over a strict mock engine, each stream compared with solo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from phases.p0_scheduler.state_machine import Histories, run_histories
 def test_batch_forms_at_every_width(case: Case, subject: Subject, judge: Judge) -> None:
     c, run = case["c"], Harness(subject, judge, slots=case["c"])
     lengths = [5 if case["prompts"] == "equal" else 1 + 7 * i % 30 for i in range(c)]
-    for arm in "ab":  # the second arm finds the same width again after a pause
+    for arm in "ab":  # the second arm has the same width again after a pause
         run.submit(*(make_request(f"{arm}{i}", n, 6) for i, n in enumerate(lengths)))
         rows = attacks.step_widths(run)
         run.check_equal("m_formed", max(rows), c)
@@ -33,10 +33,10 @@ def test_slots_are_conserved_and_never_shared(case: Case, subject: Subject, judg
     for wave in attacks.request_waves(case["seed"], case["requests"]):
         run.submit(*wave)
         run.step()
-        taken = sorted(run.engine.owners)
-        run.check_equal("free and taken slots", sorted(run.engine.free_slots + taken),
-                 list(range(case["slots"])))
-        run.check_equal("slots counted as taken", run.scheduler.counts.live, len(taken))
+        occupied = sorted(run.engine.owners)
+        run.check_equal("free and taken slots", sorted(run.engine.free_slots + occupied),
+                        list(range(case["slots"])))
+        run.check_equal("slots counted as taken", run.scheduler.counts.live, len(occupied))
     run.run_until_idle()
     run.check_all()
 
@@ -75,18 +75,13 @@ def test_reuse_waits_for_the_step_to_be_read(case: Case, subject: Subject, judge
     seen = attacks.cancel_inside(run, case["inside"], case["nth"], who)
     run.submit(make_request("a", 12, 30), make_request("b", 3, 2))
     run.step()
-    run.submit(
-        make_request("c", 9, 9),
-        make_request("d", 20, 9),
-        make_request("e", 4, 9),
-        make_request("f", 4, 9),
-    )
+    run.submit(make_request("c", 9, 9), make_request("d", 20, 9), make_request("e", 4, 9),
+               make_request("f", 4, 9))
     run.run_until_idle()
-    run.law(bool(seen), f"no {case['inside']} came in which to cancel")
+    run.law(bool(seen), f"there was no {case['inside']} call in which to cancel")
     after = [call.name for call in run.engine.log[seen[0]:] if who in call.ids]
-    run.check_equal(
-        "calls naming the cancelled request", [n for n in after if n != "recycle_slot"], []
-    )
+    run.check_equal("calls naming the cancelled request", [n for n in after if n != "recycle_slot"],
+                    [])
     run.check_equal("reason", run.ended[who].reason, "cancel")
     run.check_all(but=[who])
 
@@ -98,16 +93,10 @@ def test_token_budgets_are_exact(case: Case, subject: Subject, judge: Judge) -> 
         run.step(case["join"])
         run.submit(make_request("b", length, limit))
         run.run_until_idle()
-        run.check_equal(
-            "tokens emitted", len(run.streams["b"]), limit, request="b", join=case["join"]
-        )
-        run.check_equal(
-            "tokens computed",
-            run.engine.computed_tokens("b"),
-            length + limit - 1,
-            request="b",
-            join=case["join"],
-        )
+        run.check_equal("tokens emitted", len(run.streams["b"]), limit, request="b",
+                        join=case["join"])
+        run.check_equal("tokens computed", run.engine.computed_tokens("b"), length + limit - 1,
+                        request="b", join=case["join"])
         run.check_equal("tokens emitted", len(run.streams["a"]), 40, request="a", join=case["join"])
         run.check_accounting()
 
@@ -147,9 +136,8 @@ def test_prefill_never_waits_for_others(case: Case, subject: Subject, judge: Jud
     run.step(6)
     run.check_equal("step of the seat", run.seated_at("short"), start, request="short")
     run.check_equal("step of the end", run.ended_at.get("short"), start + 4, request="short")
-    run.check_equal(
-        "tokens after its sixth chunk", len(run.streams["middling"]), 1, request="middling"
-    )
+    run.check_equal("tokens after its sixth chunk", len(run.streams["middling"]), 1,
+                    request="middling")
     run.run_until_idle()
     run.check_equal("step of the end", run.ended_at["prefills"], 128, request="prefills")
     run.check_all()
@@ -158,31 +146,32 @@ def test_prefill_never_waits_for_others(case: Case, subject: Subject, judge: Jud
 def test_admission_is_first_come_first_served(case: Case, subject: Subject, judge: Judge) -> None:
     draw, run = random.Random(case["seed"]), Harness(subject, judge, slots=case["slots"], queue=200)
     engine = run.engine
-    for number in range(60):  # newcomers never stop, some far shorter than those who wait
+    for number in range(60):  # requests keep arriving, some far shorter than the waiting ones
         run.submit(make_request(f"n{number}", draw.choice((1, 2, 40)), draw.randint(1, 6)))
         for _ in range(draw.randrange(2)):
             seated = len(engine.tenants)
-            due = min(len(engine.free_slots), len(run.requests) - seated)
+            expected = min(len(engine.free_slots), len(run.requests) - seated)
             run.step()
-            run.check_equal("seats taken", len(engine.tenants) - seated, due, step=run.clock - 1)
+            run.check_equal("seats taken", len(engine.tenants) - seated, expected,
+                            step=run.clock - 1)
     run.run_until_idle()
     run.check_equal("order of admission", [tenant.request.id for tenant in engine.tenants],
-             list(run.requests))
+                    list(run.requests))
     run.check_accounting()
 
 
 def test_cancel_ends_at_every_stage(case: Case, subject: Subject, judge: Judge) -> None:
     run = Harness(subject, judge, slots=2, chunk=8)
     target = attacks.bring_to_stage(run, case["stage"])
-    asked = run.clock
-    run.check_equal("cancel taken", run.cancel(target, case["reason"]), True, request=target)
-    run.check_equal("cancel taken twice", run.cancel(target, case["reason"]), False, request=target)
-    run.check_equal("cancel of nobody taken", run.cancel("nobody"), False)
+    start = run.clock
+    for ok in (True, False):
+        run.check_equal("cancel accepted", run.cancel(target, case["reason"]), ok, request=target)
+    run.check_equal("cancel of an unknown request accepted", run.cancel("nobody"), False)
     seen, seated = len(run.engine.log), bool(run.engine.calls_naming(target))
     run.step()
-    run.check_equal("step of the end", run.ended_at.get(target), asked, request=target)
+    run.check_equal("step of the end", run.ended_at.get(target), start, request=target)
     run.check_equal("reason", run.ended[target].reason, case["reason"], request=target)
-    run.check_equal("cancel taken after the end", run.cancel(target), False, request=target)
+    run.check_equal("cancel accepted after the end", run.cancel(target), False, request=target)
     run.run_until_idle()
     late = [call.name for call in run.engine.log[seen:] if target in call.ids]
     run.check_equal("calls after the cancel", late, ["recycle_slot"] if seated else [])
@@ -200,7 +189,7 @@ def test_errors_stay_with_their_request(case: Case, subject: Subject, judge: Jud
     run.check_streams_equal_solo(but=sorted(bad))
     for id in bad:
         run.check_equal("reason", run.ended[id].reason, "error", request=id)
-        run.law(id in run.ended[id].detail, f"the error of {id!r} tells {run.ended[id].detail!r}")
+        run.law(id in run.ended[id].detail, f"the error of {id!r} is {run.ended[id].detail!r}")
     resets = sum(call.name == "reset" for call in run.engine.log)
     run.law(resets <= case["resets"] * len(bad), f"{resets} resets for {len(bad)} culprits")
     run.check_accounting()
@@ -233,7 +222,7 @@ def test_a_full_queue_refuses_and_keeps_others(case: Case, subject: Subject, jud
     for _ in range(2):
         run.expect_refusal(make_request("more", 4, 2), QueueFullError, str(most))
         run.step()
-    run.submit(make_request("more", 4, 2))  # the first has ended, so there is room for one
+    run.submit(make_request("more", 4, 2))  # the first has ended, so one more fits
     run.expect_refusal(make_request("again", 4, 2), QueueFullError, str(most))
     run.run_until_idle()
     run.check_all()
@@ -260,10 +249,10 @@ def test_bad_requests_change_nothing(case: Case, subject: Subject, judge: Judge)
     run.submit(make_request("a", 4, 17), make_request("b", 20, 1))  # each needs all 20 tokens
     run.step(case["join"])
     calls, counts = len(run.engine.log), run.scheduler.counts
-    for bad, told in ((("c", 5, 17), "21"), (("c", 21, 1), "21"), (("c", 0, 1), "empty"),
-                      (("c", 1, 0), "limit 0"), (("c", 1, -3), "limit -3"),
-                      (("a", 2, 2), "'a'"), (("b", 2, 2), "'b'")):
-        run.expect_refusal(bad, InputError, told)
+    for bad, words in ((("c", 5, 17), "21"), (("c", 21, 1), "21"), (("c", 0, 1), "empty"),
+                       (("c", 1, 0), "limit 0"), (("c", 1, -3), "limit -3"), (("a", 2, 2), "'a'"),
+                       (("b", 2, 2), "'b'")):
+        run.expect_refusal(bad, InputError, words)
     run.check_equal("calls to the engine", len(run.engine.log), calls)
     run.check_equal("counts", run.scheduler.counts, counts)
     run.run_until_idle()
@@ -294,23 +283,18 @@ def test_reused_tokens_are_skipped(case: Case, subject: Subject, judge: Judge) -
     run.run_until_idle()
     for id, one in run.requests.items():
         reused = min(case["reused"], len(one.tokens) - 1)
-        run.check_equal(
-            "tokens computed",
-            run.engine.computed_tokens(id),
-            len(one.tokens) - reused + 3 - 1,
-            request=id,
-        )
-        run.check_equal("tokens told to be reused", run.ended[id].reused, reused, request=id)
+        run.check_equal("tokens computed", run.engine.computed_tokens(id),
+                        len(one.tokens) - reused + 3 - 1, request=id)
+        run.check_equal("reported reuse", run.ended[id].reused, reused, request=id)
     counts, prompts = run.scheduler.counts, sum(len(r.tokens) for r in run.requests.values())
     run.check_equal("counted prompt tokens", counts.prefilled + counts.reused, prompts)
     run.check_all()
 
 
 def test_threads_get_their_own_streams(case: Case, subject: Subject, judge: Judge) -> None:
-    load = thread_load.ThreadLoad(subject, judge, clients=case["clients"], slots=case["slots"],
-                        seed=case["seed"])
+    clients, slots, seed = case["clients"], case["slots"], case["seed"]
+    load = thread_load.ThreadLoad(subject, judge, clients=clients, slots=slots, seed=seed)
     load.serve()
-    load.harness.check_all(but=load.cancelled_ids)
-    judge.engaged(
-        m_formed=load.harness.scheduler.counts.formed, requests=len(load.harness.requests)
-    )
+    run = load.harness
+    run.check_all(but=load.cancelled_ids)
+    judge.engaged(m_formed=run.scheduler.counts.formed, requests=len(run.requests))

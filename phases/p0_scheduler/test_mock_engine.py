@@ -1,4 +1,4 @@
-"""The recording engine against its misuse: what it must notice, and what it must not."""
+"""The mock engine: which calls it must record as violations, and which not."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def run_step(engine: MockEngine, *rows: tuple[int, int]) -> list[Emitted]:
 
 
 MISUSES = {
-    "was called for nobody": "reset, start",
+    "was called without requests": "reset, start",
     "while slots were taken": "recycle a, start a",
     "every slot is taken": "add c",
-    "was seated twice": "recycle a, add b",
+    "got two slots": "recycle a, add b",
     "with no row": "step",
     "are not distinct": "step a1 a1",
     "which has no owner": "recycle a, step a1",
-    "was asked for 6 tokens, but has 5": "step a6",
-    "was asked for 0 tokens": "step a0",
-    "was asked for 2 tokens, but has 1": "step a5, step a2",
+    "was planned with 6 tokens, but has 5": "step a6",
+    "was planned with 0 tokens": "step a0",
+    "was planned with 2 tokens, but has 1": "step a5, step a2",
     "was released, but has no owner": "recycle a, recycle a",
     "before the step that names it was read": "launch a1, recycle a",
     "before the step in flight was read": "launch a1, step b1",
@@ -47,7 +47,7 @@ MISUSES = {
 
 
 def play_moves(moves: str) -> MockEngine:
-    """Make calls in words; a step's rows are a slot's first owner and a count."""
+    """Make the calls in `moves`; a row of a step is a slot's first owner and a count."""
     engine, *slots = make_seated_engine()
     slot = dict(zip("ab", slots, strict=True))
     who = {"a": A, "b": B, "c": make_request("c", 1, 1)}
@@ -72,11 +72,11 @@ def play_moves(moves: str) -> MockEngine:
 
 
 @pytest.mark.parametrize("sentence", MISUSES)
-def test_misuse_is_noticed(sentence: str) -> None:
+def test_misuse_is_recorded(sentence: str) -> None:
     assert sentence in play_moves(MISUSES[sentence]).violations[0]
 
 
-def test_right_use_is_not_blamed() -> None:
+def test_correct_use_records_no_violation() -> None:
     engine, a, b = make_seated_engine()
     assert run_step(engine, (a, 5), (b, 2))[0].slot == a
     assert {one.slot for one in run_step(engine, (b, 1), (a, 1))} == {a, b}
@@ -89,7 +89,7 @@ def test_right_use_is_not_blamed() -> None:
     assert [tenant.released for tenant in engine.tenants] == [1, 1, 1]
 
 
-def test_stream_is_the_requests_own_in_any_company() -> None:
+def test_stream_does_not_depend_on_other_requests() -> None:
     engine, a, b = make_seated_engine()
     got = [one.token for one in run_step(engine, (b, 3), (a, 2)) if one.slot == b]
     run_step(engine, (a, 3))
@@ -105,7 +105,7 @@ def test_stream_depends_on_every_input(other: Any) -> None:
     assert all(x.token != y.token for x, y in zip(tokens, others, strict=True))
 
 
-def test_late_write_lands_in_whoever_owns_the_slot() -> None:
+def test_late_write_changes_the_slots_next_owner() -> None:
     engine, a, _ = make_seated_engine()
     late = engine.decode_step([Row(a, 5)])
     engine.recycle_slot(a)
@@ -115,7 +115,7 @@ def test_late_write_lands_in_whoever_owns_the_slot() -> None:
     assert engine.state[a] != before
 
 
-def test_call_inside_a_call_and_from_another_thread_is_noticed() -> None:
+def test_call_inside_a_call_and_from_another_thread_is_recorded() -> None:
     engine, a, b = make_seated_engine()
     engine.on_call = lambda call: None if call.name == "recycle_slot" else engine.recycle_slot(b)
     run_step(engine, (a, 1))
@@ -126,7 +126,7 @@ def test_call_inside_a_call_and_from_another_thread_is_noticed() -> None:
     assert "from a second thread" in engine.violations[0]
 
 
-def test_after_a_failed_step_only_reset_is_right() -> None:
+def test_after_a_failed_step_only_reset_is_allowed() -> None:
     engine, a, _ = make_seated_engine()
     engine.fail_call = lambda call: RuntimeError("no") if call.name == "decode_step" else None
     with pytest.raises(RuntimeError, match="no"):

@@ -1,4 +1,4 @@
-"""The scheduler where the contract's attacks do not reach: a lying engine, and its own records."""
+"""The scheduler beyond the contract: engines that break the protocol, and the counters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tokens_of(events: Sequence[Event], id: str) -> list[int]:
 
 
 def fail_next_call(name: str) -> Callable[[EngineCall], Exception | None]:
-    """Return trouble that makes the next call of a name fail, once."""
+    """Return a `fail_call` that makes the next call of a name fail, once."""
     left = [RuntimeError("no")]
     return lambda call: left.pop() if left and call.name == name else None
 
@@ -43,27 +43,26 @@ def make_scheduler(engine: Any, slots: int = 3) -> Scheduler:
     return scheduler
 
 
-class LyingEngine(MockEngine):
-    """A mock whose third answer, seats at a start, or prompts after a reset are changed."""
+class TamperedEngine(MockEngine):
+    """A mock with a changed third answer, changed seats, or changed prompts after a reset."""
 
     change_answer: Callable[[list[Emitted]], list[Emitted]] = list
     change_seats: Callable[[list[Seat]], list[Seat]] = list
     change_prompt: Callable[[Request], Request] | None = None
 
     def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
-        """Answer, and lie in the third step."""
-        told = super().decode_step(plan)
-        return self.change_answer(list(told)) if len(self.steps()) == 3 else told
+        """Do a step; change the answer of the third."""
+        answer = super().decode_step(plan)
+        return self.change_answer(list(answer)) if len(self.steps()) == 3 else answer
 
     def start_batch(self, requests: Sequence[Request]) -> list[Seat]:
-        """Give seats, and lie about them."""
+        """Start a batch and change the seats."""
         return self.change_seats(super().start_batch(requests))
 
     def _assign_slot(self, request: Request) -> Seat:
-        lies = self.change_prompt is not None and any(call.name == "reset" for call in self.log)
-        return super()._assign_slot(
-            self.change_prompt(request) if lies and self.change_prompt else request
-        )
+        if self.change_prompt is not None and any(call.name == "reset" for call in self.log):
+            request = self.change_prompt(request)
+        return super()._assign_slot(request)
 
 
 @pytest.mark.parametrize("change", [
@@ -73,7 +72,7 @@ class LyingEngine(MockEngine):
     lambda answer: [Emitted(99, 1, 0.0), *answer[1:]],
 ])
 def test_answer_for_other_rows_is_an_engine_error_and_is_replayed(change: Any) -> None:
-    engine = LyingEngine(3)
+    engine = TamperedEngine(3)
     engine.change_answer = change
     events = make_scheduler(engine).drain()
     honest = make_scheduler(MockEngine(3)).drain()
@@ -83,24 +82,24 @@ def test_answer_for_other_rows_is_an_engine_error_and_is_replayed(change: Any) -
         assert ends_by_request(events)[id].reason == "length"
 
 
-@pytest.mark.parametrize(("seats", "told"), [
+@pytest.mark.parametrize(("seats", "message"), [
     (lambda seats: seats[1:], "2 seats to 3 requests"),
     (lambda seats: [seats[0], seats[0], seats[2]], "to two requests"),
     (lambda seats: [Seat(seats[0].slot, 3), *seats[1:]], "reused 3 tokens of a prompt of 3"),
     (lambda seats: [Seat(seats[0].slot, -1), *seats[1:]], "reused -1 tokens"),
 ])
-def test_seats_that_cannot_be_end_those_who_were_seated(seats: Any, told: str) -> None:
-    engine = LyingEngine(3)
+def test_impossible_seats_end_their_requests_with_an_error(seats: Any, message: str) -> None:
+    engine = TamperedEngine(3)
     engine.change_seats = seats
     scheduler = make_scheduler(engine)
     ended = ends_by_request(scheduler.step())
     assert {end.reason for end in ended.values()} == {"error"}
-    assert all(told in end.detail for end in ended.values())
+    assert all(message in end.detail for end in ended.values())
     assert scheduler.counts.admitted == scheduler.counts.released
     assert sorted(engine.free_slots) == [0, 1, 2]
 
 
-def test_bad_seat_of_one_who_joins_ends_that_one_alone() -> None:
+def test_impossible_seat_of_a_joining_request_ends_only_that_request() -> None:
     engine = MockEngine(4)
     scheduler = make_scheduler(engine, slots=4)
     events = scheduler.step()
@@ -112,11 +111,10 @@ def test_bad_seat_of_one_who_joins_ends_that_one_alone() -> None:
     assert not engine.violations
 
 
-def test_replay_that_parts_from_what_was_handed_out_ends_with_an_error() -> None:
-    engine = LyingEngine(3)
-    engine.change_prompt = lambda one: (
-        replace(one, tokens=one.tokens[::-1]) if one.id == "r1" else one
-    )
+def test_replay_that_differs_from_delivered_tokens_ends_with_an_error() -> None:
+    engine = TamperedEngine(3)
+    engine.change_prompt = lambda one: (replace(one, tokens=one.tokens[::-1]) if one.id == "r1"
+                                        else one)
     engine.change_answer = lambda answer: answer[1:]
     scheduler = make_scheduler(engine)
     events = scheduler.drain()
@@ -125,7 +123,7 @@ def test_replay_that_parts_from_what_was_handed_out_ends_with_an_error() -> None
     assert ends_by_request(events)["r0"].reason == ends_by_request(events)["r2"].reason == "length"
 
 
-def test_suspects_go_alone_past_the_failure_and_then_together_again() -> None:
+def test_suspects_run_alone_past_the_failure_and_then_together_again() -> None:
     engine = MockEngine(3)
     scheduler = make_scheduler(engine)
     scheduler.step()
@@ -150,7 +148,7 @@ def test_once_the_culprit_is_known_the_others_are_replayed_together(named: bool,
     assert [len(call.rows) for call in engine.steps()[before:]][:len(widths)] == widths
 
 
-def test_steps_that_did_no_work_are_not_counted_and_not_logged(
+def test_failed_and_empty_steps_are_not_counted_and_not_logged(
         caplog: pytest.LogCaptureFixture) -> None:
     engine = MockEngine(3)
     scheduler = make_scheduler(engine)
@@ -164,12 +162,12 @@ def test_steps_that_did_no_work_are_not_counted_and_not_logged(
         scheduler.step()
     assert scheduler.counts.steps == steps
     assert scheduler.counts.batch > 0
-    told = [record.getMessage() for record in caplog.records]
-    assert told[:2] == ["Batch m=3", "engine error with 3 requests seated: RuntimeError: no"]
-    assert "Batch m=0" not in told
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages[:2] == ["Batch m=3", "engine error with 3 live requests: RuntimeError: no"]
+    assert "Batch m=0" not in messages
 
 
-def test_a_row_named_by_the_engine_that_was_not_in_the_step_names_nobody() -> None:
+def test_error_naming_a_row_outside_the_step_ends_no_request() -> None:
     engine = MockEngine(3)
     scheduler = make_scheduler(engine)
     engine.fail_call = lambda call: RowError(99, "no") if call.name == "decode_step" and \
@@ -177,7 +175,7 @@ def test_a_row_named_by_the_engine_that_was_not_in_the_step_names_nobody() -> No
     assert {end.reason for end in ends_by_request(scheduler.drain()).values()} == {"length"}
 
 
-def test_a_dead_engine_tells_why_even_while_draining() -> None:
+def test_a_dead_engine_reports_its_error_while_draining() -> None:
     engine = MockEngine(3)
     scheduler = make_scheduler(engine)
     engine.fail_call = lambda call: RuntimeError("gone") if call.name != "cleanup" and \
@@ -190,14 +188,14 @@ def test_a_dead_engine_tells_why_even_while_draining() -> None:
     assert engine.log[-1].name == "cleanup"
 
 
-def test_stop_from_outside_is_an_ending_of_its_own() -> None:
+def test_stop_from_outside_is_reported_as_stop() -> None:
     scheduler = make_scheduler(MockEngine(3))
     scheduler.step()
     assert scheduler.cancel("r1", "stop")
     assert ends_by_request(scheduler.step())["r1"].reason == "stop"
 
 
-def test_abort_keeps_the_endings_that_were_there_first() -> None:
+def test_abort_does_not_overwrite_earlier_endings() -> None:
     scheduler = make_scheduler(MockEngine(3))
     scheduler.cancel("r1", "disconnect")
     scheduler.abort()
@@ -223,7 +221,7 @@ def test_counts_follow_a_request_through() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("slots", 0), ("queue", -1), ("chunk", 0)])
-def test_settings_refuse_what_cannot_work(name: str, value: int) -> None:
+def test_settings_out_of_range_are_refused(name: str, value: int) -> None:
     numbers: dict[str, Any] = {"slots": 1, "queue": 0, "chunk": 1, name: value}
     with pytest.raises(InputError, match=f"{name} is {value}"):
         Settings(**numbers)
@@ -238,7 +236,7 @@ def test_sampler_reaches_the_engine_untouched() -> None:
     assert engine.tenants[0].request is one
 
 
-def test_serial_peer_says_when_an_engine_runs_dry() -> None:
+def test_serial_reference_reports_an_engine_that_runs_dry() -> None:
     class Dry(MockEngine):
         def run_single(self, request: Request) -> Iterator[Emitted]:
             yield from islice(super().run_single(request), 2)
@@ -247,7 +245,7 @@ def test_serial_peer_says_when_an_engine_runs_dry() -> None:
     assert serve(Dry(1), [make_request("a", 2, 2)])[0].reason == "length"
 
 
-def test_cancel_of_what_has_ended_is_told_as_false() -> None:
+def test_cancel_of_an_ended_request_returns_false() -> None:
     scheduler = make_scheduler(MockEngine(3))
     assert scheduler.cancel("r0") is True
     assert scheduler.cancel("r0") is False  # it is marked, though no step has reported it yet
@@ -256,7 +254,7 @@ def test_cancel_of_what_has_ended_is_told_as_false() -> None:
     assert scheduler.cancel("nobody") is False
 
 
-def test_first_reason_to_close_is_the_one_that_is_told() -> None:
+def test_first_reason_to_close_is_reported() -> None:
     scheduler = make_scheduler(MockEngine(3))
     assert scheduler.close_reason == ""
     scheduler.close("the disk is full")

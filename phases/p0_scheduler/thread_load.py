@@ -1,4 +1,4 @@
-"""Load from real threads: clients that submit, wait, read, and sometimes leave."""
+"""Load from real threads: clients that submit, wait, read, and sometimes disconnect."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from phases.p0_scheduler.mock_engine import EngineCall
 from phases.p0_scheduler.protocol import Ended, Event, FromOutside, QueueFullError, Request
 
 HANG_SECONDS = 10.0
-"""Seconds without an event after which a client counts as forgotten; a step takes microseconds."""
+"""Seconds without an event after which a client fails; a step takes microseconds."""
 
 
 class ThreadLoad:
-    """Clients on threads of their own against one driver over the mock."""
+    """Clients on their own threads, with one engine loop over the mock."""
 
     def __init__(self, subject: Subject, judge: Judge, *, clients: int, slots: int,
                  seed: int) -> None:
@@ -31,16 +31,16 @@ class ThreadLoad:
         self.clients, self.seed = clients, seed
         self.received: dict[str, list[Event]] = {}
         self.cancelled_ids: list[str] = []
-        """Requests whose client left, or asked for them to be ended."""
+        """Requests that their client cancelled."""
         self.failures: list[str] = []
-        """What went wrong for some client; all of them stop at the first."""
+        """Errors of clients; all clients stop at the first."""
         self.refusal_count = 0
         self._lock = threading.Lock()
         self._batch_ready = threading.Event()
         self._is_first_call = True
 
     def serve(self) -> None:
-        """Let every client come and go, drain, and hold what they heard to the laws."""
+        """Run every client, drain, and check the events they received."""
         self.harness.engine.on_call = self._on_call
         with fast_thread_switching():
             driver = self.harness.stack.driver(self.harness.scheduler)
@@ -55,21 +55,20 @@ class ThreadLoad:
         self.harness.check_equal("thread's error", driver.error, None)
         for events in self.received.values():
             self.harness.check_events(events)
-        self.harness.check_equal(
-            "m_formed", self.harness.scheduler.counts.formed, self.harness.settings.slots
-        )
+        self.harness.check_equal("m_formed", self.harness.scheduler.counts.formed,
+                                 self.harness.settings.slots)
 
     def _on_call(self, call: EngineCall) -> None:
-        """Hold the engine's first call until enough clients are in for a full batch."""
+        """Delay the engine's first call until enough requests for a full batch were submitted."""
         if self._is_first_call:
             self._is_first_call = False
             self._batch_ready.wait(HANG_SECONDS)
-        time.sleep(0.0002)  # or the engine is done before a client has read a token
+        time.sleep(0.0002)  # otherwise the engine ends before a client reads a token
 
     def _client(self, driver: EngineLoop, number: int) -> None:
         try:
             self._run_client(driver, random.Random(f"{self.seed}/{number}"), f"client{number}")
-        except Exception as error:  # a thread has nobody above it to tell
+        except Exception as error:  # nothing would report an exception of this thread
             self.failures.append(f"{type(error).__name__}: {error}")
 
     def _run_client(self, driver: EngineLoop, draw: random.Random, name: str) -> None:
@@ -82,7 +81,7 @@ class ThreadLoad:
                 self._read_stream(stream, leaves_after, draw.choice(["cancel", "disconnect"]))
 
     def _submit_retrying(self, driver: EngineLoop, one: Request) -> RequestStream | None:
-        """Submit, again and again while the queue is full and nothing is wrong."""
+        """Submit, and retry while the queue is full and no client failed."""
         while not self.failures:
             try:
                 stream: RequestStream = driver.submit(one)
@@ -114,14 +113,14 @@ class ThreadLoad:
             except queue.Empty:
                 continue
             if event.id != stream.id:
-                raise SuiteError(f"{stream.id} heard an event of {event.id}")
+                raise SuiteError(f"{stream.id} got an event of {event.id}")
             return event
-        raise SuiteError(f"{stream.id} has heard nothing for {HANG_SECONDS:.0f} s")
+        raise SuiteError(f"{stream.id} got no event for {HANG_SECONDS:.0f} s")
 
 
 @contextmanager
 def fast_thread_switching() -> Iterator[None]:
-    """Let the interpreter change threads often, so that few steps meet many interleavings."""
+    """Make the interpreter switch threads often, for many interleavings in few steps."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:

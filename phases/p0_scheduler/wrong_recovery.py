@@ -1,4 +1,4 @@
-"""Wrong schedulers and drivers that fail, shut down or hand out the wrong way."""
+"""Faulty schedulers and engine loops: error recovery, shutdown and delivery."""
 
 
 
@@ -13,28 +13,28 @@ from phases.p0_scheduler.scheduler import Scheduler
 
 
 class ErrorEndsTheWholeStep(Scheduler):
-    """An engine error ends everyone in the step."""
+    """An engine error ends every request in the step."""
 
     def _handle_step_error(self, plan: Sequence[Row], error: Exception) -> None:
         self._recover(error, culprits=[self._live[row.slot] for row in plan])
 
 
 class ErrorEndsTheOldest(Scheduler):
-    """An engine error is put on the first row."""
+    """An engine error ends the first row's request."""
 
     def _handle_step_error(self, plan: Sequence[Row], error: Exception) -> None:
         self._recover(error, culprits=[self._live[plan[0].slot]])
 
 
 class NamedRowIsIgnored(Scheduler):
-    """The row that the engine names is tried alone like all others."""
+    """The row that the engine names is retried like all others."""
 
     def _handle_step_error(self, plan: Sequence[Row], error: Exception) -> None:
         super()._handle_step_error(plan, RuntimeError(str(error)))
 
 
 class NoReset(Scheduler):
-    """After an error the slots are counted as free, and the engine is not told."""
+    """After an error the slots count as free, but the engine is not reset."""
 
     def _recover(self, error: Exception, culprits: Sequence[RequestState] = (),
                  suspects: Sequence[RequestState] = ()) -> None:
@@ -46,7 +46,7 @@ class NoReset(Scheduler):
 
 
 class GoesOnAfterTheError(Scheduler):
-    """Only the culprit leaves; the others go on in slots whose state is worth nothing."""
+    """Only the culprit is ended; the others continue in slots with invalid state."""
 
     def _recover(self, error: Exception, culprits: Sequence[RequestState] = (),
                  suspects: Sequence[RequestState] = ()) -> None:
@@ -55,7 +55,7 @@ class GoesOnAfterTheError(Scheduler):
 
 
 class ReplayIsHandedOut(Scheduler):
-    """Replayed tokens are handed out a second time."""
+    """Replayed tokens are delivered a second time."""
 
     def _recover(self, error: Exception, culprits: Sequence[RequestState] = (),
                  suspects: Sequence[RequestState] = ()) -> None:
@@ -65,7 +65,7 @@ class ReplayIsHandedOut(Scheduler):
 
 
 class ReplayIsForgotten(Scheduler):
-    """Those who lost their slot are not served again."""
+    """Requests that lost their slot are not served again."""
 
     def _recover(self, error: Exception, culprits: Sequence[RequestState] = (),
                  suspects: Sequence[RequestState] = ()) -> None:
@@ -76,7 +76,7 @@ class ReplayIsForgotten(Scheduler):
 
 
 class FailedStartEndsAll(Scheduler):
-    """A start that fails ends everyone who was to be seated."""
+    """A start that fails ends every request in it."""
 
     def _start_batch(self, jobs: Sequence[RequestState]) -> None:
         try:
@@ -90,7 +90,7 @@ class FailedStartEndsAll(Scheduler):
 
 
 class FailedJoinResets(Scheduler):
-    """A request that cannot be seated costs the others their slots."""
+    """A request that cannot get a slot resets all others."""
 
     def _add_to_batch(self, jobs: Sequence[RequestState]) -> None:
         for job in jobs:
@@ -101,7 +101,7 @@ class FailedJoinResets(Scheduler):
 
 
 class FailedReleaseIsIgnored(Scheduler):
-    """An error of `recycle_slot` is swallowed."""
+    """An error of `recycle_slot` is ignored."""
 
     def _recover(self, error: Exception, culprits: Sequence[RequestState] = (),
                  suspects: Sequence[RequestState] = ()) -> None:
@@ -110,21 +110,21 @@ class FailedReleaseIsIgnored(Scheduler):
 
 
 class ResetErrorEscapes(Scheduler):
-    """An engine that cannot be reset takes the loop down with it."""
+    """An engine that cannot be reset ends the loop with its error."""
 
     def _give_up(self, error: Exception) -> None:
         raise error
 
 
 class ResetErrorIsIgnored(Scheduler):
-    """An engine that cannot be reset is used on."""
+    """An engine that cannot be reset is used again."""
 
     def _give_up(self, error: Exception) -> None:
         pass
 
 
 class DrainDropsTheQueue(Scheduler):
-    """Closing ends those who wait."""
+    """Closing cancels the waiting requests."""
 
     def close(self, why: str = "the server is shutting down") -> None:
         super().close(why)
@@ -133,14 +133,14 @@ class DrainDropsTheQueue(Scheduler):
 
 
 class DrainTakesMore(Scheduler):
-    """Closing refuses nobody."""
+    """Closing still accepts requests."""
 
     def close(self, why: str = "the server is shutting down") -> None:
         pass
 
 
 class CleansUpTwice(Scheduler):
-    """Every drain cleans the engine up."""
+    """Every drain calls cleanup."""
 
     def drain(self) -> list[Event]:
         self._cleaned_up = False
@@ -148,7 +148,7 @@ class CleansUpTwice(Scheduler):
 
 
 class AbortSparesTheQueue(Scheduler):
-    """An abort ends those who are seated alone."""
+    """An abort ends only the requests that have a slot."""
 
     def abort(self, reason: FromOutside = "cancel") -> None:
         for job in self._live.values():
@@ -156,7 +156,7 @@ class AbortSparesTheQueue(Scheduler):
 
 
 class DeliversToTheLastCaller(EngineLoop):
-    """Events go to whoever came last."""
+    """Every event is delivered to the newest caller."""
 
     def _deliver_event(self, deliver: EventSink, event: Event) -> None:
         with self._sinks_lock:
@@ -168,13 +168,13 @@ class ReleasesOnTheCallersThread(EngineLoop):
     """A cancel releases the slot at once, on the caller's thread."""
 
     def cancel(self, id: str, reason: FromOutside = "cancel") -> bool:
-        taken = super().cancel(id, reason)
+        accepted = super().cancel(id, reason)
         self.scheduler._release_ended()
-        return taken
+        return accepted
 
 
 class ForgetsWhoCameWhileBusy(EngineLoop):
-    """A caller is known only once the first step after its submit is over."""
+    """A caller is registered only after the first step that follows its submit."""
 
     def send(self, request: Request, deliver: EventSink) -> None:
         busy = bool(self._sinks)

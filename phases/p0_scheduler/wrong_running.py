@@ -1,4 +1,4 @@
-"""Wrong schedulers that plan, log or end rows the wrong way, each with one fault."""
+"""Faulty schedulers: planning, logging and endings; each class has one fault."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from phases.p0_scheduler.scheduler import Scheduler
 
 
 class PrefillFirst(Scheduler):
-    """While a prompt is in progress, only prompts are."""
+    """While a prompt is in progress, only prompt rows run."""
 
     def _plan_step(self) -> list[Row]:
         plan = super()._plan_step()
@@ -20,7 +20,7 @@ class PrefillFirst(Scheduler):
 
 
 class OnePromptAtATime(Scheduler):
-    """The oldest prompt gets every chunk until it is done."""
+    """The oldest prompt gets every chunk until it is complete."""
 
     def _plan_step(self) -> list[Row]:
         plan = super()._plan_step()
@@ -29,7 +29,7 @@ class OnePromptAtATime(Scheduler):
 
 
 class DeadlineByBatchStep(Scheduler):
-    """The limit is held against the batch's oldest row, not against the request's own tokens."""
+    """The limit is compared with the oldest row's tokens, not with the request's own."""
 
     def _end_reason(self, job: RequestState, token: int) -> Ending | None:
         oldest = max(len(other.tokens) for other in self._live.values())
@@ -52,7 +52,7 @@ class OneForwardTooMany(Scheduler):
 
 
 class AppendsUntilTheLastEnds(Scheduler):
-    """Rows that ended go on, and get tokens, until every row has ended."""
+    """Rows that ended continue, and get tokens, until every row has ended."""
 
     def _release_ended(self) -> None:
         if all(job.ending for job in self._live.values()):
@@ -69,7 +69,7 @@ class AppendsUntilTheLastEnds(Scheduler):
 
 
 class FirstStopIdOnly(Scheduler):
-    """Of a stop set, one id is looked at."""
+    """Only one id of a stop set is compared."""
 
     def _end_reason(self, job: RequestState, token: int) -> Ending | None:
         one = frozenset(sorted(job.request.stop_ids)[-1:])
@@ -77,7 +77,7 @@ class FirstStopIdOnly(Scheduler):
 
 
 class NoStopOnThePrefillToken(Scheduler):
-    """The token that prefill samples ends nothing."""
+    """The token that prefill samples never ends a request."""
 
     def _end_reason(self, job: RequestState, token: int) -> Ending | None:
         return None if len(job.tokens) == 1 < job.request.limit else super()._end_reason(job, token)
@@ -92,7 +92,7 @@ class StopsForAll(Scheduler):
 
 
 class SwallowsTheStopToken(Scheduler):
-    """The stop token is not handed out."""
+    """The stop token is not delivered."""
 
     def _deliver_token(self, job: RequestState, emitted: Emitted) -> None:
         if emitted.token in job.request.stop_ids:
@@ -102,14 +102,14 @@ class SwallowsTheStopToken(Scheduler):
 
 
 class EosIsAlwaysAStop(Scheduler):
-    """An end-of-text token ends requests that asked to go on."""
+    """An end-of-text token also ends requests that ignore it."""
 
     def _end_reason(self, job: RequestState, token: int) -> Ending | None:
         return "eos" if token in self.settings.eos else super()._end_reason(job, token)
 
 
 class StepsRowByRow(Scheduler):
-    """The batch that was formed is run one row at a time."""
+    """The batch is planned, then run one row at a time."""
 
     def _run_step(self, plan: Sequence[Row]) -> bool:
         worked = [super(StepsRowByRow, self)._run_step([row]) for row in plan]
@@ -117,7 +117,7 @@ class StepsRowByRow(Scheduler):
 
 
 class ZipsAnswersWithRows(Scheduler):
-    """Answers are taken to come in the order of the rows."""
+    """Answers are assumed to come in the order of the rows."""
 
     def _read_answer(self, plan: Sequence[Row], answer: Iterable[Emitted]) -> dict[int, Emitted]:
         read = super()._read_answer(plan, answer)
@@ -125,7 +125,7 @@ class ZipsAnswersWithRows(Scheduler):
 
 
 class TokenAfterCancel(Scheduler):
-    """What a step sampled for a request cancelled in it is handed out."""
+    """A token sampled in the step of the cancel is delivered."""
 
     def _advance(self, job: RequestState, row: Row, emitted: Emitted | None) -> None:
         cut = job.ending
@@ -143,7 +143,7 @@ class LengthBeatsStop(Scheduler):
 
 
 class LogsOnlyAboveOne(Scheduler):
-    """A batch of one is not worth a line."""
+    """A batch of one row is not logged."""
 
     def _record_step(self, rows: int) -> None:
         quiet = self._logged_width
@@ -152,14 +152,14 @@ class LogsOnlyAboveOne(Scheduler):
 
 
 class LogsRequestsNotRows(Scheduler):
-    """The line says how many requests there are, not how many rows were run."""
+    """The log line reports the number of requests, not of rows."""
 
     def _record_step(self, rows: int) -> None:
         super()._record_step(len(self._requests) if rows else 0)
 
 
 class SaysAWidthOnce(Scheduler):
-    """After a pause the same width is not news."""
+    """After a pause the same width is not logged again."""
 
     def _record_step(self, rows: int) -> None:
         before = self._logged_width
@@ -168,7 +168,7 @@ class SaysAWidthOnce(Scheduler):
 
 
 class LogsEveryStep(Scheduler):
-    """The line is written in every step, changed or not."""
+    """The width is logged in every step, changed or not."""
 
     def _record_step(self, rows: int) -> None:
         super()._record_step(rows)
@@ -184,5 +184,5 @@ class ChunkIsHalved(Scheduler):
 
 
 def with_changed_request(job: RequestState, **changes: Any) -> RequestState:
-    """Return a copy of a job whose request is changed, for a wrong decision about it."""
+    """Return a copy of a job with a changed request."""
     return replace(job, request=replace(job.request, **changes))

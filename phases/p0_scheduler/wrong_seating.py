@@ -1,4 +1,4 @@
-"""Wrong schedulers that seat, cancel or release the wrong way, each with one fault."""
+"""Faulty schedulers: admission, cancels and releases; each class has one fault."""
 
 
 
@@ -22,21 +22,21 @@ from phases.p0_scheduler.scheduler import Scheduler
 
 
 class NoParallelForThisModel(Scheduler):
-    """The number of slots is ignored, with no word of it."""
+    """The number of slots is silently set to 1."""
 
     def __init__(self, engine: BatchEngine, settings: Settings) -> None:
         super().__init__(engine, replace(settings, slots=1))
 
 
 class PaddingTakesASlot(Scheduler):
-    """One of the slots is kept as padding."""
+    """One of the slots is reserved for padding."""
 
     def __init__(self, engine: BatchEngine, settings: Settings) -> None:
         super().__init__(engine, replace(settings, slots=max(1, settings.slots - 1)))
 
 
 class ReleasesOnlyThisStepsRows(Scheduler):
-    """An abort between two steps finds no row of its own and gives nothing back."""
+    """An abort between two steps finds no row of its own and releases nothing."""
 
     _rows: frozenset[int] = frozenset()
 
@@ -57,7 +57,7 @@ class ReleasesOnlyThisStepsRows(Scheduler):
 
 
 class CancelsOnlyWhoDecodes(Scheduler):
-    """A cancel is acknowledged, but searches the decode rows alone."""
+    """A cancel is accepted, but only decode rows are searched."""
 
     def cancel(self, id: str, reason: FromOutside = "cancel") -> bool:
         job = self._requests.get(id)
@@ -67,7 +67,7 @@ class CancelsOnlyWhoDecodes(Scheduler):
 
 
 class CancelsOnlyWhoIsSeated(Scheduler):
-    """A request that waits is not found, and is served to nobody."""
+    """A cancel ignores waiting requests; they are served to the end."""
 
     def cancel(self, id: str, reason: FromOutside = "cancel") -> bool:
         seated = [job.request.id for job in self._live.values()]
@@ -93,7 +93,7 @@ class FreesAStoppedRowTwice(Scheduler):
 
 
 class ReleasesBeforeReading(Scheduler):
-    """A slot cancelled in a step is free before the step's answer was read."""
+    """A slot cancelled in a step is released before the step's answer is read."""
 
     def _read_answer(self, plan: Sequence[Row], answer: Iterable[Emitted]) -> dict[int, Emitted]:
         self._early = {row.slot for row in plan if self._live[row.slot].ending}
@@ -110,25 +110,25 @@ class ReleasesBeforeReading(Scheduler):
 
 
 class CancelTellsNobody(Scheduler):
-    """A cancelled request is dropped without an end."""
+    """A cancelled request is dropped without an end event."""
 
     def cancel(self, id: str, reason: FromOutside = "cancel") -> bool:
-        taken = super().cancel(id, reason)
+        accepted = super().cancel(id, reason)
         job = self._requests.get(id)
-        if taken and job is not None and job.seat is None:
+        if accepted and job is not None and job.seat is None:
             self._remove(job)
-        return taken
+        return accepted
 
 
 class CancelIsTakenTwice(Scheduler):
-    """A second cancel of the same request is taken like the first."""
+    """A second cancel of the same request is accepted too."""
 
     def cancel(self, id: str, reason: FromOutside = "cancel") -> bool:
         return super().cancel(id, reason) or id in self._requests
 
 
 class StopKeepsItsSlot(Scheduler):
-    """A request that ends by a stop token is reported, and its slot forgotten."""
+    """A request that ends by a stop token is reported, but its slot is not released."""
 
     def _release_slot(self, job: RequestState) -> None:
         if job.ending != "stop" or job.seat is None:
@@ -138,7 +138,7 @@ class StopKeepsItsSlot(Scheduler):
 
 
 class DisconnectFreesTwice(Scheduler):
-    """A disconnect is cleaned up by the server too."""
+    """A disconnect releases the slot twice."""
 
     def _release_slot(self, job: RequestState) -> None:
         seat = job.seat
@@ -155,7 +155,7 @@ class NewestFirst(Scheduler):
 
 
 class ShortestFirst(Scheduler):
-    """Short prompts overtake long ones."""
+    """Short prompts overtake long ones in the queue."""
 
     def _next_requests(self) -> list[RequestState]:
         order = sorted(self._waiting_requests(), key=lambda job: len(job.request.tokens))
@@ -163,21 +163,21 @@ class ShortestFirst(Scheduler):
 
 
 class WaitsForTheBatchToEnd(Scheduler):
-    """Nobody joins a running batch."""
+    """No request joins a running batch."""
 
     def _next_requests(self) -> list[RequestState]:
         return [] if self._live else super()._next_requests()
 
 
 class OneSeatAStep(Scheduler):
-    """One request is seated in a step, however many slots are free."""
+    """One request gets a slot in a step, however many slots are free."""
 
     def _next_requests(self) -> list[RequestState]:
         return super()._next_requests()[:1]
 
 
 class SeatsWhoWasCancelled(Scheduler):
-    """A request that was cancelled while another one was seated is seated too."""
+    """A request that was cancelled while another got its slot gets a slot too."""
 
     def _add_to_batch(self, jobs: Sequence[RequestState]) -> None:
         for job in jobs:
@@ -185,16 +185,15 @@ class SeatsWhoWasCancelled(Scheduler):
 
 
 class PrefillsBeforeAdmitting(Scheduler):
-    """Nobody is seated while a prompt is in progress."""
+    """No request gets a slot while a prompt is in progress."""
 
     def _next_requests(self) -> list[RequestState]:
-        return (
-            [] if any(job.prompt_left for job in self._live.values()) else super()._next_requests()
-        )
+        return [] if any(job.prompt_left
+                         for job in self._live.values()) else super()._next_requests()
 
 
 class QueueWithoutBound(Scheduler):
-    """A full queue takes one more, and one more."""
+    """A full queue accepts further requests."""
 
     def _check_request(self, request: Request) -> None:
         try:
@@ -204,7 +203,7 @@ class QueueWithoutBound(Scheduler):
 
 
 class BoundForgetsFreeSlots(Scheduler):
-    """Only the length of the queue is looked at, though slots are free."""
+    """Only the length of the queue is compared, though slots are free."""
 
     def _check_request(self, request: Request) -> None:
         super()._check_request(request)
@@ -213,7 +212,7 @@ class BoundForgetsFreeSlots(Scheduler):
 
 
 class RefusedRequestStays(Scheduler):
-    """A refused request has taken its place in the queue already."""
+    """A refused request stays in the queue."""
 
     def submit(self, request: Request) -> None:
         try:
@@ -224,7 +223,7 @@ class RefusedRequestStays(Scheduler):
 
 
 class ContextIsNotChecked(Scheduler):
-    """A request may need more tokens than a slot holds."""
+    """A request may need more tokens than a slot has room for."""
 
     def __init__(self, engine: BatchEngine, settings: Settings) -> None:
         super().__init__(engine, replace(settings, context=None))
@@ -241,7 +240,7 @@ class LastTokenNeedsRoom(Scheduler):
 
 
 class SameIdReplaces(Scheduler):
-    """A second request of the same id takes the place of the first."""
+    """A second request with the same id replaces the first."""
 
     def _check_request(self, request: Request) -> None:
         super()._check_request(replace(request, id=f"{request.id} "))
@@ -256,7 +255,7 @@ class ComputesReusedTokensAgain(Scheduler):
 
 
 class TellsNoReuse(Scheduler):
-    """Reuse happens and is not told."""
+    """Reuse happens but is not reported."""
 
     def _assign_slot(self, job: RequestState, seat: Seat) -> None:
         super()._assign_slot(job, seat)

@@ -1,5 +1,5 @@
-"""P2: the hybrid engine behind a real server, without a lock around steps or an early return.
+"""P2: the hybrid engine and its HTTP server, without a lock around steps or an early return.
 
-It claims that what a client gets over HTTP among others is byte for byte what it gets alone, that
-c concurrent requests form `Batch m=c`, and that one live request keeps its session turn.
+The claim: a client's reply among others is byte for byte its reply alone. c concurrent requests
+form `Batch m=c`. A single live request continues its session turn.
 """

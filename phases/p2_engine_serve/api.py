@@ -1,4 +1,4 @@
-"""The HTTP side: FastAPI routes over a service, and what is refused before any of it is read."""
+"""FastAPI routes over a service, and the checks made before a body is parsed."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from phases.p2_engine_serve.response_format import ReplyFormat
 from phases.p2_engine_serve.service import Service, client_left_error
 
 BODY_TIMEOUT = 30.0
-"""How long a client may take to send its request."""
+"""Seconds that a client may take to send its body."""
 LARGE_BODY_BYTES = 1 << 16
-"""Bytes above which a body is read beside the event loop, and not at once with many others."""
+"""Bytes above which a body is parsed outside of the event loop, one at a time."""
 MAX_LARGE_BODIES = 16
-"""How many such bodies may be held before they are accepted or refused."""
+"""Large bodies that may be in memory before they are accepted or refused."""
 OpenReply = tuple[Reply, ReplyFormat]
 
 
 class EventStream(Response):
-    """A reply as server-sent events, one chunk a piece."""
+    """A reply as server-sent events, one chunk for each piece."""
 
     def __init__(self, opened: OpenReply, *, usage: bool) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-store"})
@@ -40,22 +40,22 @@ class EventStream(Response):
         self._reply, self._include_usage = opened, usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send every chunk as it comes."""
-        reply, shape = self._reply
+        """Send every chunk as soon as it is available."""
+        reply, reply_format = self._reply
         async with cancel_on_disconnect(receive, reply):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await self._send(send, *shape.first_chunks())
+            await self._send(send, *reply_format.first_chunks())
             async for piece in reply.pieces():
-                await self._send(send, *self._chunks(shape, piece))
+                await self._send(send, *self._chunks(reply_format, piece))
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
-    def _chunks(self, shape: ReplyFormat, piece: Piece | ReplyEnd) -> list[dict[str, Any]]:
+    def _chunks(self, reply_format: ReplyFormat, piece: Piece | ReplyEnd) -> list[dict[str, Any]]:
         if isinstance(piece, Piece):
-            chunk = shape.chunk(piece)
+            chunk = reply_format.chunk(piece)
             return [] if chunk is None else [chunk]
         if piece.failed is not None:
             return [piece.failed.body]
-        return shape.last_chunks(piece, usage=self._include_usage)
+        return reply_format.last_chunks(piece, usage=self._include_usage)
 
     @staticmethod
     async def _send(send: Send, *chunks: dict[str, Any]) -> None:
@@ -71,12 +71,10 @@ class Api:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self._large_bodies = set[
-            int
-        ]()  # requests whose body is large and neither accepted nor refused
+        self._large_bodies = set[int]()  # requests whose large body is not yet accepted or refused
 
     def app(self) -> FastAPI:
-        """Return the application; who runs it closes the service."""
+        """Return the application; the caller closes the service."""
         app = FastAPI(title="rowtwin", docs_url=None, redoc_url=None, openapi_url=None,
                       redirect_slashes=False)
         app.add_exception_handler(ApiError, _handle_api_error)
@@ -91,42 +89,42 @@ class Api:
         return app
 
     async def models(self, request: Request) -> Response:
-        """Tell which model is served."""
+        """Return the name of the served model."""
         self._check_key(request)
         one = {"id": self.service.terms.name, "object": "model", "created": self.service.started_at,
                "owned_by": "rowtwin", "max_model_len": self.service.capacity}
         return JSONResponse({"object": "list", "data": [one]})
 
     async def health(self) -> Response:
-        """Tell whether requests can be served."""
+        """Return 200 while requests are accepted, 503 with the reason afterwards."""
         trouble = self.service.unavailable_reason
         return JSONResponse({"status": trouble or "ok"}, 503 if trouble else 200)
 
     async def metrics(self) -> Response:
-        """Tell the figures in Prometheus's format."""
+        """Return the metrics in Prometheus's text format."""
         return Response(self.service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def completions(self, request: Request) -> Response:
         """Continue a text."""
-        async with self._read_request(request, CompletionRequest) as asked:
-            opened = await self.service.complete(asked, request.is_disconnected)
-        return await self._respond(request, asked, opened)
+        async with self._read_request(request, CompletionRequest) as params:
+            opened = await self.service.complete(params, request.is_disconnected)
+        return await self._respond(request, params, opened)
 
     async def chat(self, request: Request) -> Response:
         """Write the next turn of a chat."""
-        async with self._read_request(request, ChatRequest) as asked:
-            opened = await self.service.chat(asked, request.is_disconnected)
-        return await self._respond(request, asked, opened)
+        async with self._read_request(request, ChatRequest) as params:
+            opened = await self.service.chat(params, request.is_disconnected)
+        return await self._respond(request, params, opened)
 
-    async def _respond(self, request: Request, asked: CompletionRequest | ChatRequest,
-                      opened: OpenReply) -> Response:
-        if asked.stream:
-            options = asked.stream_options
+    async def _respond(self, request: Request, params: CompletionRequest | ChatRequest,
+                       opened: OpenReply) -> Response:
+        if params.stream:
+            options = params.stream_options
             return self.stream(opened, usage=options is not None and options.include_usage)
-        return await self._respond_whole(request, opened)
+        return await self._respond_full(request, opened)
 
-    async def _respond_whole(self, request: Request, opened: OpenReply) -> Response:
-        reply, shape = opened
+    async def _respond_full(self, request: Request, opened: OpenReply) -> Response:
+        reply, reply_format = opened
         pieces: list[Piece] = []
         async with cancel_on_disconnect(request.receive, reply):
             async for piece in reply.pieces():
@@ -135,12 +133,12 @@ class Api:
                 elif piece.failed is not None:
                     raise piece.failed
                 else:
-                    return JSONResponse(shape.full_reply(pieces, piece))
-        raise AssertionError("a reply ended without saying so")
+                    return JSONResponse(reply_format.full_reply(pieces, piece))
+        raise AssertionError("a reply ended without a ReplyEnd")
 
     @asynccontextmanager
     async def _read_request(self, request: Request, kind: type[T]) -> AsyncIterator[T]:
-        """Read what is asked, or raise `Refused`; the block is what accepts it."""
+        """Yield the parsed body, or raise `ApiError`; the block accepts the request."""
         self._check_key(request)
         _check_content_type(request)
         try:
@@ -151,10 +149,10 @@ class Api:
             self._large_bodies.discard(id(request))
 
     async def _read_body(self, request: Request) -> bytes:
-        """Read a body up to the limit, or raise `Refused`."""
+        """Read a body up to the limit, or raise `ApiError`."""
         most, body = self.service.terms.body, bytearray()
-        said = request.headers.get("content-length", "")
-        if said.isdigit() and int(said[:20]) > most:
+        announced = request.headers.get("content-length", "")
+        if announced.isdigit() and int(announced[:20]) > most:
             raise _body_too_large(most)
         try:
             async with asyncio.timeout(BODY_TIMEOUT):
@@ -165,8 +163,8 @@ class Api:
                     if len(body) > LARGE_BODY_BYTES:
                         self._count_large_body(id(request))
         except TimeoutError:
-            raise ApiError(408, f"the body did not come within {BODY_TIMEOUT:.0f} seconds",
-                          code="timeout") from None
+            raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT:.0f} seconds",
+                           code="timeout") from None
         except ClientDisconnect:
             raise client_left_error() from None
         return bytes(body)
@@ -176,10 +174,7 @@ class Api:
             raise ApiError(
                 429,
                 f"{MAX_LARGE_BODIES} bodies of more than {LARGE_BODY_BYTES:,} bytes are being read "
-                f"already, which is the limit",
-                code="queue_full",
-                retry_after=1,
-            )
+                f"already, which is the limit", code="queue_full", retry_after=1)
         self._large_bodies.add(request)
 
     def _check_key(self, request: Request) -> None:
@@ -194,7 +189,7 @@ class Api:
 
 
 def _check_content_type(request: Request) -> None:
-    """Refuse a body that is no JSON by its own headers."""
+    """Refuse a body whose headers do not announce plain JSON."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, "the body must be application/json", code="content_type")
@@ -203,16 +198,16 @@ def _check_content_type(request: Request) -> None:
 
 
 def _key_encodings(key: str) -> list[bytes]:
-    """Return a key as headers have it: beyond ASCII some clients send UTF-8, others Latin-1."""
-    own = [key.encode()]
+    """Return a key's bytes in UTF-8 and, where possible, Latin-1; clients send either."""
+    encodings = [key.encode()]
     with suppress(UnicodeEncodeError):
-        own.append(key.encode("latin-1"))
-    return own
+        encodings.append(key.encode("latin-1"))
+    return encodings
 
 
 @asynccontextmanager
 async def cancel_on_disconnect(receive: Receive, reply: Reply) -> AsyncIterator[None]:
-    """End the reply's request as soon as its client is gone, or the block is left early."""
+    """Cancel the reply's request when its client disconnects or the block ends early."""
     gone = asyncio.create_task(_wait_for_disconnect(receive, reply))
     try:
         yield
@@ -228,8 +223,8 @@ async def _wait_for_disconnect(receive: Receive, reply: Reply) -> None:
 
 
 def _body_too_large(most: int) -> ApiError:
-    return ApiError(413, f"the body has more than {most:,} bytes, which is the limit",
-                   code="body_too_large")
+    return ApiError(413, f"the body has more than the limit of {most:,} bytes",
+                    code="body_too_large")
 
 
 async def _handle_api_error(request: Request, error: Exception) -> Response:
@@ -240,11 +235,11 @@ async def _handle_api_error(request: Request, error: Exception) -> Response:
 async def _handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method[:20]} {request.url.path[:200]}"
-    told = ApiError(error.status_code, f"{where}: {error.detail}", code="no_such_route")
-    return JSONResponse(told.body, error.status_code, headers=error.headers)
+    response = ApiError(error.status_code, f"{where}: {error.detail}", code="no_such_route")
+    return JSONResponse(response.body, error.status_code, headers=error.headers)
 
 
 async def _handle_server_error(request: Request, error: Exception) -> Response:
-    """Answer for a fault of the server's own; the log has its traceback."""
-    told = ApiError(500, "the server failed on this request", code="internal_error")
-    return JSONResponse(told.body, told.status)
+    """Return 500 for a bug of the server; the log has its traceback."""
+    response = ApiError(500, "the server failed on this request", code="internal_error")
+    return JSONResponse(response.body, response.status)

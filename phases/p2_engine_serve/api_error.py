@@ -1,4 +1,4 @@
-"""The one exception that becomes an error of the API, in the shape that clients know."""
+"""The exception that becomes an error response, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_l
 
 
 class ApiError(Exception):
-    """A request that is not served: its status, one sentence, and the field at fault if any."""
+    """A refused or failed request: HTTP status, message, and the wrong field if there is one."""
 
     def __init__(self, status: int, message: str, field: str | None = None,
                  code: str | None = None, retry_after: int | None = None) -> None:
@@ -18,8 +18,8 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The answer's JSON."""
-        kind = ERROR_TYPES.get(self.status,
-                         "server_error" if self.status >= 500 else "invalid_request_error")
+        """The response body as JSON."""
+        kind = ERROR_TYPES.get(self.status, "server_error" if self.status >= 500
+                               else "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.field,
                           "code": self.code}}

@@ -23,22 +23,24 @@ def _root() -> None:
 @app.command(epilog="Example: rowtwin serve tiny.gguf --slots 16 --port 8000")
 def serve(
         file: Annotated[Path, typer.Argument(help="A GGUF file.", metavar="MODEL")],
-        slots: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 16,
-        port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+        slots: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 16,
+        port: Annotated[int, typer.Option(min=0, max=65535, help="0 picks a free port.")] = 8000,
         host: Annotated[str, typer.Option(
-            help="Address to listen on; others than the loopback let strangers in.")] = "127.0.0.1",
+            help="Address to listen on; the default is reachable from this machine only.",
+            )] = "127.0.0.1",
         queue: Annotated[int, typer.Option(min=0, help="Requests that may wait.")] = 64,
         context: Annotated[int, typer.Option(
-            min=1, help="Tokens of one request, prompt and reply.")] = 4096,
-        chunk: Annotated[int, typer.Option(min=1, help="Prompt tokens of a request a step.")] = 64,
+            min=1, help="Maximum tokens of one request, prompt and reply.")] = 4096,
+        chunk: Annotated[int, typer.Option(
+            min=1, help="Maximum prompt tokens of a request in one step.")] = 64,
         memory: Annotated[float, typer.Option(
-            min=0, max=1 << 20, help="GiB of state at most.")] = 16.0,
+            min=0, max=1 << 20, help="Maximum GiB of state.")] = 16.0,
         prefix_cache_mb: Annotated[int, typer.Option(
-            min=0, help="MiB of states kept of earlier prompts, beside those of the slots.")] = 256,
+            min=0, help="MiB of cached states of earlier prompts.")] = 256,
         api_key: Annotated[str | None, typer.Option(
-            envvar="ROWTWIN_API_KEY", help="What clients must send as a bearer token.")] = None,
+            envvar="ROWTWIN_API_KEY", help="Bearer token that clients must send.")] = None,
         name: Annotated[str | None, typer.Option(
-            help="What the model is called (default: the file's name).")] = None,
+            help="Name of the model (default: the file's name).")] = None,
         path: Annotated[str, typer.Option(
             metavar="newest|p1|...", help="The decode path: the newest, or a phase's.")] = "newest",
         device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to run.")] = "cpu",
@@ -61,7 +63,8 @@ def serve(
                                Terms(name or file.name, queue=queue, chunk=chunk, key=api_key),
                                prefix_cache_mb << 20, kv)
         if api_key is None and is_public(listening):
-            typer.echo(f"rowtwin: without --api-key anyone who reaches {host} is served", err=True)
+            typer.echo(f"rowtwin: warning: {host} is reachable from other machines and no key is "
+                       "required; set --api-key", err=True)
         typer.echo(f"{service.terms.name} at {address(listening)}/v1 with {slots} slots on the "
                    f"{subject.path.name} path")
         try:
@@ -71,12 +74,11 @@ def serve(
 
 
 def _check_api_key(key: str | None) -> None:
-    """Refuse a key that no client could show, or that everyone would."""
+    """Refuse an empty key and a key that a client cannot send."""
     from engine.errors import InputError
 
     if key is not None and (not key.isprintable() or not key or key != key.strip()):
-        raise InputError("--api-key must be printable, and neither empty nor with a space at an "
-                         "end")
+        raise InputError("--api-key must be printable and not empty, without spaces at the ends")
 
 
 def open_service(subject: Any, file: Path, limits: Any, device: str, terms: Any,
@@ -101,9 +103,9 @@ def _move_to_device(model: Any, device: str) -> Any:
     from engine.errors import InputError
 
     if device not in ("cpu", "cuda"):
-        raise InputError(f"--device {device} is not known; known are cpu and cuda")
+        raise InputError(f"unknown --device {device}: use cpu or cuda")
     if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda needs a CUDA device, and none is usable here")
+        raise InputError("--device cuda: no usable CUDA device found; use --device cpu")
     return model if device == "cpu" else model.to(device)
 
 

@@ -1,4 +1,4 @@
-"""What a client asks and what it hears, read from whole replies and from streams alike."""
+"""A client's request and the reply it receives, streamed or not."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ class ClientRequest:
     """`completions` or `chat`."""
     stream: bool
     body: dict[str, Any]
-    """Without the model; `prompt` stands for both endpoints."""
+    """Without the model; chats have a `prompt` too, which becomes their message."""
 
 
 @dataclass(frozen=True)
 class ClientReply:
-    """What a client got."""
+    """What a client received."""
 
     raw: str
-    """All of it as JSON, without what differs from request to request: ids and times."""
+    """The complete reply as JSON, without ids and times, which differ between requests."""
     texts: list[str]
-    """The text of each chunk that had one; a whole reply is one."""
+    """The text of each chunk that has one; one text for a reply that is not streamed."""
     reason: str | None
     usage: dict[str, Any]
     ids: list[int]
     logprobs: list[float]
     top_counts: list[int]
-    """How many likely tokens were told with each."""
+    """How many likely tokens were reported with each token."""
 
     @property
     def text(self) -> str:
-        """The whole text."""
+        """The complete text."""
         return "".join(self.texts)
 
 
 def parse_reply(parts: list[dict[str, Any]]) -> ClientReply:
-    """Read a whole reply, or the chunks of one."""
+    """Parse a complete reply (one part), or the chunks of a stream."""
     texts: list[str] = []
     reasons: list[str] = []
     ids: list[int] = []
@@ -48,23 +48,16 @@ def parse_reply(parts: list[dict[str, Any]]) -> ClientReply:
     tops: list[int] = []
     for part in parts:
         for choice in part["choices"]:
-            said = choice.get("message") or choice.get("delta") or choice
-            texts += [text] if (text := said.get("text") or said.get("content")) else []
+            message = choice.get("message") or choice.get("delta") or choice
+            texts += [text] if (text := message.get("text") or message.get("content")) else []
             reasons += [choice["finish_reason"]] if choice["finish_reason"] else []
             ids += choice.get("token_ids") or []
-            told = choice.get("logprobs") or {}
-            logprobs += told.get("token_logprobs") or []
-            logprobs += [one["logprob"] for one in told.get("content") or []]
-            tops += [len(one) for one in told.get("top_logprobs") or []]
-            tops += [len(one["top_logprobs"]) for one in told.get("content") or []]
+            field = choice.get("logprobs") or {}
+            logprobs += field.get("token_logprobs") or []
+            logprobs += [one["logprob"] for one in field.get("content") or []]
+            tops += [len(one) for one in field.get("top_logprobs") or []]
+            tops += [len(one["top_logprobs"]) for one in field.get("content") or []]
     usage: dict[str, Any] = next((part["usage"] for part in parts if part.get("usage")), {})
     plain = [{k: v for k, v in part.items() if k not in ("id", "created")} for part in parts]
-    return ClientReply(
-        json.dumps(plain),
-        texts,
-        reasons[0] if len(reasons) == 1 else None,
-        usage,
-        ids,
-        logprobs,
-        tops,
-    )
+    return ClientReply(json.dumps(plain), texts, reasons[0] if len(reasons) == 1 else None, usage,
+                       ids, logprobs, tops)

@@ -1,4 +1,4 @@
-"""Attacks below HTTP: rows of an engine against the same alone, and draws against their law."""
+"""Checks below HTTP: an engine's rows compared with solo runs, and draws with their weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from phases.p0_scheduler.increment import Emitted, Event, Request, Settings, Tok
 from phases.p2_engine_serve import request_data
 from phases.p2_engine_serve.client_reply import ClientReply, ClientRequest
 from phases.p2_engine_serve.fake_path import make_fake_path
-from phases.p2_engine_serve.harness import Harness, load_tokenizer
+from phases.p2_engine_serve.harness import Harness, check_equal, load_tokenizer
 from phases.p2_engine_serve.hybrid_engine import HybridEngine, Limits
 from phases.p2_engine_serve.sampling import Sampling
 
@@ -28,26 +28,19 @@ TOKENS = 6
 DRAWS = 2000
 
 
-def check_equal(judge: Judge, name: str, got: object, want: object, **where: int | str) -> None:
-    """Hold a value to its peer, in the suite's words."""
-    place = ", ".join(f"{key} {value}" for key, value in where.items())
-    at = f"{name}[{place}]" if place else name
-    judge.law(got == want, f"{at}={got!r}, but should be {want!r}", rung="law", **where)
-
-
-def expect_refusal(judge: Judge, name: str, told: str, call: Callable[[], object]) -> None:
-    """Hold a call to be refused in words that hold the value at fault."""
+def expect_refusal(judge: Judge, name: str, words: str, call: Callable[[], object]) -> None:
+    """Expect a call to raise `InputError` with `words` in its message."""
     try:
         call()
     except InputError as refusal:
-        judge.law(told in str(refusal), f"the refusal of {name} says {str(refusal)!r}, "
-                                        f"without {told!r}")
+        judge.law(words in str(refusal), f"the refusal of {name} is {str(refusal)!r}, "
+                  f"without {words!r}")
     else:
         judge.law(False, f"{name} is not refused")
 
 
 class MixedRequests:
-    """Six requests with nothing in common but an engine."""
+    """Six requests with different prompts and options for one engine."""
 
     samplings = (Sampling(top=3), Sampling(1.0, seed=7), Sampling(1.0, seed=8, top=1),
                  Sampling(5.0, top_k=1, seed=9), Sampling(0.8, top_p=0.9, seed=10),
@@ -58,13 +51,11 @@ class MixedRequests:
         self.subject, self.judge = subject, judge
         self.requests = [Request(f"r{i}", prompt, TOKENS, frozenset(), sampling) for i, (
             prompt, sampling) in enumerate(zip(self.prompts, self.samplings, strict=True))]
-        self.solo_streams = [
-            without_slots(itertools.islice(self._engine().run_single(request), TOKENS))
-            for request in self.requests
-        ]
+        self.solo_streams = [without_slots(itertools.islice(self._engine().run_single(request),
+                                                            TOKENS)) for request in self.requests]
 
     def serve(self, order: Sequence[int], late: int) -> None:
-        """Serve all in an order, the last ones `late` steps later, and hold each to its solo."""
+        """Serve all in an order, the last ones `late` steps later; compare each with solo."""
         engine = self._engine()
         scheduler = self.subject.stack.scheduler(
             engine, Settings(slots=6, queue=6, chunk=8, context=64))
@@ -77,13 +68,13 @@ class MixedRequests:
         while not scheduler.idle:
             events += scheduler.step()
         for which, solo in enumerate(self.solo_streams):
-            got = without_slots(e.emitted for e in events
-                       if isinstance(e, Token) and e.id == f"r{which}")
+            got = without_slots(e.emitted for e in events if isinstance(e, Token)
+                                and e.id == f"r{which}")
             check_equal(self.judge, "tokens and log-probs", got, solo, request=which,
-                 order=str(order), late=late)
+                        order=str(order), late=late)
 
     def check_options(self) -> None:
-        """Hold the solo streams to what their options say."""
+        """Check that the solo streams follow their options."""
         tokens = [[token for token, _, _ in one] for one in self.solo_streams]
         check_equal(self.judge, "top_k 1 at a high temperature", tokens[3], tokens[0])
         check_equal(self.judge, "the same seed again", tokens[5], tokens[1])
@@ -115,7 +106,7 @@ def tied_logits(seed: int, count: int, vocab: int) -> Tensor:
 
 
 def check_frequencies(subject: Subject, judge: Judge, seed: int) -> None:
-    """Hold how often tokens come, over one request's draws and over seeds, to their weights."""
+    """Compare token frequencies, over one request's draws and over seeds, with their weights."""
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0, 1.5, 0.5])
     weights = exp(logits - logits.max()).double()
     share = (weights / weights.sum()).tolist()
@@ -125,37 +116,36 @@ def check_frequencies(subject: Subject, judge: Judge, seed: int) -> None:
         drawn = subject.stack.engine.draw(logits.repeat(DRAWS, 1), [2] * DRAWS, options, numbers)
         count = Counter(one.token for one in drawn)
         away = max(abs(count[token] / DRAWS - share[token]) for token in range(len(share)))
-        judge.law(away < 0.05, f"over {DRAWS} {over} a token comes {away:.3f} more or less often "
-                               f"than its share")
+        judge.law(away < 0.05, f"over {DRAWS} {over} a token's frequency differs by {away:.3f} "
+                  f"from its probability")
 
 
-def check_against_oracle(
-    site: Harness, asks: Sequence[ClientRequest], heard: Sequence[ClientReply]
-) -> None:
-    """Hold replies of a real model to `forward_single`, one request after another."""
-    ends = site.tokenizer.end_ids
-    requests = []
-    for number, ask in enumerate(asks):
-        prompt = site.tokenizer.encode(request_data.expected_prompt(ask))
-        option = {k: ask.body[k] for k in ("temperature", "top_k", "top_p", "seed")
-                  if k in ask.body}
-        requests.append(Request(str(number), tuple(prompt), ask.body["max_tokens"], ends,
-                                Sampling(**option)))
-    served = site.subject.stack.serial(site.engine, requests, ends)
-    for number, (ask, got, want) in enumerate(zip(asks, heard, served, strict=True)):
-        tokens, stops = [one.token for one in want.emitted], ask.body.get("stop", [])
-        count = request_data.tokens_to_stop(site.tokenizer, tokens, stops) or len(tokens)
-        text = site.tokenizer.decode(tokens[:count])
+def check_against_oracle(harness: Harness, requests: Sequence[ClientRequest],
+                         replies: Sequence[ClientReply]) -> None:
+    """Compare replies of a real model with `forward_single`, one request after another."""
+    ends = harness.tokenizer.end_ids
+    engine_requests = []
+    for number, request in enumerate(requests):
+        prompt = harness.tokenizer.encode(request_data.expected_prompt(request))
+        option = {k: request.body[k] for k in ("temperature", "top_k", "top_p", "seed")
+                  if k in request.body}
+        engine_requests.append(Request(str(number), tuple(prompt), request.body["max_tokens"], ends,
+                                       Sampling(**option)))
+    served = harness.subject.stack.serial(harness.engine, engine_requests, ends)
+    for number, (request, got, want) in enumerate(zip(requests, replies, served, strict=True)):
+        tokens, stops = [one.token for one in want.emitted], request.body.get("stop", [])
+        count = request_data.tokens_to_stop(harness.tokenizer, tokens, stops) or len(tokens)
+        text = harness.tokenizer.decode(tokens[:count])
         cut = request_data.cut_at_stop(text, stops)
-        site.check_equal("text", got.text, text if cut is None else cut, request=number)
-        site.check_equal("tokens", got.ids, tokens[:count], request=number)
+        harness.check_equal("text", got.text, text if cut is None else cut, request=number)
+        harness.check_equal("tokens", got.ids, tokens[:count], request=number)
         if got.logprobs:
-            site.judge.equal("log-probs", torch.tensor(got.logprobs), torch.tensor(
+            harness.judge.equal("log-probs", torch.tensor(got.logprobs), torch.tensor(
                 [one.logprob for one in want.emitted[:count]]), rule="truth", request=number)
 
 
 def scripted_tokens(tokenizer: Tokenizer, kind: str) -> list[int]:
-    """Return tokens whose bytes are whole characters, or are not, with characters split."""
+    """Return tokens of complete characters (`whole`), or tokens with broken characters."""
     if kind == "whole":
         return tokenizer.encode("né 😀 日本 x")
     letters = byte_letters()
@@ -164,7 +154,7 @@ def scripted_tokens(tokenizer: Tokenizer, kind: str) -> list[int]:
 
 
 def body_to_say(tokenizer: Tokenizer, tokens: Sequence[int], limit: int) -> dict[str, Any]:
-    """Return a body that has the toy say the first `limit` of some tokens."""
+    """Return a body that makes the fake path emit the first `limit` of some tokens."""
     return {"prompt": [*tokens, tokenizer.tokens.index(PAD_TOKEN)], "max_tokens": limit}
 
 
@@ -177,12 +167,8 @@ def requests_by_ending(endpoint: str, stream: bool, tokenizer: Tokenizer,
         ("one of the", long - 1, 2, {}, "length", long - 1),
         ("time", short + 4, 0, {"ignore_eos": True}, "length", short + 4),
         ("one of the", long + 1, 5, {}, "stop", long + 1)]
-    asks = [
-        ClientRequest(
-            endpoint,
-            stream,
-            request_data.echo_body(endpoint, text, top=top, max_tokens=limit, **more),
-        )
-        for text, limit, top, more, _, _ in plans
-    ]
-    return asks, [(reason, count, top) for _, _, top, _, reason, count in plans]
+    requests = [ClientRequest(endpoint, stream,
+                              request_data.echo_body(endpoint, text, top=top, max_tokens=limit,
+                                                     **more)) for text, limit, top, more, _,
+                _ in plans]
+    return requests, [(reason, count, top) for _, _, top, _, reason, count in plans]

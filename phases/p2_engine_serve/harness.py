@@ -1,4 +1,4 @@
-"""What the attacks share: a real server on the loopback, real clients, and a gate on its engine."""
+"""The harness of the attacks: a server on the loopback, its clients, and a step barrier."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EXTRA_FIELDS = ("top_k", "ignore_eos", "return_token_ids")
 
 @dataclass
 class Harness:
-    """One server of the subject's stack, its clients, and the laws they hold it to."""
+    """One server of the subject's stack, its clients, and the checks on its replies."""
 
     subject: Subject
     judge: Judge
@@ -42,11 +42,11 @@ class Harness:
     context: int = 128
     chunk: int = 8
     model: str = ""
-    """A model whose real path is run; the toy's when empty."""
+    """A model that runs on the subject's path; if empty, `nano` runs on the fake path."""
     key: str | None = None
     body: int = 1 << 20
     template: str | None = None
-    """Stands for the chat template of the model's file."""
+    """Replaces the chat template of the model's file."""
     _exit_stack: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
@@ -81,15 +81,15 @@ class Harness:
     def _release_steps(self) -> None:
         self.steps.resume.set()
         self.barrier.release()
-        self.service.scheduler.abort()  # nothing is left to serve unless a law was broken
+        self.service.scheduler.abort()  # only a failed check leaves requests to serve
 
     def stop(self) -> None:
-        """Shut the server down, as a signal would."""
+        """Shut the server down, like a signal."""
         self.server.should_exit = True
         self.thread.join(3 * WAIT_SECONDS)
 
     def fake_path(self) -> Any:
-        """Return the toy for this tokenizer."""
+        """Return the fake path for this tokenizer."""
         ids = self.tokenizer.tokens
         return make_fake_path(self.subject.path, ids.index(PAD_TOKEN), ids.index(END_TOKEN))
 
@@ -101,89 +101,95 @@ class Harness:
                                        kwargs={"sockets": [self.socket]})
         self.thread.start()
 
-    # Asking.
+    # Requests.
 
-    def ask(self, ask: ClientRequest) -> ClientReply:
-        """Send a request with the official client and return what came."""
-        body: dict[str, Any] = {"model": self.service.terms.name, **ask.body}
+    def ask(self, request: ClientRequest) -> ClientReply:
+        """Send a request with the official client and return its reply."""
+        body: dict[str, Any] = {"model": self.service.terms.name, **request.body}
         api: Any = self.client.completions
-        if ask.endpoint == "chat":
+        if request.endpoint == "chat":
             api = self.client.chat.completions
             body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
         body["extra_body"] = {name: body.pop(name) for name in EXTRA_FIELDS if name in body}
-        if not ask.stream:
+        if not request.stream:
             return parse_reply([api.create(**body).model_dump(exclude_unset=True)])
         with api.create(**body, stream=True, stream_options={"include_usage": True}) as stream:
             return parse_reply([chunk.model_dump(exclude_unset=True) for chunk in stream])
 
-    def ask_all(self, asks: Sequence[ClientRequest]) -> list[ClientReply]:
-        """Send requests at once: no step begins before all of them were accepted."""
-        futures = self.hold(asks)
+    def ask_all(self, requests: Sequence[ClientRequest]) -> list[ClientReply]:
+        """Send requests at once; no step begins before all were accepted."""
+        futures = self.hold(requests)
         self.barrier.release()
         return [self.result(future) for future in futures]
 
-    def hold(self, asks: Sequence[ClientRequest]) -> list[Future[ClientReply]]:
-        """Send requests in order, each accepted before the next, and let no step begin."""
+    def hold(self, requests: Sequence[ClientRequest]) -> list[Future[ClientReply]]:
+        """Send requests in order, each accepted before the next; no step begins."""
         self.barrier.hold()
-        return [self.accepted(partial(self.ask, ask)) for ask in asks]
+        return [self.accepted(partial(self.ask, request)) for request in requests]
 
     def accepted(self, call: Callable[[], Any]) -> Future[Any]:
-        """Make a call on a thread of its own and wait until its request is accepted."""
-        due = self.barrier.accepted + 1
+        """Make a call on another thread and wait until its request is accepted."""
+        expected = self.barrier.accepted + 1
         future = self.executor.submit(call)
-        came = self.barrier.wait_for(lambda: self.barrier.accepted >= due)
-        self.law(came, "a request is not accepted while no step is done")
+        arrived = self.barrier.wait_for(lambda: self.barrier.accepted >= expected)
+        self.law(arrived, "a request is not accepted while no step runs")
         return future
 
     @staticmethod
     def result(future: Future[ClientReply]) -> ClientReply:
-        """Return what a client got."""
+        """Return a client's reply."""
         return future.result(60.0)
 
-    def ask_over_socket(self, ask: ClientRequest) -> socket.socket:
+    def ask_over_socket(self, request: ClientRequest) -> socket.socket:
         """Send a request over a bare socket, which can be closed at any time."""
-        body = json.dumps({"model": self.service.terms.name, "stream": ask.stream, **ask.body})
-        text = (f"POST /v1/{ask.endpoint} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
+        body = json.dumps({"model": self.service.terms.name, "stream": request.stream,
+                           **request.body})
+        text = (f"POST /v1/{request.endpoint} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
                 f"\r\nContent-Length: {len(body)}\r\n\r\n{body}")
-        due = self.barrier.accepted + 1
+        expected = self.barrier.accepted + 1
         line = socket.create_connection(self.socket.getsockname(), WAIT_SECONDS)
         line.sendall(text.encode())
-        came = self.barrier.wait_for(lambda: self.barrier.accepted >= due)
-        self.law(came, "a request is not accepted while no step is done")
+        arrived = self.barrier.wait_for(lambda: self.barrier.accepted >= expected)
+        self.law(arrived, "a request is not accepted while no step runs")
         return line
 
     def post(self, body: Any, path: str = "completions", **headers: str) -> httpx2.Response:
-        """Post a body as it is, if it is text or bytes, or as JSON."""
+        """Post a body: text or bytes unchanged, anything else as JSON."""
         content = body if isinstance(body, str | bytes) else json.dumps(body)
         return self.http.post(f"/v1/{path}", content=content,
                               headers={"content-type": "application/json", **headers})
 
-    # Holding.
+    # Checks.
 
     def law(self, holds: bool, sentence: str, **where: int | str) -> None:
-        """Hold a law through the judge."""
+        """Report a broken law to the judge unless `holds`."""
         self.judge.law(holds, sentence, rung="law", **where)
 
     def check_equal(self, name: str, got: object, want: object, **where: int | str) -> None:
-        """Hold a value to its peer, in the suite's words."""
-        place = ", ".join(f"{key} {value}" for key, value in where.items())
-        at = f"{name}[{place}]" if place else name
-        self.law(got == want, f"{at}={got!r}, but should be {want!r}", **where)
+        """Compare a value with the expected one."""
+        check_equal(self.judge, name, got, want, **where)
 
     def read_metric(self, name: str) -> float:
-        """Return a figure as the server tells it."""
+        """Return a metric of the server, or -1."""
         for line in self.http.get("/metrics").text.splitlines():
             if line.startswith(f"{name} "):
                 return float(line.split()[1])
         return -1.0
 
     def idle(self) -> None:
-        """Hold the server to have every slot free, and to say so."""
+        """Check that every slot is free, and that the metrics say so."""
         counts = self.service.scheduler.counts
         self.check_equal("slots taken", (counts.live, len(self.engine.tenants)), (0, 0))
-        self.check_equal("slots given back", counts.released, counts.admitted)
+        self.check_equal("slots released", counts.released, counts.admitted)
         self.check_equal("rowtwin_live", self.read_metric("rowtwin_live"), 0.0)
         self.check_equal("rowtwin_waiting", self.read_metric("rowtwin_waiting"), 0.0)
+
+
+def check_equal(judge: Judge, name: str, got: object, want: object, **where: int | str) -> None:
+    """Compare a value with the expected one."""
+    place = ", ".join(f"{key} {value}" for key, value in where.items())
+    at = f"{name}[{place}]" if place else name
+    judge.law(got == want, f"{at}={got!r}, but should be {want!r}", rung="law", **where)
 
 
 @cache
@@ -197,7 +203,7 @@ def load_tokenizer(file: Path) -> Tokenizer:
 
 def with_template(tokenizer: Tokenizer, template: str) -> Tokenizer:
     """Return the tokenizer with another chat template."""
-    made = object.__new__(Tokenizer)
-    made.__dict__.update(tokenizer.__dict__)
-    made.chat_template = template
-    return made
+    copy = object.__new__(Tokenizer)
+    copy.__dict__.update(tokenizer.__dict__)
+    copy.chat_template = template
+    return copy

@@ -1,6 +1,6 @@
-"""The hybrid engine: a path over a pool of per-slot states, behind the scheduler's seven methods.
+"""The hybrid engine: the scheduler's seven methods over a path and a pool of per-slot states.
 
-Every call takes the same way for one request as for many: m = 1 is a batch of one row.
+One request takes the same code path as many: m = 1 is a batch of one row.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ from phases.p2_engine_serve.sampling import Sampling, draw
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an engine may hold."""
+    """The size of an engine's pool."""
 
     slots: int
-    """Requests at once."""
+    """Requests that run at once."""
     capacity: int
-    """Tokens of one request, its prompt included."""
+    """Maximum tokens of one request, including its prompt."""
     budget: int | None = None
-    """The most bytes of state; a pool that needs more is refused before it is allocated."""
+    """Maximum bytes of state; a larger pool is refused before it is allocated."""
 
 
 class Prefixes(Protocol):
-    """What knows states of earlier prompts; asked at admission and told what slots hold."""
+    """A cache of states of earlier prompts; the engine calls it at admission and after steps."""
 
     def admit(self, tokens: Sequence[int], state: State) -> int:
-        """Write the longest known proper prefix of a prompt into a fresh slot; return its length.
+        """Write the longest cached proper prefix of a prompt into a fresh slot; return its length.
 
-        0 when nothing fits, and then nothing was written.
+        Return 0 and write nothing if no prefix is cached.
         """
 
     def on_advance(self, tokens: Sequence[int], state: State) -> None:
-        """Take note that a slot now holds exactly these tokens; it may be copied, not changed."""
+        """Note that a slot's state is now after exactly these tokens; it may only be read."""
 
     def on_release(self, tokens: Sequence[int], state: State) -> None:
-        """Take note that a slot is given up, holding exactly these tokens."""
+        """Note that a slot is released with the state after exactly these tokens."""
 
 
 class NoPrefixes:
-    """Knows nothing, so that every prompt is computed."""
+    """Caches nothing, so that every prompt is computed."""
 
     def admit(self, tokens: Sequence[int], state: State) -> int:
-        """Find nothing."""
+        """Return 0."""
         return 0
 
     def on_advance(self, tokens: Sequence[int], state: State) -> None:
-        """Keep nothing."""
+        """Do nothing."""
 
     def on_release(self, tokens: Sequence[int], state: State) -> None:
-        """Keep nothing."""
+        """Do nothing."""
 
 
 @dataclass(slots=True)
@@ -69,9 +69,9 @@ class Tenant:
 
     request: Request
     tokens: list[int]
-    """The prompt and what was sampled behind it."""
+    """The prompt and the sampled tokens."""
     fed: int
-    """How many of them the slot's state holds."""
+    """How many of them are in the slot's state."""
     drawn_count: int = 0
     """How many tokens were sampled."""
 
@@ -89,7 +89,7 @@ class Tenant:
 
 @dataclass
 class LastSlot:
-    """The slot that was given up last, and the tokens its state still holds."""
+    """The slot that was released last, and the tokens in its state."""
 
     slot: int = -1
     tokens: list[int] = field(default_factory=list)
@@ -107,7 +107,7 @@ class HybridEngine:
 
     def __init__(self, model: Model, path: Path, limits: Limits,
                  prefixes: Prefixes | None = None) -> None:
-        """Allocate the pool; raise `InputError` when the budget does not allow it."""
+        """Allocate the pool; raise `InputError` if it exceeds the budget."""
         check_budget(model.config, limits, model.kv)
         self.model, self.path, self.limits = model, path, limits
         self.pool = model.new_pool(limits.slots, limits.capacity)
@@ -116,10 +116,10 @@ class HybridEngine:
         self.last_slot = LastSlot()
 
     def run_single(self, request: Request) -> Iterator[Emitted]:
-        """Yield the request's tokens alone and without end, in a slot of the pool."""
+        """Yield the request's tokens, run alone and without end, in a slot of the pool."""
         if self.tenants:
             raise InputError(f"request {request.id!r} cannot run alone: "
-                             f"{len(self.tenants)} slots are taken")
+                             f"{len(self.tenants)} slots are in use")
         seat = self.add_slot(request)
         try:
             yield from self.decode_step([Row(seat.slot, len(request.tokens) - seat.reused)])
@@ -129,7 +129,7 @@ class HybridEngine:
             self.recycle_slot(seat.slot)
 
     def start_batch(self, requests: Sequence[Request]) -> list[Seat]:
-        """Take a slot for each request; a single one may go on with the last turn."""
+        """Take a slot for each request; a single request may continue the last turn."""
         for request in requests:
             self._check_request(request)
         if len(requests) > self.limits.slots - len(self.tenants):
@@ -152,23 +152,23 @@ class HybridEngine:
         for row in plan:
             self.tenants[row.slot].fed += row.count
         emitted = self._sample(plan, logits)
-        for row in plan:  # a step that failed is worth nothing, so it is not told
+        for row in plan:  # not reached by a step that failed
             self.prefixes.on_advance(self.tenants[row.slot].state_tokens, self.pool.slot(row.slot))
         return emitted
 
     def recycle_slot(self, slot: int) -> None:
-        """Free a slot; what it holds stays for a turn that goes on with exactly that."""
+        """Free a slot; its state stays for a prompt that extends exactly its tokens."""
         tenant = self.tenants.pop(slot)
         self.last_slot = LastSlot(slot, tenant.state_tokens)
         self.prefixes.on_release(tenant.state_tokens, self.pool.slot(slot))
 
     def cleanup(self) -> None:
-        """Give the pool's memory back."""
+        """Free the pool's memory."""
         self.reset()
         self.pool = Pool(self.model.config, 1, 1, "meta")
 
     def reset(self) -> None:
-        """Free every slot and trust none of them."""
+        """Free every slot and reuse none of their states."""
         self.tenants.clear()
         self.last_slot = LastSlot()
 
@@ -186,14 +186,12 @@ class HybridEngine:
             state = self.pool.slot(slot)
             state.clear()
             reused = self.prefixes.admit(request.tokens, state)
-        self.last_slot = (
-            LastSlot()
-        )  # its slot may just have been taken, and a turn goes on at once or never
+        self.last_slot = LastSlot()  # only the next request may continue a turn
         self.tenants[slot] = Tenant(request, list(request.tokens), reused)
         return Seat(slot, reused)
 
     def _find_extended_slot(self, request: Request) -> tuple[int, int]:
-        """Return the slot that this prompt goes on in and how much it holds, or (-1, 0)."""
+        """Return the slot whose tokens this prompt extends and their count, or (-1, 0)."""
         if self.last_slot.is_extended_by(request.tokens):
             return self.last_slot.slot, len(self.last_slot.tokens)
         return -1, 0
@@ -203,18 +201,18 @@ class HybridEngine:
         return tenant.tokens[tenant.fed:tenant.fed + row.count]
 
     def _sample(self, plan: Sequence[Row], logits: Tensor) -> list[Emitted]:
-        """Draw a token for each row that has computed all its tokens."""
-        due = [i for i, row in enumerate(plan)
-               if self.tenants[row.slot].fed == len(self.tenants[row.slot].tokens)]
-        if not due:
+        """Draw a token for each row whose tokens are all computed."""
+        complete = [i for i, row in enumerate(plan)
+                    if self.tenants[row.slot].fed == len(self.tenants[row.slot].tokens)]
+        if not complete:
             return []
-        slots, logits = [plan[i].slot for i in due], logits[due]
+        slots, logits = [plan[i].slot for i in complete], logits[complete]
         self._check_finite(slots, logits)
         tenants = [self.tenants[slot] for slot in slots]
-        choices = torch.empty(len(due), dtype=torch.int64, device=logits.device)
+        choices = torch.empty(len(complete), dtype=torch.int64, device=logits.device)
         self.path.argmax(logits, choices)
         drawn = self.draw(logits, choices.tolist(), [t.sampling for t in tenants],
-                     [t.drawn_count for t in tenants])
+                          [t.drawn_count for t in tenants])
         for tenant, one in zip(tenants, drawn, strict=True):
             tenant.tokens.append(one.token)
             tenant.drawn_count += 1
@@ -223,7 +221,7 @@ class HybridEngine:
 
     @staticmethod
     def _check_finite(slots: Sequence[int], logits: Tensor) -> None:
-        """Name the row whose logits cannot be sampled, so that only its request ends."""
+        """Raise `RowError` for a row whose logits are not finite, so that only its request ends."""
         fine = torch.isfinite(logits).all(-1).tolist()
         for slot, good in zip(slots, fine, strict=True):
             if not good:
@@ -231,9 +229,9 @@ class HybridEngine:
 
 
 def check_budget(config: Config, limits: Limits, kv: str) -> None:
-    """Refuse a pool that needs more bytes than the budget, before it is allocated."""
+    """Raise `InputError` if a pool needs more bytes than the budget, before it is allocated."""
     one = Pool(config, 1, limits.capacity, "meta", kv).nbytes
     if limits.budget is not None and limits.slots * one > limits.budget:
         raise InputError(
             f"{limits.slots} slots of {limits.capacity} tokens need {limits.slots * one:,} bytes "
-            f"of state, but the budget is {limits.budget:,}, enough for {limits.budget // one}")
+            f"of state, but the budget of {limits.budget:,} is enough for {limits.budget // one}")

@@ -1,4 +1,4 @@
-"""What the server counts, as Prometheus reads it; every figure is the scheduler's own."""
+"""The server's Prometheus metrics, read from the scheduler's counters."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from phases.p0_scheduler.increment import Counts
 
 BUCKETS = (*range(1, 17), 24, 32, 48, 64)
 GAUGES = {
-    "waiting": "Requests that were accepted and have no slot yet.",
-    "live": "Slots taken.",
+    "waiting": "Accepted requests without a slot.",
+    "live": "Slots in use.",
     "batch": "Rows of the newest step.",
     "formed": "The largest batch so far.",
 }
 COUNTERS = {
     "steps": "Engine steps.",
-    "prefilled": "Prompt tokens really computed.",
-    "reused": "Prompt tokens not computed because a slot held them.",
+    "prefilled": "Prompt tokens computed.",
+    "reused": "Prompt tokens not computed because their state was reused.",
 }
 
 
 class Metrics(Collector):
-    """Takes the counts of every step on the engine's thread and shows the newest."""
+    """Stores the counts after every step, on the engine thread, and exports the newest."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._counts: Counts | None = None
         self._registry = CollectorRegistry()
         self._batch_sizes = Histogram("rowtwin_batch_size", "Rows of a step.", buckets=BUCKETS,
-                                registry=self._registry)
+                                      registry=self._registry)
         self._registry.register(self)
 
     def observe(self, counts: Counts) -> None:
-        """Take the counts after a turn of the engine's thread."""
+        """Store the counts after a step; called on the engine thread."""
         before = self._counts.steps if self._counts is not None else 0
         if counts.steps > before:
             self._batch_sizes.observe(counts.batch)
         self._counts = counts
 
-    def add(self, figures: Collector) -> None:
-        """Show another part's figures too."""
-        self._registry.register(figures)
+    def add(self, collector: Collector) -> None:
+        """Export another collector's metrics too."""
+        self._registry.register(collector)
 
     def text(self) -> bytes:
         """Return everything in the exposition format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what is read off the newest counts."""
-        yield GaugeMetricFamily("rowtwin_slots", "Slots there are.", value=self.slots)
+        """Yield the metrics of the newest counts."""
+        yield GaugeMetricFamily("rowtwin_slots", "Number of slots.", value=self.slots)
         counts = self._counts
         for name, what in GAUGES.items():
             yield GaugeMetricFamily(f"rowtwin_{name}", what,
@@ -60,7 +60,7 @@ class Metrics(Collector):
         for name, what in COUNTERS.items():
             yield CounterMetricFamily(f"rowtwin_{name}", what,
                                       value=getattr(counts, name) if counts else 0)
-        ended = CounterMetricFamily("rowtwin_ended", "Requests by how they ended: cancels too.",
+        ended = CounterMetricFamily("rowtwin_ended", "Ended requests by reason.",
                                     labels=["reason"])
         for reason, number in sorted(counts.ended.items() if counts else ()):
             ended.add_metric([reason], number)

@@ -1,8 +1,8 @@
-"""A process of its own for a chat template, which comes with the model's file and is not trusted.
+"""A separate process that renders a chat template, which comes with the model's file, untrusted.
 
-It reads one JSON object a line and answers each with one. The template runs in a sandbox that
-gives it no attribute of Python's own and lets it change nothing; the process may hold little
-memory and open no file, and whoever started it ends it when it takes too long.
+It reads one JSON object a line and writes one for each. The template runs in a sandbox without
+access to Python's attributes and without side effects. The process has a memory limit and cannot
+write files. Its parent kills it when it takes too long.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ MEMORY_LIMIT = 1 << 29
 
 
 class RaisedError(Exception):
-    """The template itself refused the messages."""
+    """The template called `raise_exception`."""
 
 
 def limit_resources() -> None:
-    """Give up what a template has no use for."""
+    """Limit memory, file sizes and core dumps of this process."""
     try:
         import resource
-    except ImportError:  # a system without limits still has the sandbox and the deadline
+    except ImportError:  # without limits, the sandbox and the deadline remain
         return
     for kind, most in ((resource.RLIMIT_AS, MEMORY_LIMIT), (resource.RLIMIT_FSIZE, 0),
                        (resource.RLIMIT_CORE, 0)):
@@ -34,18 +34,18 @@ def limit_resources() -> None:
 
 
 def make_environment() -> ImmutableSandboxedEnvironment:
-    """Return the sandbox, set up as chat templates expect it."""
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
-                                         loader=DictLoader({}),  # there is nothing to include
+    """Return the sandbox, configured as chat templates expect it."""
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                         loader=DictLoader({}),  # no file can be included
                                          extensions=["jinja2.ext.loopcontrols"])
-    made.filters["tojson"] = _tojson
-    made.globals["raise_exception"] = _raise_exception
-    return made
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    return environment
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None,
             separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
-    """Return a value as JSON, with the options that `transformers` gives chat templates."""
+    """Return a value as JSON, with the options that `transformers` offers to chat templates."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
                       sort_keys=sort_keys)
 
@@ -57,13 +57,13 @@ def _raise_exception(message: object) -> NoReturn:
 def render(source: str, values: dict[str, Any], most: int) -> dict[str, str]:
     """Return `{"text": ...}`, or `{"error": kind, "detail": sentence}`.
 
-    `broken` is a fault of the template, every other kind one of the template with these values.
+    The kind `broken` is an error of the template; every other kind depends on the values too.
     """
     try:
         template = make_environment().from_string(source)
     except (TemplateSyntaxError, SyntaxError, RecursionError) as error:
         return {"error": "broken", "detail": f"{type(error).__name__}: {error}"[:500]}
-    except Exception as error:  # such as memory, which the next try may have
+    except Exception as error:  # for example MemoryError, which may not recur
         return {"error": "hostile", "detail": f"{type(error).__name__}: {error}"[:500]}
     try:
         parts, length = [], 0
@@ -77,16 +77,16 @@ def render(source: str, values: dict[str, Any], most: int) -> dict[str, str]:
         return {"error": "raised", "detail": str(error)}
     except (SecurityError, MemoryError, OverflowError, RecursionError) as error:
         return {"error": "hostile", "detail": f"{type(error).__name__}: {error}"[:500]}
-    except Exception as error:  # whatever a template does wrong is the template's
+    except Exception as error:  # any other error of the template
         return {"error": "failed", "detail": f"{type(error).__name__}: {error}"[:500]}
 
 
 def main() -> None:
-    """Answer lines until there are none."""
+    """Answer lines until the input ends."""
     limit_resources()
     for line in sys.stdin:
-        asked = json.loads(line)
-        answer = render(asked["source"], asked["values"], asked["most"])
+        query = json.loads(line)
+        answer = render(query["source"], query["values"], query["most"])
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""What is asked in the attacks: prompts, options, texts to be cut, and bodies to be refused."""
+"""The data of the attacks: prompts, options, texts with stop strings, and bad bodies."""
 
 from __future__ import annotations
 
@@ -23,38 +23,35 @@ PROMPTS = ("the", "one of", " and", "time")
 
 
 def make_body(endpoint: str, prompt: str, top: int | None = None, **more: Any) -> dict[str, Any]:
-    """Return a body whose log-probs are asked for in the endpoint's own way."""
-    told: dict[str, Any] = {}
+    """Return a body that requests log-probs with the endpoint's fields."""
+    logprobs: dict[str, Any] = {}
     if top is not None:
-        told = {"logprobs": top} if endpoint == "completions" else \
+        logprobs = {"logprobs": top} if endpoint == "completions" else \
             {"logprobs": True, "top_logprobs": top}
-    return {"prompt": prompt, "return_token_ids": True, **told, **more}
+    return {"prompt": prompt, "return_token_ids": True, **logprobs, **more}
 
 
 def four_requests(endpoint: str, stream: str, tokens: int) -> list[ClientRequest]:
-    """Return four requests with nothing in common; `mixed` takes every kind."""
+    """Return four different requests; `mixed` uses both endpoints, or both ways of replying."""
     kinds = itertools.cycle(itertools.product(
         ("completions", "chat") if endpoint == "mixed" else (endpoint,),
         {"mixed": (False, True), "whole": (False,), "stream": (True,)}[stream]))
-    return [
-        ClientRequest(
-            where, streamed, make_body(where, prompt, top, max_tokens=tokens + number, **options)
-        )
-        for number, ((where, streamed), prompt, top, options) in enumerate(
-            zip(kinds, PROMPTS, TOP_COUNTS, SAMPLING_OPTIONS, strict=False)
-        )
-    ]
+    return [ClientRequest(where, streamed,
+                          make_body(where, prompt, top, max_tokens=tokens + number, **options))
+            for number, ((where, streamed), prompt, top,
+                         options) in enumerate(zip(kinds, PROMPTS, TOP_COUNTS, SAMPLING_OPTIONS,
+                                                   strict=False))]
 
 
-def expected_prompt(ask: ClientRequest) -> str:
-    """Return what the template of the test models makes of a request, written by hand."""
-    prompt: str = ask.body["prompt"]
-    if ask.endpoint == "completions":
+def expected_prompt(request: ClientRequest) -> str:
+    """Return the prompt of a request by the template of the test models, written by hand."""
+    prompt: str = request.body["prompt"]
+    if request.endpoint == "completions":
         return prompt
     return f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
 
 
-# Texts that are said word for word, and where stop strings cut them.
+# Texts that the fake path emits unchanged, with stop strings.
 
 STOP_CASES: dict[str, tuple[str, list[str]]] = {
     "inside-a-token": ("one time there", ["h"]),
@@ -81,7 +78,7 @@ def cut_at_stop(text: str, stops: Sequence[str]) -> str | None:
 
 
 def tokens_to_stop(tokenizer: Tokenizer, tokens: Sequence[int], stops: Sequence[str]) -> int | None:
-    """Return how many tokens are said until a stop string is complete."""
+    """Return how many tokens are emitted until a stop string is complete."""
     for count in range(1, len(tokens) + 1):
         text = tokenizer.decode(tokens[:count]).rstrip("\ufffd")
         if cut_at_stop(text, stops) is not None:
@@ -90,11 +87,11 @@ def tokens_to_stop(tokenizer: Tokenizer, tokens: Sequence[int], stops: Sequence[
 
 
 def echo_body(endpoint: str, text: str, **more: Any) -> dict[str, Any]:
-    """Return a body that has the toy say a text."""
+    """Return a body that makes the fake path emit a text."""
     return make_body(endpoint, text + PAD_TOKEN, **more)
 
 
-# Bodies that are refused, with the field that must be named.
+# Refused bodies, with the status and the field that the error must name.
 
 GOOD: dict[str, Any] = {"prompt": "the", "max_tokens": 2}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "the"}], "max_tokens": 2}
@@ -182,7 +179,7 @@ HOSTILE_TEMPLATES: dict[str, str] = {
     "does-not-exist": "{{ messages|undefined_filter }}",
 }
 BROKEN_TEMPLATES = ("no-template", "does-not-exist")
-"""Those that no messages can be applied to."""
+"""Templates that fail for any messages."""
 CHAT_FAILURES: dict[str, str] = {
     "time": "{% for i in m %}{% for j in m %}{% for k in m %}{% endfor %}{% endfor %}{% endfor %}",
     "memory": "{{ (m * 4000000)|length }}",
@@ -190,7 +187,7 @@ CHAT_FAILURES: dict[str, str] = {
     "undefined": "{{ messages[0].nothing.more }}",
     "raised": "{{ raise_exception('no more') }}",
 }
-"""What a template does with some messages, `m` being a thousand letters or more."""
+"""Templates that fail for some messages; `m` is a message of a thousand letters or more."""
 CHAT_TURNS: tuple[tuple[list[dict[str, Any]], str], ...] = (
     ([{"role": "user", "content": "the"}], "<|im_start|>user\nthe<|im_end|>\n"),
     ([{"role": "user", "content": "one"}], "<|im_start|>user\none<|im_end|>\n"),

@@ -1,4 +1,4 @@
-"""What a client may ask for: strict records that name the field of whatever they refuse."""
+"""The fields of a request, as strict models; a refusal names the wrong field."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ T = TypeVar("T", bound="StrictModel")
 
 
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
-# a list is read up to its first fault: an error for each item of a long one would take gigabytes
+# fail_fast: one error for each item of a long list would take gigabytes
 StopStrings = Annotated[list[StopString], Field(max_length=16, fail_fast=True)]
 MAX_NAME_CHARS = 100
-"""Characters of a client's field name that are told back."""
+"""Maximum characters of an unknown field's name in an error message."""
 
 
 class StrictModel(BaseModel):
-    """A part of a request; unknown fields and wrong types are refused."""
+    """A request or a part of one; unknown fields and wrong types are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _null_is_absent(cls, fields: Any) -> Any:
-        """Drop what is null and need not be given, as clients send their defaults.
+        """Drop optional fields that are null, since clients send their defaults.
 
-        Of unknown fields only the first is kept, to be refused by name.
+        Keep only the first unknown field, so that it is refused by name.
         """
         known = cls.model_fields
         if not isinstance(fields, dict) or (
@@ -44,29 +44,29 @@ class StrictModel(BaseModel):
 
 
 class StreamOptions(StrictModel):
-    """How a stream is told."""
+    """The options of a stream."""
 
     include_usage: bool = False
 
 
 class CommonRequest(StrictModel):
-    """What both endpoints take."""
+    """The fields of both endpoints."""
 
     model: str
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] = 0
-    """-1 and 0 are no bound."""
+    """-1 and 0 mean no limit."""
     seed: Annotated[int | None, Field(ge=-(1 << 63), lt=1 << 64)] = None
     stop: StopString | StopStrings | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
     return_token_ids: bool = False
-    """Tell the ids of the prompt and of every token, whose texts alone can be ambiguous."""
+    """Return the ids of the prompt and of every token; their texts can be ambiguous."""
     n: Annotated[int, Field(ge=1, le=1)] = 1
     user: str | None = None
-    """Taken and not used."""
+    """Accepted and ignored."""
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> CommonRequest:
@@ -81,12 +81,12 @@ class CommonRequest(StrictModel):
 
     @property
     def limit(self) -> int | None:
-        """The most new tokens, or None for all that fit."""
+        """Maximum new tokens, or None for all that fit."""
         return None
 
     @property
     def top(self) -> int | None:
-        """How many likeliest tokens are told with each; None for no log-probs at all."""
+        """How many likely tokens to report with each token; None for no log-probs."""
         return None
 
 
@@ -99,12 +99,12 @@ class CompletionRequest(CommonRequest):
 
     @property
     def limit(self) -> int:
-        """The most new tokens."""
+        """Maximum new tokens."""
         return self.max_tokens
 
     @property
     def top(self) -> int | None:
-        """How many likeliest tokens are told with each."""
+        """How many likely tokens to report with each token; None for no log-probs."""
         return self.logprobs
 
 
@@ -123,7 +123,7 @@ class Message(StrictModel):
     name: str | None = None
 
     def as_template_input(self) -> dict[str, str]:
-        """Return the message as a template takes it."""
+        """Return the message as the template's input."""
         content = self.content if isinstance(self.content, str) \
             else "".join(part.text for part in self.content)
         return {"role": self.role, "content": content,
@@ -149,17 +149,17 @@ class ChatRequest(CommonRequest):
 
     @property
     def limit(self) -> int | None:
-        """The most new tokens, or None for all that fit."""
+        """Maximum new tokens, or None for all that fit."""
         return self.max_tokens or self.max_completion_tokens
 
     @property
     def top(self) -> int | None:
-        """How many likeliest tokens are told with each."""
+        """How many likely tokens to report with each token; None for no log-probs."""
         return self.top_logprobs if self.logprobs else None
 
 
 def parse(kind: type[T], body: bytes) -> T:
-    """Read a body, or raise `Refused` naming the first field that is wrong."""
+    """Parse a body, or raise `ApiError` naming the first wrong field."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -172,39 +172,36 @@ def _to_api_error(errors: list[Any]) -> ApiError:
     field = ".".join(place) if place else None
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON: {message.removeprefix('Invalid JSON: ')}",
-                       code="invalid_json")
+                        code="invalid_json")
     if first["type"] == "extra_forbidden":
-        return ApiError(400, f"{_format_path(place)} is not a field that this server knows", field,
-                       code="unknown_field")
-    if first["type"] == "value_error":  # a rule about several fields begins with one's name
+        return ApiError(400, f"{_format_path(place)} is an unknown field", field,
+                        code="unknown_field")
+    if first["type"] == "value_error":  # our messages begin with the field's name
         return ApiError(400, message, message.split()[0], code="invalid_value")
-    where = ".".join(_error_path(first)) if field else "the body is no object of fields"
+    where = ".".join(_error_path(first)) if field else "the body must be a JSON object"
     return ApiError(400, f"{where}: {message}", field, code="invalid_value")
 
 
 def _error_path(error: Any) -> list[str]:
-    """Return the names that lead to an error; an unknown field may have any name."""
-    way = error["loc"][:-1] if error["type"] == "extra_forbidden" else error["loc"]
-    own = [part for part in way if not _is_union_branch(part)]
-    return [str(part)[:MAX_NAME_CHARS] for part in (*own, *error["loc"][len(way):])]
+    """Return the field names that lead to an error; an unknown field may have any name."""
+    path = error["loc"][:-1] if error["type"] == "extra_forbidden" else error["loc"]
+    names = [part for part in path if not _is_union_branch(part)]
+    return [str(part)[:MAX_NAME_CHARS] for part in (*names, *error["loc"][len(path):])]
 
 
 def _format_path(place: list[str]) -> str:
-    """Return a field's place in one line, quoted if its name is an odd one."""
+    """Return a field's path on one line, quoted if it is empty or not printable."""
     text = ".".join(place)
     return text if text and text.isprintable() else repr(text)
 
 
 def _root_cause(errors: list[Any]) -> tuple[Any, str]:
-    """Return the error that tells why, of all that the kinds a field may have gave, and its words.
+    """Return the error that explains a refusal, of those of all types of a union, and its message.
 
-    That a list is no text says nothing of what is wrong in the list.
+    An error inside a list is preferred to the error that the list is not a string.
     """
-    inside = [
-        one
-        for one in errors
-        if one["type"] not in ("string_type", "list_type") or not _is_union_branch(one["loc"][-1])
-    ]
+    inside = [one for one in errors if one["type"] not in ("string_type", "list_type")
+              or not _is_union_branch(one["loc"][-1])]
     if inside:
         return inside[0], inside[0]["msg"].removeprefix("Value error, ")
     kinds = [one["msg"].removeprefix("Input should be ") for one in errors]
@@ -212,5 +209,5 @@ def _root_cause(errors: list[Any]) -> tuple[Any, str]:
 
 
 def _is_union_branch(part: int | str) -> bool:
-    """Return whether a part of an error's place is a name of pydantic's for one of a union."""
+    """Return whether a part of an error's path is pydantic's name for a type of a union."""
     return (isinstance(part, str) and not part.isidentifier()) or part in ("str", "int")

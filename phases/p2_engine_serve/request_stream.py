@@ -1,4 +1,4 @@
-"""One request's reply: events come from the engine's thread, pieces go to the event loop."""
+"""One request's reply: events arrive on the engine thread, pieces go to the event loop."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Piece:
     """A part of a reply."""
 
     text: str
-    """What can be shown now; may be empty."""
+    """The text to send now; may be empty."""
     emitted: Emitted | None
-    """The token that came, or None for text that was held back to the end."""
+    """The token, or None for text that was pending until the end."""
     offset: int
-    """How many characters came before it, shown or held back."""
+    """Characters decoded before it, sent or pending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ReplyEnd:
     """The end of a reply."""
 
     reason: str
-    """`stop` or `length`; empty when it failed."""
+    """`stop` or `length`; empty if the request failed."""
     prompt: int
     completion: int
     cached: int
@@ -45,7 +45,7 @@ class ReplyEnd:
 
     @property
     def usage(self) -> dict[str, object]:
-        """The usage as clients know it."""
+        """The usage in OpenAI's format."""
         return {"prompt_tokens": self.prompt, "completion_tokens": self.completion,
                 "total_tokens": self.prompt + self.completion,
                 "prompt_tokens_details": {"cached_tokens": self.cached}}
@@ -54,12 +54,12 @@ class ReplyEnd:
 class Reply:
     """The reply to one request, read once by its handler.
 
-    A stop string is found on the engine's thread, between two steps, so that no token is computed
-    behind it.
+    Stop strings are searched on the engine thread, between two steps, so that no token is computed
+    after one.
     """
 
     def __init__(self, request: Request, text: StreamedText, driver: EngineLoop) -> None:
-        """Take the loop of the caller, which is where the pieces are read."""
+        """Bind the reply to the caller's event loop, where its pieces are read."""
         self.request, self.text = request, text
         self._engine_loop, self._loop = driver, asyncio.get_running_loop()
         self._queue: asyncio.Queue[Piece | ReplyEnd] = asyncio.Queue()
@@ -67,25 +67,25 @@ class Reply:
         self._stopped = False
 
     def send(self) -> None:
-        """Hand the request to the engine's thread, or raise as `Scheduler.submit`."""
+        """Submit the request, or raise like `Scheduler.submit`."""
         self._engine_loop.send(self.request, self.on_event)
 
     def cancel_request(self, reason: FromOutside = "disconnect") -> None:
-        """End the request from outside, if it has not ended."""
+        """Cancel the request if it has not ended."""
         self._engine_loop.cancel(self.request.id, reason)
 
     async def pieces(self) -> AsyncIterator[Piece | ReplyEnd]:
-        """Yield what comes, `Done` last."""
+        """Yield the pieces and at last the `ReplyEnd`."""
         while True:
             piece = await self._queue.get()
             yield piece
             if isinstance(piece, ReplyEnd):
                 return
 
-    # On the engine's thread.
+    # On the engine thread.
 
     def on_event(self, event: Event) -> None:
-        """Take an event; raises when the loop is gone, as one does whose client is gone."""
+        """Process an event; raise if the event loop is closed, which cancels the request."""
         if isinstance(event, Ended):
             self._on_end(event)
         elif not self._stopped:
@@ -101,22 +101,15 @@ class Reply:
             self.cancel_request("stop")
 
     def _visible_text(self, emitted: Emitted) -> str:
-        """Return what a token lets be shown; one that ends the request is not part of its text."""
+        """Return the text to send after a token; a token that ends the request has none."""
         return "" if emitted.token in self.request.stop_ids else self.text.push(emitted.token)
 
     def _on_end(self, event: Ended) -> None:
         rest = self.text.finish()
         if rest:
             self._post_to_loop(Piece(rest, None, self.text.decoded_chars))
-        self._post_to_loop(
-            ReplyEnd(
-                self._finish_reason(event),
-                len(self.request.tokens),
-                self._completion_tokens,
-                event.reused,
-                self._end_error(event),
-            )
-        )
+        self._post_to_loop(ReplyEnd(self._finish_reason(event), len(self.request.tokens),
+                                    self._completion_tokens, event.reused, self._end_error(event)))
 
     def _finish_reason(self, event: Ended) -> str:
         if self.text.stopped:
@@ -128,9 +121,9 @@ class Reply:
             return None
         if event.reason == "error":
             return ApiError(500, f"the engine failed on this request: {event.detail}",
-                           code="engine_error")
-        return ApiError(503, "the request was cancelled, for the server is shutting down",
-                       code="cancelled")
+                            code="engine_error")
+        return ApiError(503, "the request was cancelled because the server is shutting down",
+                        code="cancelled")
 
     def _post_to_loop(self, piece: Piece | ReplyEnd) -> None:
         put: Callable[[Piece | ReplyEnd], None] = self._queue.put_nowait

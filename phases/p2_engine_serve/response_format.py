@@ -1,4 +1,4 @@
-"""The JSON of replies, whole and in chunks, for both endpoints."""
+"""The JSON of replies and of their chunks, for both endpoints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """Return a token as text that no other has: part of a character in hexadecimal."""
+    """Return a token's text; incomplete characters are written in hexadecimal."""
     raw = tokenizer.piece(token)
     if not raw:
         return tokenizer.tokens[token]
@@ -24,13 +24,13 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
 
 
 class ReplyFormat:
-    """One endpoint's way to tell a reply."""
+    """The reply format of one endpoint."""
 
-    prefix, whole_object, chunk_object = "", "", ""
+    prefix, full_object, chunk_object = "", "", ""
 
     def __init__(self, tokenizer: Tokenizer, id: str, created: int, model: str, *,
                  top: int | None, prompt: Sequence[int] | None) -> None:
-        """Tell log-probs with `top` of the likeliest tokens, and ids if given the prompt's."""
+        """Report log-probs with `top` likely tokens unless None, and ids if `prompt` is set."""
         self.tokenizer, self.top, self.prompt = tokenizer, top, prompt
         self.common_fields: Json = {"id": f"{self.prefix}{id}", "created": created, "model": model}
 
@@ -38,20 +38,15 @@ class ReplyFormat:
         """Return the reply as one object."""
         choice = {**self._text_field("".join(piece.text for piece in pieces)),
                   **self._token_fields(pieces), "finish_reason": done.reason}
-        return {
-            **self.common_fields,
-            "object": self.whole_object,
-            "choices": [self._choice(choice)],
-            "usage": done.usage,
-            **self._prompt_ids(),
-        }
+        return {**self.common_fields, "object": self.full_object,
+                "choices": [self._choice(choice)], "usage": done.usage, **self._prompt_ids()}
 
     def first_chunks(self) -> list[Json]:
-        """Return the chunks that come before the first token."""
+        """Return the chunks before the first token."""
         return []
 
     def chunk(self, piece: Piece) -> Json | None:
-        """Return a piece as a chunk, or None when it would tell nothing."""
+        """Return a piece as a chunk, or None if it would be empty."""
         if not piece.text and (piece.emitted is None or
                                (self.top is None and self.prompt is None)):
             return None
@@ -59,24 +54,16 @@ class ReplyFormat:
                             "finish_reason": None})
 
     def last_chunks(self, done: ReplyEnd, *, usage: bool) -> list[Json]:
-        """Return the chunks that come after the last token."""
-        last = self._chunk(
-            {**self._delta_field(None), "logprobs": None, "finish_reason": done.reason}
-        )
-        told = {
-            **self.common_fields,
-            "object": self.chunk_object,
-            "choices": [],
-            "usage": done.usage,
-        }
-        return [last, told] if usage else [last]
+        """Return the chunks after the last token."""
+        last = self._chunk({**self._delta_field(None), "logprobs": None,
+                            "finish_reason": done.reason})
+        usage_chunk = {**self.common_fields, "object": self.chunk_object, "choices": [],
+                       "usage": done.usage}
+        return [last, usage_chunk] if usage else [last]
 
     def _chunk(self, choice: Json) -> Json:
-        return {
-            **self.common_fields,
-            "object": self.chunk_object,
-            "choices": [self._choice(choice)],
-        }
+        return {**self.common_fields, "object": self.chunk_object,
+                "choices": [self._choice(choice)]}
 
     @staticmethod
     def _choice(choice: Json) -> Json:
@@ -86,11 +73,11 @@ class ReplyFormat:
         return {} if self.prompt is None else {"prompt_token_ids": list(self.prompt)}
 
     def _token_fields(self, pieces: Sequence[Piece]) -> Json:
-        """Return what is told of tokens beside their text."""
-        came = [piece for piece in pieces if piece.emitted is not None]
+        """Return the log-probs and ids of the pieces' tokens."""
+        sampled = [piece for piece in pieces if piece.emitted is not None]
         ids = {} if self.prompt is None else \
-            {"token_ids": [p.emitted.token for p in came if p.emitted is not None]}
-        return {"logprobs": None if self.top is None else self._logprobs(came), **ids}
+            {"token_ids": [p.emitted.token for p in sampled if p.emitted is not None]}
+        return {"logprobs": None if self.top is None else self._logprobs(sampled), **ids}
 
     def _text_field(self, text: str) -> Json:
         return {"text": text}
@@ -100,31 +87,27 @@ class ReplyFormat:
 
     def _logprobs(self, pieces: Sequence[Piece]) -> Json:
         emitted = [piece.emitted for piece in pieces if piece.emitted is not None]
-        return {
-            "tokens": [token_text(self.tokenizer, one.token) for one in emitted],
-            "token_logprobs": [one.logprob for one in emitted],
-            "top_logprobs": [
-                {token_text(self.tokenizer, token): value for token, value in one.top}
-                for one in emitted
-            ],
-            "text_offset": [piece.offset for piece in pieces],
-        }
+        return {"tokens": [token_text(self.tokenizer, one.token) for one in emitted],
+                "token_logprobs": [one.logprob for one in emitted],
+                "top_logprobs": [{token_text(self.tokenizer, token): value for token,
+                                  value in one.top} for one in emitted],
+                "text_offset": [piece.offset for piece in pieces]}
 
 
 class CompletionFormat(ReplyFormat):
     """/v1/completions."""
 
-    prefix, whole_object, chunk_object = "cmpl-", "text_completion", "text_completion"
+    prefix, full_object, chunk_object = "cmpl-", "text_completion", "text_completion"
 
 
 class ChatFormat(ReplyFormat):
     """/v1/chat/completions."""
 
-    prefix, whole_object = "chatcmpl-", "chat.completion"
+    prefix, full_object = "chatcmpl-", "chat.completion"
     chunk_object = "chat.completion.chunk"
 
     def first_chunks(self) -> list[Json]:
-        """Return the chunk that says who speaks."""
+        """Return the chunk with the assistant's role."""
         return [self._chunk({"delta": {"role": "assistant", "content": ""}, "logprobs": None,
                              "finish_reason": None})]
 

@@ -1,4 +1,4 @@
-"""Listening: uvicorn over the API, on the loopback unless told otherwise."""
+"""The listening socket and uvicorn's server over the API."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from engine.errors import InputError
 from phases.p2_engine_serve.service import Service
 
 GRACE_MARGIN = 5
-"""Seconds for the last words of replies that the grace has ended."""
+"""Seconds to send the ends of replies that were cancelled after the grace."""
 HEAD_SECONDS = 30.0
-"""How long a connection may stay without a whole head of a request."""
+"""Seconds that a connection may stay open without a complete request head."""
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a listening socket; 0 takes any free port. Raises `InputError` when it is taken."""
+    """Return a listening socket; port 0 picks a free one. Raises `InputError` if it is in use."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=512)
@@ -35,12 +35,12 @@ def address(listening: socket.socket) -> str:
 
 
 def is_public(listening: socket.socket) -> bool:
-    """Tell whether others than this machine reach a listening socket, whatever its host's name."""
+    """Return whether other machines may reach a listening socket, by its address."""
     return not ipaddress.ip_address(listening.getsockname()[0]).is_loopback
 
 
 class Connection(H11Protocol):
-    """One client's connection, which is closed when no request comes on it."""
+    """One client's connection; it is closed when no request arrives in HEAD_SECONDS."""
 
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -55,13 +55,13 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
+        """Stop the timer."""
         if self._head_timer is not None:
             self._head_timer.cancel()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP; behind an answer to its beginning there is nothing to add."""
+        """Answer invalid HTTP with 400; close the connection if a response was already sent."""
         try:
             super().send_400_response(msg)
         except h11.LocalProtocolError:
@@ -78,7 +78,7 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Drains its service at shutdown: what was accepted ends, by itself or by the grace."""
+    """Drains its service at shutdown: requests end by themselves or after the grace."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -88,13 +88,13 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=int(service.terms.grace) + GRACE_MARGIN))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, and wait for the replies while the service is closed beside them."""
+        """Stop listening, close the service on a thread, and wait for the replies."""
         closing = asyncio.create_task(asyncio.to_thread(self.service.close))
         await super().shutdown(sockets)
         await closing
 
 
 def run(service: Service, listening: socket.socket) -> None:
-    """Serve until a signal ends it; must be called on the main thread."""
+    """Serve until a signal; must be called on the main thread."""
     Server(service).run(sockets=[listening])
 

@@ -1,4 +1,4 @@
-"""The session turn of one live request: what comes between two turns, and what may be reused."""
+"""The session turn of a single live request: when a second turn may reuse the first."""
 
 from __future__ import annotations
 
@@ -18,81 +18,73 @@ OTHER_REQUEST = ClientRequest(
 
 
 def turn_request(prompt: list[int], tokens: int = 4) -> ClientRequest:
-    """Return a request for some greedy tokens behind a prompt of ids."""
-    return ClientRequest(
-        "completions", False, {"prompt": prompt, "max_tokens": tokens, **TURN_OPTIONS}
-    )
+    """Return a request for some greedy tokens after a prompt of ids."""
+    return ClientRequest("completions", False,
+                         {"prompt": prompt, "max_tokens": tokens, **TURN_OPTIONS})
 
 
 class SessionTurns:
-    """A first turn on a server, then what lies between, then a second turn held to a cold one."""
+    """A first turn, something in between, and a second turn that is compared with a cold start."""
 
-    def __init__(self, site: Harness, subject: Subject, judge: Judge) -> None:
-        self.site, self.subject, self.judge = site, subject, judge
-        self.first = site.ask(turn_request(FIRST_PROMPT))
+    def __init__(self, harness: Harness, subject: Subject, judge: Judge) -> None:
+        self.harness, self.subject, self.judge = harness, subject, judge
+        self.first = harness.ask(turn_request(FIRST_PROMPT))
         self.history = FIRST_PROMPT + self.first.ids
         self.state_length = len(self.history) - 1
         """Tokens in the slot: the last one was never fed back."""
 
     def second_turn(self, kind: str) -> tuple[list[int], int]:
-        """Return the prompt of the second turn and how much of it must be reused."""
-        said, site = self.history, self.site
-        prompts = {
-            "shorter": said[:-2],
-            "the-same-again": FIRST_PROMPT,
-            "held-and-no-more": said[:-1],
-            "diverges-at-the-end": [*said[:-2], said[-2] ^ 1, said[-1], 7],
-            "diverges-at-the-start": [said[0] ^ 1, *said[1:], 7],
-        }
+        """Return the prompt of the second turn and how many of its tokens must be reused."""
+        history, harness = self.history, self.harness
+        prompts = {"shorter": history[:-2], "the-same-again": FIRST_PROMPT,
+                   "held-and-no-more": history[:-1],
+                   "diverges-at-the-end": [*history[:-2], history[-2] ^ 1, history[-1], 7],
+                   "diverges-at-the-start": [history[0] ^ 1, *history[1:], 7]}
         if kind in prompts:
             return prompts[kind], 0
         if kind == "after-another":
-            site.ask(OTHER_REQUEST)
+            harness.ask(OTHER_REQUEST)
         if kind == "after-an-error":
             self._fail_request()
         together = kind in ("beside-another", "behind-another")
-        return [*said, 7, 8, 9], 0 if together or kind.startswith("after") else self.state_length
+        return [*history, 7, 8, 9], 0 if together or kind.startswith("after") else self.state_length
 
     def run(self, kind: str) -> ClientReply:
-        """Take the second turn and hold it to its reuse and to the cold reply."""
+        """Run the second turn; compare its reuse, and its reply with a cold start."""
         prompt, reused = self.second_turn(kind)
-        before = self.site.service.scheduler.counts.prefilled
+        before = self.harness.service.scheduler.counts.prefilled
         got, others = self._ask_second(kind, turn_request(prompt))
         where = {"kind": kind}
-        self.site.check_equal(
-            "cached tokens", got.usage["prompt_tokens_details"]["cached_tokens"], reused, **where
-        )
-        self.site.check_equal(
-            "tokens prefilled",
-            self.site.service.scheduler.counts.prefilled - before,
-            len(prompt) - reused + others,
-            **where,
-        )
+        self.harness.check_equal(
+            "cached tokens", got.usage["prompt_tokens_details"]["cached_tokens"], reused, **where)
+        self.harness.check_equal("tokens prefilled",
+                                 self.harness.service.scheduler.counts.prefilled - before,
+                                 len(prompt) - reused + others, **where)
         with Harness(self.subject, self.judge) as cold:
             want = cold.ask(turn_request(prompt))
-        self.site.check_equal("tokens", got.ids, want.ids, **where)
-        self.site.check_equal("log-probs", got.logprobs, want.logprobs, **where)
+        self.harness.check_equal("tokens", got.ids, want.ids, **where)
+        self.harness.check_equal("log-probs", got.logprobs, want.logprobs, **where)
         return got
 
-    def _ask_second(self, kind: str, ask: ClientRequest) -> tuple[ClientReply, int]:
-        """Return the reply, and how many tokens others had computed for their prompts meanwhile."""
+    def _ask_second(self, kind: str, request: ClientRequest) -> tuple[ClientReply, int]:
+        """Return the reply, and how many prompt tokens were computed for other requests."""
         if kind == "beside-another":
-            return self.site.ask_all([ask, OTHER_REQUEST])[0], 2
-        if kind == "behind-another":  # the other one has its slot when this one comes
-            (other,) = self.site.hold([OTHER_REQUEST])
-            self.site.law(self.site.barrier.allow_steps(1), "a step is never done")
-            mine = self.site.accepted(lambda: self.site.ask(ask))
-            self.site.barrier.release()
-            self.site.result(other)
-            return self.site.result(mine), 2
-        return self.site.ask(ask), 0
+            return self.harness.ask_all([request, OTHER_REQUEST])[0], 2
+        if kind == "behind-another":  # the other request gets its slot first
+            (other,) = self.harness.hold([OTHER_REQUEST])
+            self.harness.law(self.harness.barrier.allow_steps(1), "the allowed step did not run")
+            mine = self.harness.accepted(lambda: self.harness.ask(request))
+            self.harness.barrier.release()
+            self.harness.result(other)
+            return self.harness.result(mine), 2
+        return self.harness.ask(request), 0
 
     def _fail_request(self) -> None:
-        """Have a request fail in the engine, so that no slot can be trusted."""
+        """Make a request fail in the engine, so that no slot's state is valid."""
         def trouble(tokens: Any) -> bool:
             raise RuntimeError("the device is lost")
 
-        self.site.steps.fail_step = trouble
-        answer = self.site.post({"model": "nano", "prompt": [50], "max_tokens": 1})
-        self.site.check_equal("status of a failed request", answer.status_code, 500)
-        self.site.steps.fail_step = lambda tokens: False
+        self.harness.steps.fail_step = trouble
+        answer = self.harness.post({"model": "nano", "prompt": [50], "max_tokens": 1})
+        self.harness.check_equal("status of a failed request", answer.status_code, 500)
+        self.harness.steps.fail_step = lambda tokens: False

@@ -1,4 +1,4 @@
-"""Holding an engine's thread still, so that what meets in a step is decided and not a race."""
+"""Blocks an engine thread between steps, so that tests choose which requests share a step."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from engine.path import Rows, Step
 from phases.p0_scheduler.increment import Event, FromOutside, Request, Scheduler
 
 WAIT_SECONDS = 6.0
-"""Seconds without what must come, after which it counts as never coming."""
+"""Seconds to wait for an expected event before a test fails."""
 
 
 class StepBarrier:
-    """Lets an engine's thread step as often as it is told, and counts what came meanwhile."""
+    """Allows an engine thread a number of steps, and counts submits and cancels."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._inner = scheduler.step, scheduler.submit, scheduler.cancel
@@ -34,29 +34,28 @@ class StepBarrier:
         scheduler.close = self._close_and_notify  # type: ignore[method-assign]
 
     def hold(self) -> None:
-        """Let no step begin; when this returns, none is running."""
+        """Block further steps and wait for the running one."""
         with self._condition:
             self._steps_left = 0
             self.accepted = self.cancelled = 0
             self._condition.wait_for(lambda: not self._busy, WAIT_SECONDS)
 
     def allow_steps(self, steps: int) -> bool:
-        """Let so many steps be done; False when they are not."""
+        """Allow a number of steps; return False if they do not run."""
         with self._condition:
             self._steps_left = steps
             self._condition.notify_all()
-            return self._condition.wait_for(
-                lambda: not self._steps_left and not self._busy, WAIT_SECONDS
-            )
+            return self._condition.wait_for(lambda: not self._steps_left and not self._busy,
+                                            WAIT_SECONDS)
 
     def release(self) -> None:
-        """Let steps begin freely."""
+        """Allow any number of steps."""
         with self._condition:
             self._steps_left = None
             self._condition.notify_all()
 
     def wait_for(self, holds: Callable[[], bool]) -> bool:
-        """Wait until something holds that a step, an acceptance or a cancel brings about."""
+        """Wait for a condition; it is evaluated after every step, submit and cancel."""
         with self._condition:
             return self._condition.wait_for(holds, WAIT_SECONDS)
 
@@ -79,11 +78,11 @@ class StepBarrier:
             self._condition.notify_all()
 
     def _cancel(self, id: str, reason: FromOutside = "cancel") -> bool:
-        taken = self._inner[2](id, reason)
+        cancelled = self._inner[2](id, reason)
         with self._condition:
-            self.cancelled += taken
+            self.cancelled += cancelled
             self._condition.notify_all()
-        return taken
+        return cancelled
 
     def _close_and_notify(self, why: str = "the server is shutting down") -> None:
         self._close(why)
@@ -92,7 +91,7 @@ class StepBarrier:
 
 
 class WatchedStep:
-    """A path's step, watched from inside: how many rows each had, and trouble when wanted."""
+    """A path's step that records its row counts, can be paused, and can fail."""
 
     def __init__(self, inner: Step) -> None:
         self._inner = inner
@@ -100,23 +99,23 @@ class WatchedStep:
         self.entered, self.resume = threading.Event(), threading.Event()
         self.resume.set()
         self.fail_step: Callable[[Sequence[int]], bool] = lambda tokens: False
-        """Called with each row's tokens; may raise, or say that its logits come out as NaN."""
+        """Called with each row's tokens; may raise, or return True to make its logits NaN."""
 
     def __call__(self, path: Any, model: Any, pool: Any, tokens: Sequence[int], rows: Rows,
                  sink: Any) -> Tensor:
-        """Run the step; wait inside it while `resume` is not set."""
+        """Run the step; wait inside it until `resume` is set."""
         self.entered.set()
         self.resume.wait()
-        spoiled = [self.fail_step(own) for _, _, own in rows.spans(tokens)]
+        is_nan = [self.fail_step(row_tokens) for _, _, row_tokens in rows.spans(tokens)]
         self.widths.append(len(rows.slots))
         logits = self._inner(path, model, pool, tokens, rows, sink)
-        logits[torch.tensor(spoiled)] = torch.nan
+        logits[torch.tensor(is_nan)] = torch.nan
         return logits
 
 
 @contextmanager
 def capture_batch_log() -> Iterator[list[str]]:
-    """Collect what the logger `rowtwin.scheduler` says at level INFO and above."""
+    """Collect the messages of the logger `rowtwin.scheduler` at level INFO and above."""
     lines: list[str] = []
     logger = logging.getLogger("rowtwin.scheduler")
     handler = logging.Handler()

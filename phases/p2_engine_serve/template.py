@@ -1,4 +1,4 @@
-"""The chat template of a model's file, run in a process that is ended when it goes too far."""
+"""The chat template of a model's file, rendered in a process with limits."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from typing import Any
 from engine.errors import InputError
 
 MAX_PROMPT_CHARS = 1 << 22
-"""The most characters a prompt may have."""
+"""Maximum characters of a prompt."""
 RENDER_TIMEOUT = 5.0
-"""How long a template may take; an honest one takes milliseconds."""
+"""Seconds that rendering may take; a normal template takes milliseconds."""
 RENDER_SCRIPT = Path(__file__).with_name("render.py")
 
 
 class Template:
-    """A chat template; may be used from any thread."""
+    """A chat template; its methods may be called from any thread."""
 
     def __init__(self, source: str | None, seconds: float = RENDER_TIMEOUT) -> None:
         self.source, self.seconds = source, seconds
         self._broken_reason = "the model's file has no chat template" if source is None else ""
-        self._lock = threading.Lock()  # guards the process, which answers one at a time
+        self._lock = threading.Lock()  # guards the process, which renders one chat at a time
         self._process: subprocess.Popen[str] | None = None
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
-        """Return the prompt of a chat that the model answers next; raise `InputError`."""
+        """Return the prompt of a chat; raise `InputError` if it cannot be rendered."""
         values = {"messages": list(messages), "add_generation_prompt": True}
         with self._lock:
             if self._broken_reason:
                 raise InputError(self._broken_reason)
             answer = self._query_process(json.dumps({"source": self.source, "values": values,
-                                           "most": MAX_PROMPT_CHARS}))
+                                                     "most": MAX_PROMPT_CHARS}))
             if "text" in answer:
                 return str(answer["text"])
             raise self._to_input_error(answer)
@@ -47,16 +47,16 @@ class Template:
             self._stop_process()
 
     def _to_input_error(self, answer: dict[str, Any]) -> InputError:
-        """Return why; for good only if the template is no template, whatever the messages."""
+        """Return the error; store it for later chats only if the template itself is broken."""
         kind, detail = answer["error"], _one_line(answer["detail"])
         if kind == "broken":
-            self._broken_reason = f"the model's chat template is refused: {detail}"
+            self._broken_reason = f"the model's chat template is broken: {detail}"
             return InputError(self._broken_reason)
         if kind == "raised":
             return InputError(f"the chat template refuses these messages: {detail}")
         if kind == "hostile":
-            self._stop_process()  # what it took is given back before the next chat
-        return InputError(f"the chat template cannot be applied to these messages: {detail}")
+            self._stop_process()  # frees its memory before the next chat
+        return InputError(f"the chat template cannot render these messages: {detail}")
 
     def _query_process(self, line: str) -> dict[str, Any]:
         process = self._process = self._process or _start_renderer()
@@ -72,12 +72,12 @@ class Template:
             answer = ""
         finally:
             late.cancel()
-        if answer.endswith("\n"):  # else it was ended in the middle of it
+        if answer.endswith("\n"):  # otherwise the process ended early
             found: dict[str, Any] = json.loads(answer)
             return found
         self._stop_process()
         return {"error": "hostile", "detail": f"it took more than {self.seconds:g} seconds or more "
-                                              f"memory than a template needs"}
+                f"memory than a template needs"}
 
     def _stop_process(self) -> None:
         process, self._process = self._process, None
@@ -92,7 +92,7 @@ class Template:
 
 
 def _one_line(text: str) -> str:
-    """Return a template's words as one line that can be sent: half of a character cannot."""
+    """Return a template's message as one line of valid UTF-8."""
     return " ".join(text.encode("utf-8", "replace").decode().split())
 
 

@@ -1,4 +1,4 @@
-"""What hostile clients and files do to a server is bounded, and told in a sentence."""
+"""Hostile clients and files: the server limits their cost and refuses them with a message."""
 
 from __future__ import annotations
 
@@ -44,155 +44,152 @@ BODY: dict[str, Any] = {"model": "nano", "prompt": "the", **BODY_OPTIONS}
         (ChatRequest, {"messages": [{**MESSAGE, **{f"key{i}": 1 for i in range(MANY)}}]}),
     ],
 )
-def test_a_thousand_faults_of_a_body_are_not_all_collected(kind: Any, body: Any) -> None:
-    whole = {
-        "model": "a",
-        **({"prompt": "b"} if kind is CompletionRequest else {"messages": [MESSAGE]}),
-    }
+def test_only_the_first_of_a_thousand_errors_in_a_body_is_collected(kind: Any, body: Any) -> None:
+    valid = {"model": "a", **({"prompt": "b"} if kind is CompletionRequest
+                              else {"messages": [MESSAGE]})}
     with pytest.raises(ValidationError) as faults:
-        kind.model_validate_json(json.dumps({**whole, **body}))
+        kind.model_validate_json(json.dumps({**valid, **body}))
     assert faults.value.error_count() < 10
 
 
-@pytest.mark.parametrize(("name", "told"), [
+@pytest.mark.parametrize(("name", "shown"), [
     ("top-k", "top-k"), ("str", "str"), ("a b", "a b"), ("", "''"), ("a\nb", r"'a\nb'"),
     ("k" * 5000, "k" * 100)])
-def test_unknown_field_is_told_whatever_its_name(name: str, told: str) -> None:
+def test_unknown_field_is_named_in_the_refusal(name: str, shown: str) -> None:
     for kind, body, place in ((CompletionRequest, {"prompt": "b", name: 1}, ""),
                               (ChatRequest, {"messages": [{**MESSAGE, name: 1}]}, "messages.0.")):
         with pytest.raises(ApiError) as refused:
             parse(kind, json.dumps({"model": "a", **body}).encode())
-        assert refused.value.message.endswith(" is not a field that this server knows")
+        assert refused.value.message.endswith(" is an unknown field")
         assert refused.value.message.isprintable()
-        assert told.strip("'") in refused.value.message
+        assert shown.strip("'") in refused.value.message
         assert refused.value.field == place + name[:100]
 
 
-def test_null_is_as_if_absent_inside_of_fields_too() -> None:
-    asked = parse(ChatRequest, json.dumps({
+def test_null_inside_a_field_counts_as_absent() -> None:
+    params = parse(ChatRequest, json.dumps({
         "model": "a", "messages": [{**MESSAGE, "name": None}], "stream": True,
         "stream_options": {"include_usage": None}}).encode())
-    assert asked.stream_options is not None
-    assert not asked.stream_options.include_usage
+    assert params.stream_options is not None
+    assert not params.stream_options.include_usage
 
 
 @pytest.fixture
-def site(path: Any) -> Iterator[Harness]:
-    """Return a server over the toy."""
+def harness(path: Any) -> Iterator[Harness]:
+    """Return a server on the fake path."""
     with make_harness(path, model="") as opened:
         yield opened
         opened.idle()
 
 
-def open_and_send(site: Harness, *parts: bytes) -> socket.socket:
-    line = socket.create_connection(site.socket.getsockname(), WAIT_SECONDS)
+def open_and_send(harness: Harness, *parts: bytes) -> socket.socket:
+    line = socket.create_connection(harness.socket.getsockname(), WAIT_SECONDS)
     for part in parts:
         line.sendall(part)
     return line
 
 
 def request_head(length: int | str, kind: str = "application/json", **headers: str) -> bytes:
-    """Return the head of a completion; a length that is a text is another header."""
+    """Return the head of a completion request; a string `length` is used as a header line."""
     size = length if isinstance(length, str) else f"Content-Length: {length}"
     more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return (f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\n{size}\r\n{more}"
             "\r\n").encode()
 
 
-def test_large_bodies_are_read_beside_the_event_loop(site: Harness,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_bodies_are_parsed_off_the_event_loop(harness: Harness,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
 
-    def watched(*given: Any) -> Any:
+    def watched(*args: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return parse(*given)
+        return parse(*args)
 
     monkeypatch.setattr(api, "parse", watched)
     for body in (BODY, {**BODY, "user": "u" * api.LARGE_BODY_BYTES}):
-        assert site.post(body).status_code == 200
-    assert (threads[0], threads[1] == threads[0]) == (site.thread.name, False)
+        assert harness.post(body).status_code == 200
+    assert (threads[0], threads[1] == threads[0]) == (harness.thread.name, False)
 
 
-def test_few_large_bodies_are_held_at_once(site: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_large_bodies_in_memory_is_limited(harness: Harness,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "MAX_LARGE_BODIES", 1)
     large = {**BODY, "user": "u" * api.LARGE_BODY_BYTES}
-    with open_and_send(
-        site, request_head(2 * api.LARGE_BODY_BYTES), b" " * (api.LARGE_BODY_BYTES + 1)
-    ):
-        refused = post_until(site, large, 429)
+    with open_and_send(harness, request_head(2 * api.LARGE_BODY_BYTES),
+                       b" " * (api.LARGE_BODY_BYTES + 1)):
+        refused = post_until(harness, large, 429)
         assert refused.json()["error"]["code"] == "queue_full"
         assert refused.headers["retry-after"] == "1"
-        assert site.post(BODY).status_code == 200
-    assert post_until(site, large, 200).status_code == 200  # its place is free again
+        assert harness.post(BODY).status_code == 200
+    assert post_until(harness, large, 200).status_code == 200  # the first large body is gone
 
 
-def post_until(site: Harness, body: Any, status: int) -> Any:
-    """Post until the answer has a status, for what another connection does takes a moment."""
+def post_until(harness: Harness, body: Any, status: int) -> Any:
+    """Post until the response has a status, since other connections take a moment."""
     late = time.monotonic() + WAIT_SECONDS
-    while (answer := site.post(body)).status_code != status and time.monotonic() < late:
+    while (answer := harness.post(body)).status_code != status and time.monotonic() < late:
         time.sleep(0.01)
     return answer
 
 
 def test_connection_without_a_request_is_closed(path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HEAD_SECONDS", 1.0)
-    with make_harness(path, model="") as site:
-        idle, slow = open_and_send(site), open_and_send(site, b"POST /v1/comp")
-        served = open_and_send(site, request_head(2, Connection="close"), b"{}")
-        future = site.hold([ClientRequest("completions", True, {**BODY_OPTIONS, "prompt": "the"})])[
-            0
-        ]
+    with make_harness(path, model="") as harness:
+        idle, slow = open_and_send(harness), open_and_send(harness, b"POST /v1/comp")
+        served = open_and_send(harness, request_head(2, Connection="close"), b"{}")
+        future = harness.hold([ClientRequest("completions", True,
+                                             {**BODY_OPTIONS, "prompt": "the"})])[0]
         for line in (idle, slow):
             with line:
                 assert line.recv(1) == b""
         with served:
             assert served.recv(1) == b"H"
-        site.barrier.release()  # a request that takes longer than its head may is served
-        assert site.result(future).usage["completion_tokens"] == 2
+        harness.barrier.release()  # the timeout of a head does not end a running request
+        assert harness.result(future).usage["completion_tokens"] == 2
 
 
-def test_garbage_behind_an_early_answer_ends_the_connection_alone(
-        site: Harness, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.ERROR, "asyncio"), \
-            open_and_send(site, request_head("Transfer-Encoding: chunked", "text/plain")) as line:
+def test_garbage_after_an_early_response_only_ends_its_connection(
+        harness: Harness, caplog: pytest.LogCaptureFixture) -> None:
+    head = request_head("Transfer-Encoding: chunked", "text/plain")
+    with caplog.at_level(logging.ERROR, "asyncio"), open_and_send(harness, head) as line:
         answer = b""
         while not answer.endswith(b"}}"):
             answer += line.recv(1 << 16)
         assert b" 415 " in answer
         line.sendall(b"no chunk\r\n")
         assert line.recv(1 << 16) == b""
-        assert site.post(BODY).status_code == 200
+        assert harness.post(BODY).status_code == 200
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
-def test_compressed_bodies_and_long_methods_are_refused_in_a_sentence(site: Harness) -> None:
-    packed = site.post(BODY, **{"content-encoding": "gzip"})
+def test_compressed_bodies_and_long_methods_are_refused(harness: Harness) -> None:
+    packed = harness.post(BODY, **{"content-encoding": "gzip"})
     assert (packed.status_code, packed.json()["error"]["message"]) == (
         415, "the body must not be compressed")
-    odd = site.http.request("M" * 5000, "/v1/completions")
+    odd = harness.http.request("M" * 5000, "/v1/completions")
     assert (odd.status_code, len(odd.json()["error"]["message"]) < 100) == (405, True)
 
 
 @pytest.mark.parametrize("logits", [[3e38, -3e38, 0.0], [1e38, -1e38, -3e38]])
 @pytest.mark.parametrize("temperature", [0.0, 1e-30, 1.0, 100.0])
-def test_log_probs_of_any_finite_logits_can_be_told(logits: list[float],
-                                                    temperature: float) -> None:
+def test_log_probs_of_any_finite_logits_are_valid_json(logits: list[float],
+                                                       temperature: float) -> None:
     (drawn,) = draw(torch.tensor([logits]), [0], [Sampling(temperature, top=3)], [0])
     assert json.loads(json.dumps(drawn.top, allow_nan=False))[0] == [0, 0.0]
     assert drawn.logprob == 0.0
 
 
-@pytest.mark.parametrize(("host", "open_to_all"), [
+@pytest.mark.parametrize(("host", "is_public"), [
     ("127.0.0.1", False), ("127.1", False), ("localhost", False), ("0.0.0.0", True)])
-def test_who_is_let_in_depends_on_the_address_not_its_name(host: str, open_to_all: bool) -> None:
+def test_is_public_depends_on_the_address_not_on_its_name(host: str, is_public: bool) -> None:
     with server.bound(host, 0) as listening:
-        assert server.is_public(listening) is open_to_all
+        assert server.is_public(listening) is is_public
 
 
 @pytest.mark.parametrize(("options", "text"), [
     ("ensure_ascii=False", '{"a": "é"}'), ("ensure_ascii=True", r'{"a": "\u00e9"}'),
     ("indent=1", '{\n "a": "é"\n}'), ("separators=(',', ':')", '{"a":"é"}')])
-def test_json_in_templates_takes_the_options_that_templates_use(options: str, text: str) -> None:
+def test_tojson_accepts_the_options_of_chat_templates(options: str, text: str) -> None:
     template = Template("{{ {'a': 'é'}|tojson(" + options + ") }}")
     try:
         assert template.render([]) == text
@@ -200,7 +197,7 @@ def test_json_in_templates_takes_the_options_that_templates_use(options: str, te
         template.close()
 
 
-def test_template_ended_in_the_middle_of_its_answer_is_refused(
+def test_template_process_that_ends_mid_answer_is_refused(
         monkeypatch: pytest.MonkeyPatch) -> None:
     dies = "import sys; sys.stdin.readline(); sys.stdout.write('{\"text\": \"a')"
     popen = subprocess.Popen

@@ -1,4 +1,4 @@
-"""The command as a user meets it, and the parts of the server below its attack."""
+"""The `serve` command, and unit tests of the server's parts."""
 
 from __future__ import annotations
 
@@ -45,17 +45,23 @@ SERVE = [sys.executable, str(ROOT / "rowtwin.py"), "serve"]
 
 
 def test_help_has_an_example_and_imports_no_server() -> None:
-    asked = subprocess.run([*SERVE, "--help"], capture_output=True, text=True, timeout=120)
-    assert asked.returncode == 0
-    assert "Example: rowtwin serve" in asked.stdout
-    code = "import sys, rowtwin; import phases.p2_engine_serve.cli; " \
-           "sys.exit(any(m in sys.modules for m in ('torch', 'fastapi', 'uvicorn')))"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60).returncode == 0
-    assert app.registered_commands[0].callback is not None
+    code = """if True:
+        import sys, rowtwin
+        sys.argv = ["rowtwin", "serve", "--help"]
+        try:
+            rowtwin.main()
+        except SystemExit as end:
+            imported = [name for name in ("torch", "fastapi", "uvicorn") if name in sys.modules]
+            sys.exit(end.code or imported or 0)
+    """
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                            timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert "Example: rowtwin serve" in result.stdout
 
 
 @contextmanager
-def taken_port() -> Iterator[str]:
+def busy_port() -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         yield str(busy.getsockname()[1])
 
@@ -69,17 +75,17 @@ def serve(path: Any, stack: Any, monkeypatch: pytest.MonkeyPatch,
     return make_main(command_entry(app, InputError), monkeypatch, capsys, "app", "serve")
 
 
-def test_mistakes_end_in_one_sentence(serve: Main) -> None:
+def test_bad_arguments_exit_with_2_and_a_message(serve: Main) -> None:
     model = str(model_path("nano"))
-    with taken_port() as port:
-        for arguments, told in ((["nothing.gguf", "--port", "0"], "nothing.gguf"),
-                                ([model, "--api-key", ""], "--api-key"),
-                                ([model, "--port", port], "cannot listen"),
-                                ([model, "--port", "0", "--memory", "0.001"], "budget"),
-                                ([model, "--port", "0", "--memory", "inf"], "1048576")):
+    with busy_port() as port:
+        for arguments, message in ((["nothing.gguf", "--port", "0"], "nothing.gguf"),
+                                   ([model, "--api-key", ""], "--api-key"),
+                                   ([model, "--port", port], "cannot listen"),
+                                   ([model, "--port", "0", "--memory", "0.001"], "budget"),
+                                   ([model, "--port", "0", "--memory", "inf"], "1048576")):
             code, out, err = serve(*arguments)
             assert (code, out) == (2, ""), err
-            assert told in err
+            assert message in err
 
 
 def disconnect_mid_body(url: str) -> None:
@@ -100,10 +106,11 @@ def test_served_model_answers_logs_its_batch_and_ends_on_a_signal() -> None:
         line = process.stdout.readline()
         assert line.startswith("nano at http://127.0.0.1:")
         body = {"model": "nano", "prompt": "the", "max_tokens": 3, "temperature": 0}
-        asked = urllib.request.Request(f"{line.split()[2]}/completions", json.dumps(body).encode(),
-                                       {"Content-Type": "application/json"})
+        request = urllib.request.Request(f"{line.split()[2]}/completions",
+                                         json.dumps(body).encode(),
+                                         {"Content-Type": "application/json"})
         disconnect_mid_body(line.split()[2])
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             assert json.load(answer)["usage"]["completion_tokens"] == 3
         process.send_signal(signal.SIGINT)
         out, log = process.communicate(timeout=60)
@@ -116,7 +123,7 @@ def test_served_model_answers_logs_its_batch_and_ends_on_a_signal() -> None:
 
 
 def accepts_key(key: str, header: bytes) -> bool:
-    """Return whether a header opens the door of a server with a key."""
+    """Return whether a server with a key accepts an Authorization header."""
     service: Any = SimpleNamespace(terms=Terms("nano", key=key))
     try:
         Api(service)._check_key(Request({"type": "http", "headers": [(b"authorization", header)]}))
@@ -127,7 +134,7 @@ def accepts_key(key: str, header: bytes) -> bool:
 
 @pytest.mark.parametrize("header", ["Bearer clé".encode(), "Bearer clé".encode("latin-1"),
                                     "bearer  clé".encode(), "BEARER clé".encode()])
-def test_key_beyond_ascii_opens_the_door(header: bytes) -> None:
+def test_key_beyond_ascii_is_accepted(header: bytes) -> None:
     assert accepts_key("clé", header)
     assert not accepts_key("cle", header)
     assert not accepts_key("鍵", header)
@@ -135,13 +142,13 @@ def test_key_beyond_ascii_opens_the_door(header: bytes) -> None:
 
 @pytest.mark.parametrize("header", [b"", b"Bearer", b"Basic key", b"key", b"Bearer key2",
                                     b"Bearer\xff key", b"Bearer ke\xff"])
-def test_what_is_not_the_key_does_not(header: bytes) -> None:
+def test_other_authorization_headers_are_refused(header: bytes) -> None:
     assert accepts_key("key", b"Bearer key")
     assert not accepts_key("key", header)
 
 
 @pytest.mark.parametrize("key", ["", " ", "a\nb", "a\x00", " a", "a ", "\udcff"])
-def test_key_that_nobody_can_show_is_refused(key: str) -> None:
+def test_key_that_clients_cannot_send_is_refused(key: str) -> None:
     with pytest.raises(InputError, match="--api-key must be printable"):
         _check_api_key(key)
 
@@ -155,13 +162,13 @@ def test_port_and_host_are_refused_by_name() -> None:
     (b'{"model": "a", "prompt": "b", "stop": [""]}', "stop"),
     (b'{"model": "a", "prompt": [1, "b"]}', "prompt"),
     (b'{"model": "a", "prompt": {}}', "prompt")])
-def test_field_of_a_refusal_is_the_clients_own(body: bytes, field: str) -> None:
+def test_refusal_names_the_clients_field(body: bytes, field: str) -> None:
     with pytest.raises(ApiError) as refused:
         parse(CompletionRequest, body)
     assert (refused.value.status, refused.value.field) == (400, field)
 
 
-@pytest.mark.parametrize(("change", "told"), [
+@pytest.mark.parametrize(("change", "message"), [
     ({"stop": ""}, "stop: String should have at least 1 character"),
     ({"stop": ["a", 3]}, "stop.1: Input should be a valid string"),
     ({"stop": ["a"] * 17}, "stop: List should have at most 16 items"),
@@ -172,14 +179,14 @@ def test_field_of_a_refusal_is_the_clients_own(body: bytes, field: str) -> None:
     ({"n": True}, "n: Input should be a valid integer"),
     ({"n": 1.0}, "n: Input should be a valid integer"),
     ({"prompt": None}, "prompt: Input should be a valid string or a valid array"),
-    ({"größe": None}, "größe is not a field")])
-def test_refusal_tells_the_cause(change: dict[str, object], told: str) -> None:
+    ({"größe": None}, "größe is an unknown field")])
+def test_refusal_message_names_the_cause(change: dict[str, object], message: str) -> None:
     with pytest.raises(ApiError) as refused:
         parse(CompletionRequest, json.dumps({"model": "a", "prompt": "b", **change}).encode())
-    assert refused.value.message.startswith(told)
+    assert refused.value.message.startswith(message)
 
 
-def test_null_is_as_if_absent() -> None:
+def test_null_counts_as_absent() -> None:
     nothing = dict.fromkeys(set(CompletionRequest.model_fields) - {"model", "prompt"})
     bodies = [json.dumps({"model": "a", "prompt": "b", **more}).encode() for more in (nothing, {})]
     assert parse(CompletionRequest, bodies[0]) == parse(CompletionRequest, bodies[1])
@@ -187,16 +194,14 @@ def test_null_is_as_if_absent() -> None:
 
 
 def test_chat_contents_in_parts_are_joined() -> None:
-    asked = parse(
-        ChatRequest,
-        b'{"model": "a", "messages": [{"role": "user", "name": "n", "content":'
-        b'[{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}]}',
-    )
-    assert asked.messages[0].as_template_input() == {"role": "user", "content": "bc", "name": "n"}
-    assert (asked.limit, asked.top, asked.stops) == (None, None, ())
+    params = parse(ChatRequest,
+                   b'{"model": "a", "messages": [{"role": "user", "name": "n", "content":'
+                   b'[{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]}]}')
+    assert params.messages[0].as_template_input() == {"role": "user", "content": "bc", "name": "n"}
+    assert (params.limit, params.top, params.stops) == (None, None, ())
 
 
-def test_text_behind_a_stop_is_never_shown() -> None:
+def test_text_after_a_stop_is_never_sent() -> None:
     tokenizer = load_tokenizer(model_path("nano"))
     text = StreamedText(tokenizer, ["ne t"])
     shown = [text.push(token) for token in tokenizer.encode("one time")]
@@ -204,7 +209,7 @@ def test_text_behind_a_stop_is_never_shown() -> None:
     assert text.stopped
 
 
-def test_turnstile_lets_one_at_a_time_and_none_that_left() -> None:
+def test_serial_worker_runs_one_task_at_a_time_and_skips_disconnected_clients() -> None:
     inside, seen, ran = [0], list[int](), list[int]()
 
     def work(number: int) -> int:
@@ -219,8 +224,8 @@ def test_turnstile_lets_one_at_a_time_and_none_that_left() -> None:
         return number % 2 == 1
 
     async def all_at_once() -> list[int | BaseException]:
-        turnstile = SerialWorker()
-        return await asyncio.gather(*(turnstile.run(partial(work, n), partial(left, n))
+        worker = SerialWorker()
+        return await asyncio.gather(*(worker.run(partial(work, n), partial(left, n))
                                       for n in range(6)), return_exceptions=True)
 
     got = asyncio.run(all_at_once())
@@ -228,7 +233,7 @@ def test_turnstile_lets_one_at_a_time_and_none_that_left() -> None:
     assert [one.status for one in got[1::2] if isinstance(one, ApiError)] == [499] * 3
 
 
-def test_turn_goes_on_only_with_more_of_the_same() -> None:
+def test_last_slot_is_extended_only_by_a_longer_prompt_with_its_tokens() -> None:
     turn = LastSlot(0, [1, 2])
     assert turn.is_extended_by((1, 2, 3))
     assert not any(turn.is_extended_by(prompt) for prompt in ((1, 2), (1, 3, 2), (2, 1, 2), (1,)))
@@ -243,12 +248,12 @@ def test_uniform_numbers_fill_the_unit_interval() -> None:
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (2, 127), (3, 128), (1, 129), (16, 1021), (2, 99999)])
-def test_sums_on_the_host_are_the_engines(m: int, n: int) -> None:
+def test_sums_on_the_host_equal_the_engines(m: int, n: int) -> None:
     weights = exp(4.0 * torch.randn(m, n, generator=torch.Generator().manual_seed(n)) - 2.0)
     assert row_sums(weights) == ordered_sum(weights).tolist()
 
 
-def test_likeliest_tokens_are_told_in_order_of_ids_on_ties() -> None:
+def test_likely_tokens_are_ordered_by_id_on_ties() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0, -0.0, 0.0], [2.0, 2.0, 2.0, 2.0, 2.0],
                            [0.0, 9.0, 1.0, 2.0, 3.0]])
     options = [Sampling(top=20), Sampling(top=2), Sampling(top=0)]
@@ -256,7 +261,7 @@ def test_likeliest_tokens_are_told_in_order_of_ids_on_ties() -> None:
     assert [[token for token, _ in one.top] for one in drawn] == [[1, 2, 0, 3, 4], [0, 1], []]
 
 
-def test_honest_template_outlives_its_own_refusals() -> None:
+def test_template_renders_after_its_own_refusal() -> None:
     template = Template("{% if messages|length > 1 %}{{ raise_exception('one at a time') }}"
                         "{% endif %}{{ messages[0].content|tojson }}")
     try:
@@ -267,7 +272,7 @@ def test_honest_template_outlives_its_own_refusals() -> None:
         template.close()
 
 
-def test_words_of_a_template_can_always_be_sent() -> None:
+def test_message_of_a_template_is_valid_utf8() -> None:
     template = Template(r"{{ raise_exception('a\ud800\nb') }}")
     try:
         with pytest.raises(InputError, match=r"these messages: a\? b$"):

@@ -1,4 +1,4 @@
-"""Wrong replies, each with one fault: texts, stops, endings, counts."""
+"""Faulty replies: texts, stops, endings and counts; each class has one fault."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from phases.p2_engine_serve.stop_text import StreamedText
 
 
 class MatchesEachTokenAlone(StreamedText):
-    """A stop string is looked for in the newest token's text only."""
+    """A stop string is searched only in the newest token's text."""
 
     def _add_text(self, new: str) -> str:
         self._pending = ""
@@ -22,7 +22,7 @@ class MatchesEachTokenAlone(StreamedText):
 
 
 class ShowsBeforeDeciding(StreamedText):
-    """What may begin a stop string is shown at once."""
+    """Text that may begin a stop string is sent at once."""
 
     def _add_text(self, new: str) -> str:
         before = self._pending
@@ -31,7 +31,7 @@ class ShowsBeforeDeciding(StreamedText):
 
 
 class LosesHeldText(StreamedText):
-    """What is held back at the end is lost."""
+    """Text that is pending at the end is lost."""
 
     def finish(self) -> str:
         shown = super().finish()
@@ -39,7 +39,7 @@ class LosesHeldText(StreamedText):
 
 
 class FirstListedStopCuts(StreamedText):
-    """The stop that is listed first cuts, though another came before it."""
+    """The stop that is listed first cuts, though another came earlier in the text."""
 
     def _find_stop(self, text: str) -> int | None:
         found = [at for stop in self.stops if (at := text.find(stop)) >= 0]
@@ -55,7 +55,7 @@ class StopIsShown(StreamedText):
 
 
 class RestartsAfterAMiss(StreamedText):
-    """After a beginning that fails, the characters in it are not looked at again."""
+    """After a partial match that fails, its characters are not searched again."""
 
     def _pending_length(self, text: str) -> int:
         ats = [at for stop in self.stops
@@ -64,7 +64,7 @@ class RestartsAfterAMiss(StreamedText):
 
 
 class DecodesTokenByToken(StreamedText):
-    """Each token is made text by itself."""
+    """Each token is decoded by itself."""
 
     def push(self, token: int) -> str:
         words = Detokenizer(self._detokenizer._tokenizer)
@@ -72,7 +72,7 @@ class DecodesTokenByToken(StreamedText):
 
 
 class EndIsLost(StreamedText):
-    """Bytes that are left at the end are dropped."""
+    """Bytes that remain at the end are dropped."""
 
     def finish(self) -> str:
         self._detokenizer = Detokenizer(self._detokenizer._tokenizer)
@@ -87,14 +87,14 @@ class LengthBeatsStop(Reply):
 
 
 class EosIsLength(Reply):
-    """A text that ended by itself is reported as cut off."""
+    """A reply that ended at an end token is reported as length."""
 
     def _finish_reason(self, event: Ended) -> str:
         return "length" if event.reason == "eos" else super()._finish_reason(event)
 
 
 class GoesOnBehindAStop(Reply):
-    """The request is not ended at its stop string, only its text is."""
+    """The text ends at the stop string, but the request continues."""
 
     def cancel_request(self, reason: Any = "disconnect") -> None:
         if reason != "stop":
@@ -102,7 +102,7 @@ class GoesOnBehindAStop(Reply):
 
 
 class EndTokenIsNotCounted(Reply):
-    """The end token is no part of the usage."""
+    """The end token is missing from the usage."""
 
     def _post_to_loop(self, piece: Piece | ReplyEnd) -> None:
         if isinstance(piece, ReplyEnd) and piece.reason == "stop" and not self.text.stops:
@@ -111,7 +111,7 @@ class EndTokenIsNotCounted(Reply):
 
 
 class LongestPromptCounts(Reply):
-    """The usage tells the longest prompt that was ever seen, as padding makes it."""
+    """The usage reports the longest prompt seen so far, as with padding."""
 
     longest = 0
 
@@ -120,20 +120,19 @@ class LongestPromptCounts(Reply):
         type(self).longest = max(self.longest, len(request.tokens))
 
     def _post_to_loop(self, piece: Piece | ReplyEnd) -> None:
-        super()._post_to_loop(
-            replace(piece, prompt=self.longest) if isinstance(piece, ReplyEnd) else piece
-        )
+        super()._post_to_loop(replace(piece, prompt=self.longest) if isinstance(piece, ReplyEnd)
+                              else piece)
 
 
 class CachedIsNotTold(Reply):
-    """Reuse happens and is not told."""
+    """Reuse happens but is not reported."""
 
     def _post_to_loop(self, piece: Piece | ReplyEnd) -> None:
         super()._post_to_loop(replace(piece, cached=0) if isinstance(piece, ReplyEnd) else piece)
 
 
 class PendingIsPoppedForAll(Reply):
-    """When one request ends, the others lose the log-probs of the token they wait for."""
+    """When one request ends, the others lose the log-probs of their next token."""
 
     ended = 0
     seen = 0
@@ -157,7 +156,7 @@ class PendingIsPoppedForAll(Reply):
 
 
 class ErrorsAreSilent(Reply):
-    """An engine error ends the request, and nobody tells the client."""
+    """An engine error ends the request, but no error is sent to the client."""
 
     def _on_end(self, event: Ended) -> None:
         if event.reason != "error":
@@ -165,7 +164,7 @@ class ErrorsAreSilent(Reply):
 
 
 class ErrorsLookFinished(Reply):
-    """A reply that an error cut off looks like a whole one."""
+    """A reply that an error cut short is sent as complete."""
 
     def _post_to_loop(self, piece: Piece | ReplyEnd) -> None:
         if isinstance(piece, ReplyEnd) and piece.failed is not None:
@@ -174,7 +173,7 @@ class ErrorsLookFinished(Reply):
 
 
 class DisconnectIsForgotten(Reply):
-    """A client that leaves is served to the end."""
+    """A request whose client disconnected is served to the end."""
 
     def cancel_request(self, reason: Any = "disconnect") -> None:
         if reason != "disconnect":
@@ -182,7 +181,7 @@ class DisconnectIsForgotten(Reply):
 
 
 class DisconnectEndsTheNewest(Reply):
-    """The newest request is cancelled, whoever left."""
+    """A disconnect cancels the newest request, whichever client left."""
 
     newest: Sequence[str] = ()
 

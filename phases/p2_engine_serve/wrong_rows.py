@@ -1,4 +1,4 @@
-"""Wrong engines, each with one fault: rows, draws, the session turn, memory."""
+"""Faulty engines: rows, draws, the session turn and memory; each class has one fault."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ class FirstRowsOptions(HybridEngine):
     @staticmethod
     def draw(*rows: Any) -> list[DrawnToken]:
         logits, choices, options, numbers = rows
-        kept = [replace(options[0], top=option.top) for option in options]
-        return sampling.draw(logits, choices, kept, numbers)
+        changed = [replace(options[0], top=option.top) for option in options]
+        return sampling.draw(logits, choices, changed, numbers)
 
 
 class PlainRowsTakeNoPlace(HybridEngine):
-    """Greedy rows have no place in the list of options, which then slides under the rows."""
+    """Greedy rows have no entry in the list of options, which then shifts under the rows."""
 
     @staticmethod
     def draw(*rows: Any) -> list[DrawnToken]:
         logits, choices, options, numbers = rows
-        own = [option for option in options if option.temperature > 0]
-        slid = own + [Sampling()] * (len(options) - len(own))
-        kept = [replace(odd, top=option.top) for odd, option in zip(slid, options, strict=True)]
-        return sampling.draw(logits, choices, kept, numbers)
+        sampled = [option for option in options if option.temperature > 0]
+        slid = sampled + [Sampling()] * (len(options) - len(sampled))
+        changed = [replace(odd, top=option.top) for odd, option in zip(slid, options, strict=True)]
+        return sampling.draw(logits, choices, changed, numbers)
 
 
 class CountsFallShortOfRows(HybridEngine):
-    """A greedy row that joins is not added to the rows' counts, from which all are deleted."""
+    """A greedy row that joins has no entry in the counts, but one is deleted when it leaves."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -86,7 +86,7 @@ class CountsFallShortOfRows(HybridEngine):
 
 
 class TopKIsDropped(HybridEngine):
-    """top_k is not handed to the batch's sampler."""
+    """top_k is not passed to the batch's sampler."""
 
     @staticmethod
     def draw(*rows: Any) -> list[DrawnToken]:
@@ -95,7 +95,7 @@ class TopKIsDropped(HybridEngine):
 
 
 class TopPIsDropped(HybridEngine):
-    """top_p is not handed to the batch's sampler."""
+    """top_p is not passed to the batch's sampler."""
 
     @staticmethod
     def draw(*rows: Any) -> list[DrawnToken]:
@@ -104,13 +104,13 @@ class TopPIsDropped(HybridEngine):
 
 
 class SeedOfTheRow(HybridEngine):
-    """The generator is keyed by the row's place in the batch."""
+    """The generator is keyed by the row's index in the batch."""
 
     @staticmethod
     def draw(*rows: Any) -> list[DrawnToken]:
         logits, choices, options, numbers = rows
-        kept = [replace(option, seed=row) for row, option in enumerate(options)]
-        return sampling.draw(logits, choices, kept, numbers)
+        changed = [replace(option, seed=row) for row, option in enumerate(options)]
+        return sampling.draw(logits, choices, changed, numbers)
 
 
 class NumberOfTheBatch(HybridEngine):
@@ -131,8 +131,8 @@ class OneGeneratorForAll(HybridEngine):
 
         def draw(logits: Tensor, choices: Sequence[int], options: Sequence[Sampling],
                  numbers: Sequence[int]) -> list[DrawnToken]:
-            kept = [replace(option, seed=int(stream.integers(1 << 30))) for option in options]
-            return sampling.draw(logits, choices, kept, numbers)
+            changed = [replace(option, seed=int(stream.integers(1 << 30))) for option in options]
+            return sampling.draw(logits, choices, changed, numbers)
 
         self.draw = draw
 
@@ -148,7 +148,7 @@ class NeighboursLogprobs(HybridEngine):
 
 
 class LogprobsAfterTemperature(HybridEngine):
-    """Log-probs are those of the scaled logits, not of the model."""
+    """Log-probs are computed from the scaled logits."""
 
     @staticmethod
     def draw(*rows: Any) -> list[DrawnToken]:
@@ -160,14 +160,14 @@ class LogprobsAfterTemperature(HybridEngine):
 
 
 class LogitsOfOneRow(HybridEngine):
-    """The buffer for logits has one row, which everybody reads."""
+    """The logits buffer has one row, which every request reads."""
 
     def _sample(self, plan: Sequence[Row], logits: Tensor) -> list[Emitted]:
         return super()._sample(plan, logits[:1].expand_as(logits))
 
 
 class AnswersTheNeighbour(HybridEngine):
-    """Two rows' tokens change places on the way out."""
+    """Two rows' tokens are swapped in the answer."""
 
     def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
         emitted = super().decode_step(plan)
@@ -177,22 +177,22 @@ class AnswersTheNeighbour(HybridEngine):
 
 
 class LoopsOverRows(HybridEngine):
-    """The batch that was formed is run row by row."""
+    """The batch is planned, then run row by row."""
 
     def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
         return [one for row in plan for one in super(LoopsOverRows, self).decode_step([row])]
 
 
 class SlotIsNotCleared(HybridEngine):
-    """A slot is handed on with its last tenant's recurrent state."""
+    """A new request starts with the recurrent state of the slot's last one."""
 
     def _assign_slot(self, request: Request, *, alone: bool) -> Seat:
-        held = self.pool.slot
-        self.pool.slot = lambda index: _UnclearedState(held(index))  # type: ignore[method-assign,assignment,return-value]
+        get_slot = self.pool.slot
+        self.pool.slot = lambda index: _UnclearedState(get_slot(index))  # type: ignore
         try:
             return super()._assign_slot(request, alone=alone)
         finally:
-            self.pool.slot = held  # type: ignore[method-assign]
+            self.pool.slot = get_slot  # type: ignore[method-assign]
 
 
 class _UnclearedState:
@@ -211,7 +211,7 @@ class NeverGoesOn(HybridEngine):
 
 
 class GoesOnByLength(HybridEngine):
-    """A longer prompt with the same beginning is taken for the next turn."""
+    """A longer prompt with the same beginning counts as the next turn."""
 
     def _find_extended_slot(self, request: Request) -> tuple[int, int]:
         n = len(self.last_slot.tokens)
@@ -221,7 +221,7 @@ class GoesOnByLength(HybridEngine):
 
 
 class GoesOnInCompany(HybridEngine):
-    """The last slot is reused though others are served."""
+    """The last slot is reused while other requests are served."""
 
     def _assign_slot(self, request: Request, *, alone: bool) -> Seat:
         tenants, last = dict(self.tenants), self.last_slot
@@ -237,7 +237,7 @@ class GoesOnInCompany(HybridEngine):
 
 
 class TurnSurvivesErrors(HybridEngine):
-    """What the last slot held is trusted until another request has ended in peace."""
+    """The last slot's state is reused after an engine error."""
 
     def reset(self) -> None:
         self.tenants.clear()
@@ -250,7 +250,7 @@ class TurnSurvivesErrors(HybridEngine):
 
 
 class BudgetForgetsKeys(HybridEngine):
-    """The budget is held against the recurrent state alone."""
+    """Only the recurrent state is compared with the budget."""
 
     def __init__(self, model: Any, path: Any, limits: Limits) -> None:
         one = model.new_pool(1, 1).nbytes
@@ -259,14 +259,14 @@ class BudgetForgetsKeys(HybridEngine):
 
 
 class TokensAreNotChecked(HybridEngine):
-    """A prompt takes its slot before anybody looks at its tokens."""
+    """A prompt gets its slot before its tokens are checked."""
 
     def _check_request(self, request: Request) -> None:
         return None
 
 
 class ChecksWhileSeating(HybridEngine):
-    """Of two requests the first has its slot when the second is refused."""
+    """Of two requests the first already has its slot when the second is refused."""
 
     def start_batch(self, requests: Sequence[Request]) -> list[Seat]:
         return [super(ChecksWhileSeating, self).start_batch([request])[0] for request in requests]
@@ -280,14 +280,14 @@ class ResetKeepsSlots(HybridEngine):
 
 
 class MemoryIsKept(HybridEngine):
-    """The pool outlives the engine."""
+    """The pool is not freed with the engine."""
 
     def cleanup(self) -> None:
         self.reset()
 
 
 class DropsTheOddTie(HybridEngine):
-    """Of equally likely tokens the last is taken, in the greedy choice."""
+    """The greedy choice takes the last of equally likely tokens."""
 
     @staticmethod
     def draw(*rows: Any) -> list[DrawnToken]:

@@ -1,4 +1,4 @@
-"""Wrong servers, each with one fault: doors, locks, templates, shutdown."""
+"""Faulty servers: keys, locks, fields and shutdown; each class has one fault."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from phases.p2_engine_serve.service import Service
 
 
 class ReturnsEarlyForOne(Scheduler):
-    """While one request is served no other is seated: the batch never forms."""
+    """While one request is served no other gets a slot, so no batch forms."""
 
     def _next_requests(self) -> list[RequestState]:
         return [] if self._live else super()._next_requests()[:1]
 
 
 class LocksTheStep(EngineLoop):
-    """One lock is held over every step, and by whoever submits."""
+    """One lock is locked during every step and by every submit."""
 
     def __init__(self, *args: Any) -> None:
         self._step_lock = threading.Lock()
@@ -60,7 +60,7 @@ class LocksTheStep(EngineLoop):
 
 
 class LeavesSlotsOfTheGone(Scheduler):
-    """A disconnect ends the request and leaves the slot taken."""
+    """A disconnect ends the request but does not release its slot."""
 
     def _release_slot(self, job: RequestState) -> None:
         if job.ending != "disconnect" or job.seat is None:
@@ -68,7 +68,7 @@ class LeavesSlotsOfTheGone(Scheduler):
 
 
 class OneRequestAtATime(Api):
-    """A handler holds the server's lock until its reply is whole."""
+    """A handler locks the server until its reply is complete."""
 
     lock: asyncio.Lock | None = None
 
@@ -79,46 +79,47 @@ class OneRequestAtATime(Api):
 
 
 class WholeRepliesAreNotWatched(Api):
-    """Only streams notice that their client is gone."""
+    """Only streams notice that their client disconnected."""
 
-    async def _respond_whole(self, request: HttpRequest, opened: OpenReply) -> Response:
-        reply, shape = opened
+    async def _respond_full(self, request: HttpRequest, opened: OpenReply) -> Response:
+        reply, reply_format = opened
         pieces = [piece async for piece in reply.pieces()]
         done = pieces.pop()
         assert isinstance(done, ReplyEnd)
         if done.failed is not None:
             raise done.failed
-        return JSONResponse(shape.full_reply([p for p in pieces if isinstance(p, Piece)], done))
+        return JSONResponse(reply_format.full_reply([p for p in pieces if isinstance(p, Piece)],
+                                                    done))
 
 
 class _EarlyUsageStream(EventStream):
-    def _chunks(self, shape: ReplyFormat, piece: Piece | ReplyEnd) -> list[dict[str, Any]]:
+    def _chunks(self, reply_format: ReplyFormat, piece: Piece | ReplyEnd) -> list[dict[str, Any]]:
         if isinstance(piece, ReplyEnd):
             piece = replace(piece, completion=piece.completion - 1)
-        return super()._chunks(shape, piece)
+        return super()._chunks(reply_format, piece)
 
 
 class UsageOfAStreamMissesTheLast(Api):
-    """A stream's usage is told before its last token is counted."""
+    """A stream's usage is sent before its last token is counted."""
 
     stream = _EarlyUsageStream
 
 
 class _SilentErrorStream(EventStream):
-    def _chunks(self, shape: ReplyFormat, piece: Piece | ReplyEnd) -> list[dict[str, Any]]:
+    def _chunks(self, reply_format: ReplyFormat, piece: Piece | ReplyEnd) -> list[dict[str, Any]]:
         if isinstance(piece, ReplyEnd) and piece.failed is not None:
             return []
-        return super()._chunks(shape, piece)
+        return super()._chunks(reply_format, piece)
 
 
 class StreamsHideErrors(Api):
-    """A stream that fails just ends."""
+    """A stream that fails ends without an error."""
 
     stream = _SilentErrorStream
 
 
 class UnknownFieldsAreDropped(Api):
-    """A field that nobody knows is dropped without a word."""
+    """An unknown field is silently dropped."""
 
     async def _read_body(self, request: HttpRequest) -> bytes:
         body = await super()._read_body(request)
@@ -132,14 +133,14 @@ class UnknownFieldsAreDropped(Api):
 
 
 class NumbersMayBeText(Api):
-    """A number in quotes is taken for one."""
+    """A number in quotes is accepted."""
 
     async def _read_body(self, request: HttpRequest) -> bytes:
         return (await super()._read_body(request)).replace(b'"max_tokens": "4"', b'"max_tokens": 4')
 
 
 class OnlyAnnouncedSizesCount(Api):
-    """A body that does not say its length may have any."""
+    """A body without Content-Length may have any size."""
 
     async def _read_body(self, request: HttpRequest) -> bytes:
         if "content-length" in request.headers:
@@ -148,7 +149,7 @@ class OnlyAnnouncedSizesCount(Api):
 
 
 class KeyByItsBeginning(Api):
-    """The beginning of the key opens the door."""
+    """A prefix of the key is accepted."""
 
     def _check_key(self, request: HttpRequest) -> None:
         shown = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -157,7 +158,7 @@ class KeyByItsBeginning(Api):
 
 
 class ChatHasNoDoor(Api):
-    """One route forgets to ask for the key."""
+    """One route does not check the key."""
 
     def _check_key(self, request: HttpRequest) -> None:
         if "chat" not in request.url.path:
@@ -165,27 +166,27 @@ class ChatHasNoDoor(Api):
 
 
 class ChatIgnoresStops(Service):
-    """One endpoint does not hand on the stop strings."""
+    """One endpoint does not pass the stop strings on."""
 
-    def _submit_request(self, asked: CommonRequest, prompt: Sequence[int], field: str,
-              shape: type[ReplyFormat]) -> tuple[Reply, ReplyFormat]:
-        if shape is ChatFormat:
-            asked = asked.model_copy(update={"stop": None})
-        return super()._submit_request(asked, prompt, field, shape)
+    def _submit_request(self, params: CommonRequest, prompt: Sequence[int], field: str,
+                        reply_format: type[ReplyFormat]) -> tuple[Reply, ReplyFormat]:
+        if reply_format is ChatFormat:
+            params = params.model_copy(update={"stop": None})
+        return super()._submit_request(params, prompt, field, reply_format)
 
 
 class EndTokensAreIgnored(Service):
     """No request ends at an end token."""
 
-    def _submit_request(self, asked: CommonRequest, *rest: Any) -> tuple[Reply, ReplyFormat]:
-        return super()._submit_request(asked.model_copy(update={"ignore_eos": True}), *rest)
+    def _submit_request(self, params: CommonRequest, *rest: Any) -> tuple[Reply, ReplyFormat]:
+        return super()._submit_request(params.model_copy(update={"ignore_eos": True}), *rest)
 
 
 class EndTokensAlwaysEnd(Service):
-    """Also a request that asked to go on ends at an end token."""
+    """A request with ignore_eos ends at an end token too."""
 
-    def _submit_request(self, asked: CommonRequest, *rest: Any) -> tuple[Reply, ReplyFormat]:
-        return super()._submit_request(asked.model_copy(update={"ignore_eos": False}), *rest)
+    def _submit_request(self, params: CommonRequest, *rest: Any) -> tuple[Reply, ReplyFormat]:
+        return super()._submit_request(params.model_copy(update={"ignore_eos": False}), *rest)
 
 
 class SeedOfTheFirst(Service):
@@ -193,17 +194,17 @@ class SeedOfTheFirst(Service):
 
     first: Sampling | None = None
 
-    def sampling_options(self, asked: CommonRequest) -> Sampling:  # type: ignore[override]
-        made = Service.sampling_options(asked)
-        self.first = self.first or made
-        return replace(made, seed=self.first.seed)
+    def sampling_options(self, params: CommonRequest) -> Sampling:  # type: ignore[override]
+        sampling = Service.sampling_options(params)
+        self.first = self.first or sampling
+        return replace(sampling, seed=self.first.seed)
 
 
 class SeedIsIgnored(Service):
-    """Every request gets a seed of its own, asked for or not."""
+    """Every request gets a random seed, even with a seed in its body."""
 
-    def sampling_options(self, asked: CommonRequest) -> Sampling:  # type: ignore[override]
-        return Service.sampling_options(asked.model_copy(update={"seed": None}))
+    def sampling_options(self, params: CommonRequest) -> Sampling:  # type: ignore[override]
+        return Service.sampling_options(params.model_copy(update={"seed": None}))
 
 
 class RepliesAreKept(Service):
@@ -216,21 +217,21 @@ class RepliesAreKept(Service):
 
 
 class LimitIsNotChecked(Service):
-    """A limit that does not fit is left for the scheduler to refuse."""
+    """A limit that does not fit is only refused by the scheduler."""
 
-    def _max_tokens(self, asked: CommonRequest, prompt: int, field: str) -> int:
-        return asked.limit or self.capacity - prompt + 1
+    def _max_tokens(self, params: CommonRequest, prompt: int, field: str) -> int:
+        return params.limit or self.capacity - prompt + 1
 
 
 class LongTextsAreEncoded(Service):
-    """A text is measured by its tokens alone, however long they take."""
+    """A text of any length is tokenised before its size is checked."""
 
     def _check_size(self, text: str, field: str) -> None:
         return
 
 
 class FullQueueIsAFault(Service):
-    """A full queue is answered as a fault of the request."""
+    """A full queue is answered with 400."""
 
     def _submit_request(self, *args: Any) -> tuple[Reply, ReplyFormat]:
         try:
@@ -241,7 +242,7 @@ class FullQueueIsAFault(Service):
 
 
 class NoWordOfLater(Service):
-    """A full queue does not say when to come again."""
+    """The response of a full queue has no Retry-After."""
 
     def _submit_request(self, *args: Any) -> tuple[Reply, ReplyFormat]:
         try:
@@ -251,7 +252,7 @@ class NoWordOfLater(Service):
 
 
 class QueueTakesOneMore(Scheduler):
-    """A full queue takes one more, and one more."""
+    """A full queue accepts further requests."""
 
     def _check_request(self, request: Request) -> None:
         try:
@@ -261,7 +262,7 @@ class QueueTakesOneMore(Scheduler):
 
 
 class ShutdownCancels(Service):
-    """Closing ends what was accepted."""
+    """Closing cancels the accepted requests."""
 
     def close(self) -> None:
         self.scheduler.abort()

@@ -1,4 +1,4 @@
-"""Wrong ways with a chat template, each with one fault."""
+"""Faulty chat templates; each class has one fault."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from phases.p2_engine_serve.template import Template
 
 
 class TemplateWithoutASandbox(Template):
-    """The template is run in the server, by an environment that trusts it."""
+    """The template is rendered in the server process, without a sandbox."""
 
     def _query_process(self, line: str) -> dict[str, Any]:
-        asked = json.loads(line)
+        query = json.loads(line)
         try:
-            text = jinja2.Environment().from_string(asked["source"]).render(**asked["values"])
+            text = jinja2.Environment().from_string(query["source"]).render(**query["values"])
         except Exception as error:
             return {"error": "failed", "detail": str(error)}
         return {"text": text}
 
 
 class OneChatRefusesAll(Template):
-    """A chat that the template cannot be applied to is the last one."""
+    """After one chat that the template cannot render, every chat is refused."""
 
     def _to_input_error(self, answer: dict[str, Any]) -> Any:
         refusal = super()._to_input_error(answer)
@@ -42,20 +42,20 @@ class TemplateIsTriedAgain(Template):
 
 
 class TemplateIsCachedByLength(Template):
-    """A rendered prompt is kept by how many messages there were."""
+    """A rendered prompt is cached by the number of messages."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._kept: dict[int, str] = {}
+        self._prompts: dict[int, str] = {}
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
-        if len(messages) not in self._kept:
-            self._kept[len(messages)] = super().render(messages)
-        return self._kept[len(messages)]
+        if len(messages) not in self._prompts:
+            self._prompts[len(messages)] = super().render(messages)
+        return self._prompts[len(messages)]
 
 
 class LastMessageOnly(Template):
-    """The template gets the newest message alone."""
+    """The template gets only the newest message."""
 
     def render(self, messages: Sequence[dict[str, str]]) -> str:
         return super().render(messages[-1:])

@@ -1,27 +1,19 @@
-"""Compile P3's kernels for sm_90 without a GPU and read the PTX and machine code.
-
-Run as `python -m phases.p3_row_twin.compile_check [NAME ...]` without TRITON_INTERPRET; prints a
-line a variant (all of them without names) and exits with 1 when one holds a contracted,
-approximate or flushing f32 operation, or spills. CUDA C++ needs NVRTC; without it nothing passes.
-"""
+"""The variants of P3's kernels, compiled for sm_90 without a GPU (see `phases.compile_check`)."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from math import ceil
 from pathlib import Path
 from typing import Any
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
 from engine.kernels import machine_code
-from engine.kernels.compile import found_in
 from engine.kernels.decode import CODES
+from phases.compile_check import main, triton_faults
 from phases.p3_row_twin import kernel_exact, kernel_exact_mma, kernel_ordered, packing
 
 SHAPES = (256, 512, 768, 1024, 2560, 4096, 9216)
@@ -112,36 +104,23 @@ def cuda_variants() -> dict[str, tuple[Path, tuple[str, ...]]]:
 
 
 def faults_of_cuda(name: str) -> list[str]:
-    """Compile a CUDA C++ variant and return what must not be in it."""
+    """Compile a CUDA C++ variant and return its faults."""
     path, options = cuda_variants()[name]
-    found = machine_code.faults_of(kernel_exact_mma.source(path), options, kernel_exact_mma.ARCH)
-    kept = {f"{size} bytes of stack" for size in range(1, ALLOWED_STACK.get(name, 0) + 1)}
-    return [fault for fault in found if fault not in kept]
+    faults = machine_code.faults_of(kernel_exact_mma.source(path), options, kernel_exact_mma.ARCH)
+    allowed = {f"{size} bytes of stack" for size in range(1, ALLOWED_STACK.get(name, 0) + 1)}
+    return [fault for fault in faults if fault not in allowed]
 
 
 def faults_of(variant: Variant) -> list[str]:
-    """Compile a variant for sm_90 and return what must not be in it."""
+    """Compile a Triton variant and return its faults."""
     names = ("n", "k", "m", "x_stride", "out_stride", "row_bytes")
-    signature = {"weight": POINTER_TYPES.get(variant.kind, "*u8"), "x": "*fp32", "out": "*fp32",
-                 **dict.fromkeys(names, "i32"), **dict.fromkeys(variant.constants, "constexpr")}
-    source = ASTSource(fn=variant.function, signature=signature, constexprs=variant.constants)
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32),
-                          options={"enable_fp_fusion": False, "num_warps": variant.warps,
-                                   **({"num_stages": 1} if variant.may_spill else {})})
-    spilled = [] if variant.may_spill else machine_code.spilled(compiled.asm["cubin"])
-    return found_in(compiled.asm["ptx"]) + spilled
-
-
-def main(names: list[str]) -> int:
-    """Compile and check the variants of these names, or all."""
-    known = {variant.name: variant for variant in variants()}
-    bad = 0
-    for name in names or [*known, *cuda_variants()]:
-        faults = faults_of(known[name]) if name in known else faults_of_cuda(name)
-        bad += bool(faults)
-        print(f"{name}: {', '.join(faults) or 'clean'}", flush=True)
-    return int(bad > 0)
+    arguments = {"weight": POINTER_TYPES.get(variant.kind, "*u8"), "x": "*fp32", "out": "*fp32",
+                 **dict.fromkeys(names, "i32")}
+    stages: dict[str, Any] = {"num_stages": 1} if variant.may_spill else {}
+    return triton_faults(variant.function, arguments, variant.constants,
+                         may_spill=variant.may_spill, num_warps=variant.warps, **stages)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main({**{variant.name: partial(faults_of, variant) for variant in variants()},
+                   **{name: partial(faults_of_cuda, name) for name in cuda_variants()}}, {}))

@@ -72,8 +72,8 @@ def gemv_rows_on_device(weight: Weight, x: Activations, out: Tensor) -> None:
 def gemv_rows_all(weights: Sequence[Weight], x: Activations, outs: Sequence[Tensor]) -> None:
     """Write W x for every row of x f32[m, K], on a device, and each matrix into its own out.
 
-    The exact products share one quantisation of x, which the op that wrote x may have done already, and
-    those of one type a launch.
+    The exact products share one quantisation of x, which the op that wrote x may
+    have done already. Matrices of one type share a launch.
     """
     rows = rows_of(x)
     for weight, out in zip(weights, outs, strict=True):

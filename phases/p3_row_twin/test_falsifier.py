@@ -233,8 +233,8 @@ def test_loads_and_stores_stay_inside(case: Case, subject: Subject, judge: Judge
     if fence.accesses == 0 and subject.candidate is not None:
         raise Declined("its loads are not Triton's, so they cannot be watched here")
     judge.law(fence.accesses > 0, "no load was seen")
-    judge.law(not fence.strays, f"{len(fence.strays)} operations strayed, the first is "
-              f"{fence.strays[0] if fence.strays else ''}", rung="frame")
+    judge.law(not fence.violations, f"{len(fence.violations)} operations strayed, the first is "
+              f"{fence.violations[0] if fence.violations else ''}", rung="frame")
     judge.engaged(operations=fence.accesses)
 
 

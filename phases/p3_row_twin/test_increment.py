@@ -117,16 +117,16 @@ def test_quantisation_of_a_product_is_that_of_its_rows(monkeypatch: pytest.Monke
     from phases.p3_row_twin import kernel_exact_mma as mma
     matrix, ordered = make_weight(n=16), make_weight("F16", 16, 256)
     rows = [torch.randn(2, 256, generator=torch.Generator().manual_seed(i)) for i in range(2)]
-    quantised, quantize = list[Tensor](), mma.quantize
-    monkeypatch.setattr(mma, "quantize", lambda x: quantised.append(x) or quantize(x))  # type: ignore[func-returns-value]
+    calls, quantize = list[Tensor](), mma.quantize
+    monkeypatch.setattr(mma, "quantize", lambda x: calls.append(x) or quantize(x))  # type: ignore[func-returns-value]
     quantised = QuantisedActivations.of(rows[0], quantize(rows[1]))  # of others, so that it shows
     outs = [torch.empty(2, 16) for _ in range(2)]
     gemv_rows_all([matrix, ordered], quantised, outs)
-    assert quantised == []
+    assert calls == []
     assert torch.equal(outs[0], matrix.product(rows[1]))
     assert torch.equal(outs[1], ordered.product(rows[0]))
     gemv_rows_all([matrix, ordered], quantised, outs)
-    assert len(quantised) == 1
+    assert len(calls) == 1
     assert torch.equal(outs[0], matrix.product(rows[0]))
     gemv_rows_all([matrix], QuantisedActivations.of(rows[0], quantize(rows[1][:1])), outs[:1])
     assert torch.equal(outs[0], matrix.product(rows[0]))  # that of other rows is not taken

@@ -2,56 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
-TRITON_VARIANTS = [
-    "ordered-Q4_K-1",
-    "ordered-Q5_K-4",
-    "ordered-Q6_K-16",
-    "ordered-Q8_0-64",
-    "ordered-F32-4",
-    "ordered-F16-16",
-    "ordered-BF16-1",
-    "exact-Q6_K-16",
-]
+from phases.compile_check import clean_kernels
 
-
+TRITON_VARIANTS = ["ordered-Q4_K-1", "ordered-Q5_K-4", "ordered-Q6_K-16", "ordered-Q8_0-64",
+                   "ordered-F32-4", "ordered-F16-16", "ordered-BF16-1", "exact-Q6_K-16"]
 CUDA_VARIANTS = ["cuda-quantize", "cuda-Q4_K-k2560-m1-129", "cuda-Q5_K-k2560-m3-129",
         "cuda-Q6_K-k9216-m3-129", "cuda-Q4_K-k1024-m33-128", "cuda-Q8_0-k1024-m17-128"]
 """Of each type one: limbs side by side, tiles of eight, several slices, warpgroups."""
 
 
-def run_compile_check(*names: str) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    return subprocess.run(
-        [sys.executable, "-m", "phases.p3_row_twin.compile_check", *names],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        env=environment,
-        check=False,
-    )
-
-
 def test_kernels_compile_without_contraction_or_spills() -> None:
-    done = run_compile_check(*TRITON_VARIANTS)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines() == [f"{name}: clean" for name in TRITON_VARIANTS]
+    assert clean_kernels("p3_row_twin", *TRITON_VARIANTS) == TRITON_VARIANTS
 
 
 def test_cuda_kernels_compile_without_contraction_or_spills(request: pytest.FixtureRequest) -> None:
     from phases.p3_row_twin.compile_check import ALLOWED_STACK, cuda_variants
     known = list(cuda_variants())
     names = known if request.config.getoption("--thorough") else CUDA_VARIANTS
-    done = run_compile_check(*names)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines() == [f"{name}: clean" for name in names]
+    assert clean_kernels("p3_row_twin", *names) == names
     assert set(CUDA_VARIANTS) | set(ALLOWED_STACK) <= set(known)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.load import Layer
 from engine.model import Model
-from engine.path import Held, Path, Rows, Sink
+from engine.path import Path, RowOperands, Rows, Sink
 from engine.quantised import Activations, QuantisedActivations, rows_of
 from engine.state import Pool, Refs, to_device
 from engine.weights import Weight
@@ -72,7 +72,7 @@ class BatchedStep:
 
     def gdn(self, index: int, layer: Layer, x: Activations) -> Tensor:
         """Return a GDN layer's output for x[t, embd]; windows and recurrent states advance."""
-        config, vectors, counts = self.model.config, layer.vectors, self.held.counts
+        config, vectors, counts = self.model.config, layer.vectors, self.operands.counts
         qkv, z, a, b = self.products(
             index, layer, ("attn_qkv", "attn_gate", "ssm_alpha", "ssm_beta"), x)
         c = self.call(index, "conv_step", (qkv,), vectors["ssm_conv1d"],
@@ -88,13 +88,13 @@ class BatchedStep:
 
     def attention(self, index: int, layer: Layer, x: Activations) -> Tensor:
         """Return an attention layer's output for x[t, embd]; keys and values join the caches."""
-        dim, held = self.model.config.head_dim, self.held
+        dim, operands = self.model.config.head_dim, self.operands
         both, k, v = self.products(index, layer, ("attn_q", "attn_k", "attn_v"), x)
         q, gate = both.unflatten(1, (-1, 2, dim)).unbind(2)  # per head, query then gate
         k, v = k.unflatten(1, (-1, dim)), v.unflatten(1, (-1, dim))
         q, k = self.norm_rotate(index, layer, q, k)
         o = self.activations(index, "attend", (q, k, v, gate), self.state("k", index),
-                             self.state("v", index), held.lengths, held.counts)
+                             self.state("v", index), operands.lengths, operands.counts)
         return self.product(index, layer, "attn_output", o)
 
     def logits(self, hidden: Tensor, mixed: Tensor) -> Tensor:
@@ -106,13 +106,13 @@ class BatchedStep:
         return out
 
     @cached_property
-    def held(self) -> Held:
+    def operands(self) -> RowOperands:
         """What the ops take of the rows."""
-        return self.rows.holding(self.pool)
+        return self.rows.operands_on(self.pool)
 
     def state(self, kind: str, index: int) -> Refs:
         """Return one kind of a layer's state, of every row."""
-        return self.held.table.refs(kind, index)
+        return self.operands.table.refs(kind, index)
 
     def last_tokens(self, hidden: Tensor) -> Tensor:
         """Return the last token of each row, f32[m, embd] of hidden[t, embd]."""
@@ -166,9 +166,9 @@ class BatchedStep:
         weights = [layer.vectors[f"attn_{name}_norm"] for name in "qk"]
         normed = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in given]
         outs = [torch.empty_like(x) for x in normed]
-        table = self.model.rope.table_for(self.held.reach)
+        table = self.model.rope.table_for(self.operands.reach)
         self.path.fused.norm_rotate(given, weights, self.model.config.eps, table,
-                                    self.held.positions, normed, outs)
+                                    self.operands.positions, normed, outs)
         for name, x, middle, out in zip("qk", given, normed, outs, strict=True):
             self.report(f"{index}.norm.{name}", (x,), middle)
             self.report(f"{index}.rotate.{name}", (middle,), out)

@@ -1,18 +1,14 @@
-"""Compile this phase's kernels for sm_90 without a GPU and read their PTX, as the engine does.
-
-Run as `python -m phases.p4_batched_matmul.compile_check` without TRITON_INTERPRET; prints a line a
-kernel and exits with 1 when one holds a contracted, approximate or flushing f32 operation, or the
-CUDA source keeps values in memory. That needs NVRTC; without it nothing passes.
-"""
+"""P4's kernels, compiled for sm_90 without a GPU (see `phases.compile_check`)."""
 
 # mypy: ignore-errors
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 
-from engine.kernels import compile as check
 from engine.kernels import machine_code, pointwise
+from phases.compile_check import main, triton_faults
 from phases.p4_batched_matmul import (
     kernel_argmax,
     kernel_fused,
@@ -38,22 +34,9 @@ KERNELS = {
 }
 
 
-def main() -> int:
-    """Compile and check every kernel."""
-    check.KERNELS.update(KERNELS)
-    bad = 0
-    checks = {name: lambda name=name: check.found_in(check.ptx_of(name)) for name in KERNELS}
-    checks["fused.cu"] = lambda: machine_code.faults_of(kernel_fused.source(),
-                                                        kernel_fused.OPTIONS)
-    for name, faults_of in checks.items():
-        faults = faults_of()
-        bad += bool(faults)
-        print(f"{name}: {', '.join(faults) or 'clean'}")
-    if not check.found_in(check.ptx_of("silu_mul", fused=True)):
-        print("the check is blind: silu_mul compiled with contraction passes it")
-        bad += 1
-    return int(bad > 0)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main({**{name: partial(triton_faults, *kernel) for name, kernel in KERNELS.items()},
+                   "fused.cu": lambda: machine_code.faults_of(kernel_fused.source(),
+                                                              kernel_fused.OPTIONS)},
+                  {"silu_mul compiled with contraction":
+                   lambda: triton_faults(*KERNELS["silu_mul"], contract=True)}))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.model import Model
-from engine.path import Held, Path, Rows, Sink, Step
+from engine.path import Path, RowOperands, Rows, Sink, Step
 from engine.quantised import Activations, rows_of
 from engine.state import Pool, Refs
 from falsifiers.judging.subject import Subject
@@ -81,17 +81,17 @@ class ResidualFromTheNorm(BatchedStep):
 
 class PositionsOfTheFirstRow(BatchedStep):
     @cached_property
-    def held(self) -> Held:
+    def operands(self) -> RowOperands:
         first = replace(self.rows, positions=self.rows.positions[:1] * len(self.rows.slots))
-        return replace(self.rows.holding(self.pool), positions=torch.tensor(first.of_tokens()))
+        return replace(self.rows.operands_on(self.pool), positions=torch.tensor(first.of_tokens()))
 
 
 class OnePositionAChunk(BatchedStep):
     @cached_property
-    def held(self) -> Held:
+    def operands(self) -> RowOperands:
         turned = [position for _, position, own in self.rows.spans(range(sum(self.rows.counts)))
                   for _ in own]
-        return replace(self.rows.holding(self.pool), positions=torch.tensor(turned))
+        return replace(self.rows.operands_on(self.pool), positions=torch.tensor(turned))
 
 
 class WindowByRow(BatchedStep):

@@ -1,5 +1,5 @@
-"""P5: the recurrent part of a GDN layer for all rows at once, each row's state behind a pointer.
+"""P5: the recurrent ops of a GDN layer for all rows at once, with a pointer to each row's state.
 
-Claim: every output and every byte of state is bitwise what the row gets alone from the engine's
-op, for any width, chunks, slots and neighbours; rows without tokens and idle slots stay untouched.
+Claim: each row's output and state are bit-identical to the same row run by itself by the engine's
+op, for any width, chunks, slots and neighbours. Rows without tokens and idle slots are unchanged.
 """

@@ -1,8 +1,6 @@
-"""Compile this phase's kernels for sm_90 without a GPU and read what the compilers made of them.
+"""P5's kernels, compiled for sm_90 without a GPU (see `phases.compile_check`).
 
-Run as `python -m phases.p5_batched_gdn.compile_check [NAME ...]` without TRITON_INTERPRET; prints
-a line a kernel (the Triton kernels without names) and exits with 1 when one holds a contracted,
-approximate or flushing f32 operation, or spills. `cuda` names the CUDA C++, which needs NVRTC.
+`cuda` names the CUDA C++ source in each of its block widths.
 """
 
 # mypy: ignore-errors
@@ -10,15 +8,12 @@ approximate or flushing f32 operation, or spills. `cuda` names the CUDA C++, whi
 from __future__ import annotations
 
 import sys
+from functools import partial
 from itertools import product
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
 from engine.kernels import machine_code
-from engine.kernels.compile import found_in
 from engine.kernels.nvrtc import source_of
+from phases.compile_check import main, triton_faults
 from phases.p5_batched_gdn import kernel_conv, kernel_delta, kernel_gates, kernel_gdn_cuda
 
 STRIDE_TYPES = dict.fromkeys(("q_stride", "k_stride", "v_stride", "key_heads", "heads"), "i32")
@@ -38,17 +33,8 @@ KERNELS = {
 }
 
 
-def faults_of(name: str, fused: bool = False) -> list[str]:
-    """Compile a Triton kernel and return what must not be in it; `fused` allows contraction."""
-    function, arguments, constants = KERNELS[name]
-    signature = {**arguments, **dict.fromkeys(constants, "constexpr")}
-    made = triton.compile(ASTSource(fn=function, signature=signature, constexprs=constants),
-                          target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": fused})
-    return found_in(made.asm["ptx"]) + machine_code.spilled(made.asm["cubin"])
-
-
 def faults_of_cuda() -> list[str]:
-    """Compile the CUDA C++ in each of its block widths and return what must not be in it."""
+    """Compile the CUDA C++ source in each of its block widths and return its faults."""
     faults = []
     for warps, multi_token in product((1, 2, 4), (False, True)):
         faults += machine_code.faults_of(source_of(kernel_gdn_cuda.SOURCE),
@@ -56,18 +42,8 @@ def faults_of_cuda() -> list[str]:
     return faults
 
 
-def main(names: list[str]) -> int:
-    """Compile and check the kernels of these names, or all that need no NVRTC."""
-    bad = 0
-    for name in names or KERNELS:
-        faults = faults_of_cuda() if name == "cuda" else faults_of(name)
-        bad += bool(faults)
-        print(f"{name}: {', '.join(faults) or 'clean'}", flush=True)
-    if not names and not faults_of("delta_step", fused=True):
-        print("the check is blind: delta_step compiled with contraction passes it")
-        bad += 1
-    return int(bad > 0)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main({**{name: partial(triton_faults, *kernel) for name, kernel in KERNELS.items()},
+                   "cuda": faults_of_cuda},
+                  {"delta_step compiled with contraction":
+                   lambda: triton_faults(*KERNELS["delta_step"], contract=True)}))

@@ -1,4 +1,4 @@
-"""What P5's ops are attacked with: tokens of sequences and states, the same on every machine."""
+"""Inputs of P5's ops: tokens of sequences and states, the same on every machine."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ GATE_VALUES = {
     "huge": ([1.0, 0.9], [1.0]),
     "broken": ([1.0, 0.9], [1.0, torch.nan]),
 }
-"""Decays and write strengths of a flavour, in turn; plain ones are drawn."""
+"""Decays and write strengths of a flavour, used in turn; None means drawn values."""
 FLAVOURS = tuple(GATE_VALUES)
 
 
 def draw_normal(seed: int, *shape: int) -> Tensor:
-    """Return normal values for a seed."""
+    """Return normal values f32[shape] for a seed."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def apply_flavour(x: Tensor, flavour: str) -> Tensor:
-    """Return values of the same shape as a flavour has them."""
+    """Return `x` with a share of its values replaced by the edge values of a flavour."""
     flat = x.flatten().clone()
     if flavour == "zeros":
         flat = torch.where(flat > 0.7, flat, torch.where(flat > 0, 0.0, -0.0))
@@ -45,7 +45,7 @@ def apply_flavour(x: Tensor, flavour: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a call: its slot, and what each of its tokens brings."""
+    """A row of a call: its slot, and the inputs of its tokens."""
 
     slot: int
     inputs: Inputs
@@ -56,14 +56,14 @@ class Row:
         return len(self.inputs[0])
 
     def slice_tokens(self, first: int, count: int, slot: int | None = None) -> Row:
-        """Return some of the tokens, on another slot if one is given."""
+        """Return a row of `count` tokens from `first`, on `slot` or the same slot."""
         return Row(self.slot if slot is None else slot,
                    tuple(x[first:first + count] for x in self.inputs))
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """The causal convolution over every channel of a layer, for made sequences."""
+    """The causal convolution over every channel of a layer."""
 
     key_heads: int
     value_heads: int
@@ -84,11 +84,11 @@ class Convolution:
         return (apply_flavour(draw_normal(seed, count, self.channels), flavour),)
 
     def lay_out(self, inputs: Inputs, gap: int, device: str) -> tuple[Inputs, Tensor]:
-        """Return x with poison behind every token."""
-        whole = torch.full((len(inputs[0]), self.channels + gap), torch.nan)
-        whole[:, :self.channels] = inputs[0]
-        whole = whole.to(device)
-        return (whole[:, :self.channels],), whole
+        """Return x with NaN after every token, and the buffer it is a view of."""
+        buffer = torch.full((len(inputs[0]), self.channels + gap), torch.nan)
+        buffer[:, :self.channels] = inputs[0]
+        buffer = buffer.to(device)
+        return (buffer[:, :self.channels],), buffer
 
     def out_shape(self, inputs: Inputs) -> tuple[int, ...]:
         """Return the shape of x."""
@@ -96,7 +96,7 @@ class Convolution:
 
     @cached_property
     def constants(self) -> dict[str, Tensor]:
-        """The taps, the same for all rows."""
+        """The taps [C, 4], the same for all rows."""
         return {"taps": draw_normal(7, self.channels, CONV_TAPS)}
 
     def call(self, function: Any, inputs: Inputs, refs: Refs, counts: tuple[int, ...],
@@ -107,7 +107,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class DeltaRule:
-    """The gated delta rule over every value head of a layer, for made sequences."""
+    """The gated delta rule over every value head of a layer."""
 
     key_heads: int
     value_heads: int
@@ -123,38 +123,37 @@ class DeltaRule:
         heads = (self.key_heads, self.key_heads, self.value_heads)
         q, k, v = (apply_flavour(draw_normal(3 * seed + i, count, n, STATE_SIZE), flavour)
                    for i, n in enumerate(heads))
-        if flavour == "zeros":  # a head of nothing, and a token whose sums have addends of -0 alone
+        if flavour == "zeros":  # one head is all zeros; every addend of token 0's sums is -0
             q[0], k[0], q[:, 0], k[:, 0] = q[0].abs(), k[0].abs(), 0.0, 0.0
-        given = GATE_VALUES[flavour]
-        if given is None:
+        values = GATE_VALUES[flavour]
+        if values is None:
             g, beta = (
                 torch.sigmoid(draw_normal(5000 + 2 * seed + i, count, self.value_heads) + 2 * i)
-                for i in (1, 0)
-            )
+                for i in (1, 0))
         else:
             size = count * self.value_heads
-            g, beta = (torch.tensor((some * size)[:size]).view(count, -1) for some in given)
+            g, beta = (torch.tensor((some * size)[:size]).view(count, -1) for some in values)
         return q, k, v, g, beta
 
     def lay_out(self, inputs: Inputs, gap: int, device: str) -> tuple[Inputs, Tensor]:
-        """Return q, k and v in one buffer with poison behind every token.
+        """Return the inputs with NaN after every token of q, k and v, and the buffer of those.
 
-        They stand side by side, as a convolution left them, or, for an even gap, one behind the
-        other, each with a stride of its own.
+        An odd gap puts q, k and v of a token next to each other, as the convolution writes them.
+        An even gap gives each of them a block and a stride of its own.
         """
-        *mine, g, beta = inputs
-        flat = [x.flatten(1) for x in mine]
-        parts = [torch.cat(flat, 1)] if gap % 2 else flat
+        *qkv, g, beta = inputs
+        flat = [x.flatten(1) for x in qkv]
+        blocks = [torch.cat(flat, 1)] if gap % 2 else flat
         padded = [torch.nn.functional.pad(x, (0, gap + 4 * i), value=torch.nan)
-                  for i, x in enumerate(parts)]
-        whole = torch.cat([x.flatten() for x in padded]).to(device)
-        split = whole.split([x.numel() for x in padded])
-        laid = [x.view(have.shape)[:, :want.shape[1]]
-                for x, have, want in zip(split, padded, parts, strict=True)]
+                  for i, x in enumerate(blocks)]
+        buffer = torch.cat([x.flatten() for x in padded]).to(device)
+        split = buffer.split([x.numel() for x in padded])
+        views = [x.view(wide.shape)[:, :block.shape[1]]
+                 for x, wide, block in zip(split, padded, blocks, strict=True)]
         if gap % 2:
-            laid = list(laid[0].split([x.shape[1] for x in flat], 1))
-        q, k, v = (x.unflatten(1, (-1, STATE_SIZE)) for x in laid)
-        return (q, k, v, g.to(device), beta.to(device)), whole
+            views = list(views[0].split([x.shape[1] for x in flat], 1))
+        q, k, v = (x.unflatten(1, (-1, STATE_SIZE)) for x in views)
+        return (q, k, v, g.to(device), beta.to(device)), buffer
 
     def out_shape(self, inputs: Inputs) -> tuple[int, ...]:
         """Return the shape of v."""
@@ -162,7 +161,7 @@ class DeltaRule:
 
     @property
     def constants(self) -> dict[str, Tensor]:
-        """None: what differs from head to head comes with the tokens."""
+        """Empty: all inputs come with the tokens."""
         return {}
 
     def call(self, function: Any, inputs: Inputs, refs: Refs, counts: tuple[int, ...],

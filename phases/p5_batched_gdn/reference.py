@@ -39,7 +39,7 @@ class Bunch:
         """Yield the rows that have tokens, in bunches."""
         busy = [row for row, count in enumerate(counts) if count]
         busy.sort(key=lambda row: -counts[row])
-        size = max(1, BUNCH // refs.whole[0].numel())
+        size = max(1, BUNCH // refs.all_slots[0].numel())
         for first in range(0, len(busy), size):
             yield Bunch(busy[first:first + size], counts)
 

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from contracts.load import load_contract
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
+from phases.compile_check import clean_kernels
 from phases.p5_batched_gdn import test_falsifier
 from phases.p5_batched_gdn.harness import CONTRACT
 from phases.p5_batched_gdn.increment import path
 
-ROOT = Path(__file__).parents[2]
-
 
 def test_kernels_compile_without_contraction_or_spills() -> None:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-m", "phases.p5_batched_gdn.compile_check"], cwd=ROOT,
-                          text=True, capture_output=True, env=environment, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines() == ["conv_step: clean", "gates: clean", "delta_step: clean"]
+    names = ["conv_step", "gates", "delta_step"]
+    assert clean_kernels("p5_batched_gdn", *names) == names
 
 
 @pytest.mark.tier("interpret")
@@ -33,18 +25,17 @@ def test_kernels_compile_without_contraction_or_spills() -> None:
 def test_mutant_kernel_without_its_fault_is_right(op: str) -> None:
     from phases.p5_batched_gdn import wrong_kernels
 
-    right = {
-        "conv_step": wrong_kernels.faulty_conv_step,
-        "delta_step": wrong_kernels.faulty_delta_step,
-    }[op](0)
-    subject = Subject("sound", models=lambda name: None, path=replace(path(), **{op: right}))
+    kernels = {"conv_step": wrong_kernels.faulty_conv_step,
+               "delta_step": wrong_kernels.faulty_delta_step}
+    subject = Subject("sound", models=lambda name: None,
+                      path=replace(path(), **{op: kernels[op](wrong_kernels.NONE)}))
     for case in load_contract(CONTRACT).expand():
         if case.tier == "interpret" and case.quick and case.given.get("op") == op and \
                 (case.falsifier == "loads_and_stores_stay_inside" or case.name.endswith("-plain")):
             getattr(test_falsifier, f"test_{case.falsifier}")(case, subject, Judge(case))
 
 
-def test_mutants_of_the_program_change_it() -> None:
+def test_each_cuda_fault_changes_the_source() -> None:
     from phases.p5_batched_gdn import kernel_gdn_cuda, wrong_cuda
     right = kernel_gdn_cuda.SOURCE.read_text()
     for _, old, new in wrong_cuda.FAULTS.values():
@@ -55,6 +46,6 @@ def test_mutants_of_the_program_change_it() -> None:
 
 @pytest.mark.parametrize(("work", "warps"), [
     (32, 1), (128, 1), (255, 1), (256, 2), (511, 2), (512, 4), (4096, 4)])
-def test_blocks_are_smaller_where_there_are_few(work: int, warps: int) -> None:
+def test_few_programs_run_in_smaller_blocks(work: int, warps: int) -> None:
     from phases.p5_batched_gdn.kernel_gdn_cuda import warps_of
     assert warps_of(work) == warps

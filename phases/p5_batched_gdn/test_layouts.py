@@ -1,6 +1,6 @@
-"""P5's kernels where no case of the contract goes.
+"""P5's kernels on inputs outside the contract's cases: three key heads, and no token at all.
 
-Three key heads, which no mask of bits finds, and rows of which none has a token.
+An index computed by a bit mask is wrong for three key heads only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from phases.p5_batched_gdn.increment import path
 
 
 def check_three_key_heads(tier: str) -> None:
-    """Hold the delta rule of a tier to the engine's, over three key heads."""
+    """Compare the delta rule of a tier with the engine's, over three key heads."""
     case = next(c for c in load_contract(CONTRACT).expand()
                 if (c.falsifier, c.tier, c.given["op"]) == ("rows_are_true", tier, "delta_step"))
     case = case.model_copy(update={"given": {**case.given, "heads": [3, 6], "m": 2, "longest": 2}})
@@ -29,23 +29,23 @@ def check_three_key_heads(tier: str) -> None:
 
 
 @pytest.mark.tier("interpret")
-def test_three_key_heads_are_shared_by_the_portable_kernel() -> None:
+def test_portable_kernel_shares_three_key_heads() -> None:
     check_three_key_heads("interpret")
 
 
 @pytest.mark.emulated
 @pytest.mark.usefixtures("emulated")
-def test_three_key_heads_are_shared_by_the_fast_kernel() -> None:
+def test_cuda_kernel_shares_three_key_heads() -> None:
     check_three_key_heads("cuda")
 
 
 @pytest.mark.emulated
 @pytest.mark.usefixtures("emulated")
-def test_rows_of_which_none_has_a_token_keep_their_states() -> None:
-    none, one = Ints((0, 0)), path()
+def test_rows_without_tokens_leave_their_states_unchanged() -> None:
+    counts, ops = Ints((0, 0)), path()
     windows, states = (Refs(torch.full((2, *shape), 7.0), (1, 0))
                        for shape in ((384, 3), (1, 128, 128)))
     x, heads, gate = torch.empty(0, 384), torch.empty(0, 1, 128), torch.empty(0, 1)
-    one.conv_step(x, torch.ones(384, 4), windows, none, torch.empty(0, 384))
-    one.delta_step(heads, heads, heads, gate, gate, states, none, torch.empty(0, 1, 128))
-    assert all(bool((refs.whole == 7.0).all()) for refs in (windows, states))
+    ops.conv_step(x, torch.ones(384, 4), windows, counts, torch.empty(0, 384))
+    ops.delta_step(heads, heads, heads, gate, gate, states, counts, torch.empty(0, 1, 128))
+    assert all(bool((refs.all_slots == 7.0).all()) for refs in (windows, states))

@@ -1,4 +1,4 @@
-"""P5's reference where its contract does not go: a pool of one slot, several long rows."""
+"""P5's reference outside the contract's cases: a pool of one slot, several long rows."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def test_pool_of_one_slot_is_enough() -> None:
     got = []
     for module in (ops, reference):
         mixed, read = torch.empty(3, 6), torch.empty(3, 4, 128)
-        held = window.clone(), state.clone()
-        module.conv_step(x, taps, Refs(held[0], (0,)), (3,), mixed)
-        module.delta_step(q, k, v, g, beta, Refs(held[1], (0,)), (3,), read)
-        got.append((mixed, read, *held))
-    assert all(torch.equal(want, have) for want, have in zip(*got, strict=True))
+        windows, states = window.clone(), state.clone()
+        module.conv_step(x, taps, Refs(windows, (0,)), (3,), mixed)
+        module.delta_step(q, k, v, g, beta, Refs(states, (0,)), (3,), read)
+        got.append((mixed, read, windows, states))
+    assert all(map(torch.equal, *got))
 
 
-def test_long_rows_of_unlike_lengths_move_on_together() -> None:
+def test_long_rows_of_different_lengths_advance_together() -> None:
     x, taps, window = draw(1, 335, 6), draw(2, 6, 4), draw(3, 3, 6, 3)
     got = []
     for module in (ops, reference):
-        mixed, held = torch.empty(335, 6), window.clone()
-        module.conv_step(x, taps, Refs(held, (2, 0, 1)), (65, 200, 70), mixed)
-        got.append((mixed, held))
-    assert all(torch.equal(want, have) for want, have in zip(*got, strict=True))
+        mixed, windows = torch.empty(335, 6), window.clone()
+        module.conv_step(x, taps, Refs(windows, (2, 0, 1)), (65, 200, 70), mixed)
+        got.append((mixed, windows))
+    assert all(map(torch.equal, *got))

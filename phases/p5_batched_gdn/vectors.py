@@ -1,4 +1,4 @@
-"""What P5 asks of programs in other languages: calls of its recurrent ops, states included."""
+"""P5's cases for programs in other languages: calls of its recurrent ops, with their states."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from falsifiers.vectors.calls import Call
 from phases.p5_batched_gdn import reference
 
 ARITHMETIC = EXACT
-"""The engine's arithmetic; both of its names mean the same bits in these ops."""
+"""The engine's arithmetic; both of its names give the same bits in these ops."""
 FLAVOURS = {"delta_step": ("plain", "zeros", "extreme", "huge", "broken"),
             "conv_step": ("plain", "zeros", "huge", "broken")}
 
 
 def cases() -> Iterator[Case]:
-    """Yield cases of P5's falsifiers; the delta rule must be taken, as in the contract."""
+    """Yield cases of P5's falsifiers; a program must claim the delta rule, as in the contract."""
     for op, flavours in FLAVOURS.items():
         yield _build_case("rows_equal_alone", op, m=[1, 2, 3, 5], longest=3)
         for flavour in flavours:
             yield _build_case("rows_are_true", op, flavour, heads=[1, 2], m=2, longest=3,
-                        flavour=flavour)
+                              flavour=flavour)
         yield _build_case("order_and_slots_do_not_matter", op, m=3, slots=8, longest=2)
         yield _build_case("chunks_equal_steps", op, tokens=6, start="held", splits="few")
         yield _build_case("pad_rows_do_nothing", op, m=2, pads=[1, 2])
@@ -40,10 +40,10 @@ def _build_case(falsifier: str, op: str, name: str = "", **given: Any) -> Case:
 
 
 def answer_call(call: Call) -> dict[str, Tensor]:
-    """Answer a call as the engine does, each row's state in a slot of its number."""
-    given = dict(call.inputs)
-    counts, states = tuple(given.pop("counts").tolist()), given.pop("states").clone()
+    """Return what the engine computes for a call; row i's state is in slot i."""
+    inputs = dict(call.inputs)
+    counts, states = tuple(inputs.pop("counts").tolist()), inputs.pop("states").clone()
     out = torch.empty(call.outputs["out"])
     refs = Refs(states, tuple(range(len(states))))
-    getattr(reference, call.op)(*given.values(), refs, counts, out)
+    getattr(reference, call.op)(*inputs.values(), refs, counts, out)
     return {"out": out, "states": states}

@@ -7,9 +7,10 @@ from typing import Any
 from unittest.mock import patch
 
 from engine.kernels.nvrtc import Kernel, compile_source, source_of
+from falsifiers.judging.subject import Builder
 from falsifiers.mutation.mutants import replace_source
 from phases.p5_batched_gdn import kernel_gdn_cuda as right
-from phases.p5_batched_gdn.wrong_states import Builder, with_ops
+from phases.wrong_refs import with_ops
 
 SHUFFLES = "sum, {});\n  sum = sum + __shfl_xor_sync(~0u, sum, {});"
 STORE = "state_in_memory[i * (DIM / COLUMNS_PER_THREAD)]"
@@ -38,34 +39,33 @@ FAULTS = {
 
 
 @cache
-def _compile_kernel(
-    old: str, new: str, name: str, how: tuple[Any, ...], contracted: bool
-) -> Kernel:
+def _compile_kernel(old: str, new: str, name: str, how: tuple[Any, ...],
+                    contracted: bool) -> Kernel:
     options = (*right.options(*how), *(("-fmad=true",) if contracted else ()))
     return Kernel(compile_source(faulty_source(old, new), options), name)
 
 
 def faulty_source(old: str, new: str) -> str:
-    """Return the program with one text in place of another."""
+    """Return the CUDA source with one string replaced by another."""
     return replace_source(source_of(right.SOURCE), old, new)
 
 
 def with_cuda_fault(fault: str) -> Builder:
-    """Return a builder whose kernel has the named fault."""
+    """Return a builder whose CUDA kernel has the named fault."""
     return _build_mutant(*FAULTS[fault], contracted=False)
 
 
 def with_contraction(name: str) -> Builder:
-    """Return a builder whose kernel is compiled with contraction."""
+    """Return a builder whose CUDA kernel is compiled with contraction."""
     return _build_mutant(name, "", "", contracted=True)
 
 
 def _build_mutant(name: str, old: str, new: str, contracted: bool) -> Builder:
     def wrong(*args: Any) -> None:
-        def made(kernel: str, *how: Any) -> Kernel:
+        def function(kernel: str, *how: Any) -> Kernel:
             return _compile_kernel(old, new, kernel, how or (4,), contracted)
 
-        with patch.object(right, "_function", made):
+        with patch.object(right, "_function", function):
             getattr(right, name)(*args)
 
     return with_ops(**{name: wrong})

@@ -129,7 +129,7 @@ def faulty_delta_step(fault: int) -> Any:
         heads, width = v.shape[1:]
         launch(_delta_kernel, (heads, len(counts)), q, k, v, alpha, beta,
                states.pointers, counts.starts.on(q.device), out, k.shape[1], heads,
-               scale_of(q), states.whole[0].nbytes, q.stride(0), k.stride(0),
+               scale_of(q), states.all_slots[0].nbytes, q.stride(0), k.stride(0),
                (k if fault == ONE_STRIDE else v).stride(0), FAULT=fault, KEYS=width,
                STEPS=width.bit_length() - 1)
 
@@ -137,20 +137,20 @@ def faulty_delta_step(fault: int) -> Any:
 
 
 def a_launch_for_each_row(*args: Any) -> None:
-    *given, refs, counts, out = args
+    *inputs, refs, counts, out = args
     starts = counts.starts
     for row, count in enumerate(counts):
         at = slice(starts[row], starts[row] + count)
-        cut = [x[at] if len(x) == len(out) else x for x in given]
-        run = kernel_conv.conv_step if len(given) == 2 else kernel_delta.delta_step
-        run(*cut, Refs(refs.whole, refs.slots[row:row + 1]), (count,), out[at])
+        cut = [x[at] if len(x) == len(out) else x for x in inputs]
+        run = kernel_conv.conv_step if len(inputs) == 2 else kernel_delta.delta_step
+        run(*cut, Refs(refs.all_slots, refs.slots[row:row + 1]), (count,), out[at])
 
 
 def gates_of_one_block(a: Tensor, b: Tensor, neg_exp_a: Tensor, dt_bias: Tensor, alpha: Tensor,
                        beta: Tensor) -> None:
-    held = [x.clone() for x in (alpha, beta)]
+    old = [x.clone() for x in (alpha, beta)]
     kernel_gates.gates(a, b, neg_exp_a, dt_bias, alpha, beta)
-    for x, before in zip((alpha, beta), held, strict=True):
+    for x, before in zip((alpha, beta), old, strict=True):
         x.view(-1)[128:] = before.view(-1)[128:]
 
 

@@ -1,5 +1,5 @@
-"""P6: attention of all rows at once, each over its own slot's keys through pointers and lengths.
+"""P6: attention of all rows at once, each row over the keys of its slot, by pointers and lengths.
 
-Claim: every output and every appended key and value is bitwise the per-slot result, for ragged
-lengths, split edges, pads and chunks; a row's bits depend on its own length alone.
+Claim: each row's output and appended keys and values are bit-identical to the same row by itself,
+for ragged lengths, split edges, pads and chunks. A row's bits depend on no other row's length.
 """

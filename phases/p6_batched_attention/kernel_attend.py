@@ -211,8 +211,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Re
     lengths, counts = as_ints(lengths), as_ints(counts)
     key_pointers, value_pointers = keys.pointers, values.pointers
     rows = counts.starts.on(out.device), lengths.on(out.device), m
-    cache = (*keys.whole.stride()[1:3], *values.whole.stride()[1:3])
-    kv = TRITON_TYPES[keys.whole.dtype]
+    cache = (*keys.all_slots.stride()[1:3], *values.all_slots.stride()[1:3])
+    kv = TRITON_TYPES[keys.all_slots.dtype]
     if t:
         launch(_append, (t, kv_heads), k, v, key_pointers, value_pointers, *rows, *k.stride()[:2],
                *v.stride()[:2], *cache, DIM=DIM, KV=kv)

@@ -72,7 +72,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Re
            lengths: Sequence[int], counts: Sequence[int], out: Tensor) -> QuantisedActivations:
     """Append k and v [t, G, D] to each row's cache and write gated attention into out[t, H, D]."""
     check_operands(q, k, v, gate, keys, values, out)
-    for name, cache_ in (("key", keys.whole), ("value", values.whole)):
+    for name, cache_ in (("key", keys.all_slots), ("value", values.all_slots)):
         if not is_aligned(cache_):
             raise InputError(f"heads of the {name} cache must begin at multiples of {ALIGNMENT} "
                              f"bytes")
@@ -83,8 +83,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Re
     starts = c_void_p() if one_token_each else counts.starts.on(out.device)
     rows = starts, lengths.on(out.device), m
     pointers = keys.pointers, values.pointers
-    input_strides = [strides(x) for x in (q, k, v, keys.whole, values.whole)]
-    q_per_kv, kv = heads // kv_heads, keys.whole.dtype
+    input_strides = [strides(x) for x in (q, k, v, keys.all_slots, values.all_slots)]
+    q_per_kv, kv = heads // kv_heads, keys.all_slots.dtype
     split, merge = (_function(name, q_per_kv, kv) for name in ("split", "merge"))
     quantised, argument = before.quantising_kernels().room(len(q), heads * DIM, out.device)
     for launch in plan_launches(lengths, counts, heads):

@@ -60,7 +60,7 @@ def as_ints(values: Sequence[int]) -> Ints:
 def check_operands(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Refs,
           out: Tensor) -> None:
     """Raise `InputError` for operands that a kernel would misread, before anything is written."""
-    caches = {"the key cache": keys.whole, "the value cache": values.whole}
+    caches = {"the key cache": keys.all_slots, "the value cache": values.all_slots}
     for name, x in {"q": q, "k": k, "v": v, "gate": gate, "out": out, **caches}.items():
         fits = x.dtype in KV_TYPES.values() if name in caches else x.dtype == torch.float32
         if not fits or x.shape[-1] != DIM or x.stride(-1) != 1:
@@ -70,9 +70,9 @@ def check_operands(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, va
                              f"{list(x.shape)} with strides {list(x.stride())}")
         if x.device != out.device:
             raise InputError(f"{name} is on {x.device}, but out is on {out.device}")
-    if keys.whole.dtype != values.whole.dtype:
-        raise InputError(f"keys are cached in {keys.whole.dtype}, but values in "
-                         f"{values.whole.dtype}")
+    if keys.all_slots.dtype != values.all_slots.dtype:
+        raise InputError(f"keys are cached in {keys.all_slots.dtype}, but values in "
+                         f"{values.all_slots.dtype}")
     if not q.shape == gate.shape == out.shape or k.shape != v.shape or len(q) != len(k):
         raise InputError(f"shapes of attention do not fit: q {list(q.shape)}, k {list(k.shape)}, "
                          f"v {list(v.shape)}, gate {list(gate.shape)}, out {list(out.shape)}")

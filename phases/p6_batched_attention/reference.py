@@ -48,11 +48,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, gate: Tensor, keys: Refs, values: Re
 
 
 def _those_of(refs: Refs, live: list[int]) -> Refs:
-    """Return the state of the rows that have tokens, so that no pad's is looked for."""
+    """Return the state of the rows that have tokens, so that no pad's state is looked up."""
     if len(live) == len(refs.slots):
         return refs
-    held = None if refs.held is None else refs.held[live]
-    return replace(refs, slots=tuple(refs.slots[row] for row in live), held=held)
+    pointers = None if refs.device_pointers is None else refs.device_pointers[live]
+    return replace(refs, slots=tuple(refs.slots[row] for row in live),
+                   device_pointers=pointers)
 
 
 def _read(q: Tensor, keys: list[Tensor], values: list[Tensor], rows: Tensor,
@@ -88,8 +89,8 @@ def _rows(caches: list[Tensor], rows: Tensor, lengths: Tensor,
 def _scores(q: Tensor, keys: list[Tensor], rows: Tensor, lengths: Tensor,
             start: int) -> Tensor:
     """Return scores [t, n, G, R] of a split; -inf stands for a key that a token does not have."""
-    held, there = _rows(keys, rows, lengths, start)
-    scores = ordered_sum(q.unsqueeze(1) * held.unsqueeze(3)) * (q.shape[-1] ** -0.5)
+    cached, there = _rows(keys, rows, lengths, start)
+    scores = ordered_sum(q.unsqueeze(1) * cached.unsqueeze(3)) * (q.shape[-1] ** -0.5)
     return torch.where(there, scores, -torch.inf)
 
 
@@ -99,16 +100,16 @@ def _weighted(scores: Tensor, largest: Tensor, values: list[Tensor], rows: Tenso
 
     Key j is added to lane j mod 8; absent keys add +0, whatever their memory holds.
     """
-    held, there = _rows(values, rows, lengths, start)
+    cached, there = _rows(values, rows, lengths, start)
     p = exp(scores - largest.unsqueeze(1))
     if not bool(there.all()):
-        held, p = torch.where(there, held, 0.0), torch.where(there, p, 0.0)
+        cached, p = torch.where(there, cached, 0.0), torch.where(there, p, 0.0)
     low = torch.zeros(len(p), KEY_LANES, *p.shape[2:])
-    acc = torch.zeros(*low.shape, held.shape[-1])
+    acc = torch.zeros(*low.shape, cached.shape[-1])
     for j in range(0, p.shape[1], KEY_LANES):
         eight, n = slice(j, j + KEY_LANES), min(KEY_LANES, p.shape[1] - j)
         low[:, :n] += p[:, eight]
-        acc[:, :n] += p[:, eight].unsqueeze(-1) * held[:, eight].unsqueeze(3)
+        acc[:, :n] += p[:, eight].unsqueeze(-1) * cached[:, eight].unsqueeze(3)
     return pairwise_sum(low.movedim(1, -1)), _pairs(acc)
 
 

@@ -1,4 +1,4 @@
-"""P6's kernels where no case of the contract goes off a device: long, many, apart and unaligned."""
+"""P6's kernels without a device outside the contract's cases: many splits, gaps, no alignment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ use_emulator = pytest.mark.usefixtures("emulated")
 
 
 def build_case(falsifier: str, tier: str, **given: Any) -> tuple[Case, Subject, Judge]:
-    """Return the arguments of an attack, with another case than the contract has."""
+    """Return the arguments of a falsifier, with a case that the contract does not have."""
     case = next(c for c in load_contract(CONTRACT).expand()
                 if c.falsifier == falsifier and c.tier == tier)
     case = case.model_copy(update={"given": given})
@@ -30,9 +30,9 @@ def build_case(falsifier: str, tier: str, **given: Any) -> tuple[Case, Subject, 
 @pytest.mark.emulated
 @use_emulator
 @pytest.mark.parametrize(("lengths", "counts", "flavour"), [
-    ([16384, 3], [1, 1], "plain"),  # 257 splits: shares of 256 are found at once
-    ([16384], [1], "rising"),  # and the last one has the largest score
-    ([*range(257), 7], [1] * 257 + [2], "plain")])  # rows that a block counts in two turns
+    ([16384, 3], [1, 1], "plain"),  # 257 splits: the merge takes 256 at once
+    ([16384], [1], "rising"),  # the last split has the largest score
+    ([*range(257), 7], [1] * 257 + [2], "plain")])  # more rows than a block counts at once
 def test_many_splits_and_many_rows(lengths: list[int], counts: list[int], flavour: str) -> None:
     test_falsifier.test_attention_is_true(*build_case(
         "attention_is_true", "cpu", heads=[1, 1], lengths=lengths, counts=counts, flavour=flavour))
@@ -41,16 +41,16 @@ def test_many_splits_and_many_rows(lengths: list[int], counts: list[int], flavou
 @pytest.mark.emulated
 @use_emulator
 @pytest.mark.parametrize("group", [5, 7])
-def test_groups_that_fill_no_whole_load(group: int) -> None:
+def test_groups_that_do_not_fill_a_load(group: int) -> None:
     test_falsifier.test_attention_is_true(
         *build_case("attention_is_true", "cpu", heads=[group, 1], lengths=[3, 64]))
 
 
 @pytest.mark.emulated
 @use_emulator
-def test_as_many_tokens_as_rows_may_be_a_chunk_and_a_pad() -> None:
+def test_chunk_and_pad_with_as_many_tokens_as_rows() -> None:
     case, subject, judge = build_case("pads_do_nothing", "cpu", heads=[2, 1], lengths=[5, 0, 64],
-                                counts=[2, 0, 1])
+                                      counts=[2, 0, 1])
     attend, rows = Harness(case, subject, judge), attacks.build_rows(case)
     for row, got in zip(rows, attend(rows), strict=True):
         if row.count:
@@ -59,13 +59,10 @@ def test_as_many_tokens_as_rows_may_be_a_chunk_and_a_pad() -> None:
 
 
 @pytest.mark.tier("interpret")
-def test_second_launch_finds_its_own_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_launch_uses_its_own_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launches, "MAX_TOKENS", 2)
-    test_falsifier.test_attention_is_true(
-        *build_case(
-            "attention_is_true", "interpret", heads=[2, 1], lengths=[2, 66, 0], counts=[1, 1, 2]
-        )
-    )
+    test_falsifier.test_attention_is_true(*build_case(
+        "attention_is_true", "interpret", heads=[2, 1], lengths=[2, 66, 0], counts=[1, 1, 2]))
 
 
 @pytest.mark.emulated
@@ -78,15 +75,15 @@ def test_operands_need_no_alignment(skew: int, gap: int) -> None:
     want, step = attend(rows), attend.lay_out(rows, Layout())
     for name in "qkv":
         setattr(step, name, with_gaps(getattr(step, name), skew, gap))
-    held = [getattr(step, name).clone() for name in "qkv"]
+    copies = [getattr(step, name).clone() for name in "qkv"]
     attend.run(step)
     assert torch.equal(step.out.inside, torch.cat(want))
-    for name, before in zip("qkv", held, strict=True):
-        assert torch.equal(getattr(step, name), before)
+    for name, copy in zip("qkv", copies, strict=True):
+        assert torch.equal(getattr(step, name), copy)
 
 
 def with_gaps(x: Tensor, skew: int, gap: int) -> Tensor:
-    """Return a copy whose heads stand `gap` values apart, `skew` values behind a buffer's start."""
+    """Return a copy with `gap` values of NaN after each head, `skew` values into its buffer."""
     *shape, width = x.shape
-    room = torch.full((skew + x.numel() // width * (width + gap),), torch.nan)
-    return room[skew:].view(*shape, width + gap)[..., :width].copy_(x)
+    buffer = torch.full((skew + x.numel() // width * (width + gap),), torch.nan)
+    return buffer[skew:].view(*shape, width + gap)[..., :width].copy_(x)

@@ -1,4 +1,4 @@
-"""The attack on P6: attention and rotation of all rows against each row alone, and whole steps."""
+"""Falsifiers of P6: attention and rotation of all rows against each row by itself, and steps."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from falsifiers.judging.relations import (
     repeats_are_equal,
 )
 from falsifiers.judging.subject import Subject
+from phases.case_setup import build_engine, check_step_of_kernels, own_budget
 from phases.p6_batched_attention import attacks
 from phases.p6_batched_attention.data import DIM, Row, draw_sequence
 from phases.p6_batched_attention.harness import (
@@ -32,15 +33,9 @@ from phases.p6_batched_attention.harness import (
     check_rotated,
     engine_output,
     kv_budget,
-    own_budget,
     select_op,
 )
-from phases.p6_batched_attention.whole_steps import (
-    build_engine,
-    check_steps_solo,
-    load_model,
-    solo_stream,
-)
+from phases.p6_batched_attention.step_checks import check_steps_solo, solo_stream
 
 
 def test_rows_equal_alone(case: Case, subject: Subject, judge: Judge) -> None:
@@ -73,7 +68,7 @@ def test_pads_do_nothing(case: Case, subject: Subject, judge: Judge) -> None:
         for i, out in enumerate(got):
             judge.equal("attend", out, want[i], row=i, rows=len(padded))
     judge.law(not any(len(out) for out in attend([Row(0, 0), Row(5, 0)])),
-              "a step of pads alone has outputs")
+              "a step without tokens returned outputs")
 
 
 def test_what_lies_beyond_cannot_reach_a_row(case: Case, subject: Subject, judge: Judge) -> None:
@@ -94,7 +89,7 @@ def test_neighbours_cannot_reach_a_row(case: Case, subject: Subject, judge: Judg
 def test_only_new_rows_are_written(case: Case, subject: Subject, judge: Judge) -> None:
     attend, rows = Harness(case, subject, judge), attacks.build_rows(case)
     order = tuple(random.Random(1).sample(range(len(rows) + 3), len(rows)))
-    for beyond in (1.25, float("nan")):  # every call holds all memory to what it should be
+    for beyond in (1.25, float("nan")):  # every call checks all memory
         attend(rows, Layout(slots=order, pool_slots=len(rows) + 3, unwritten_value=beyond))
 
 
@@ -109,7 +104,7 @@ def test_softmax_is_sound(case: Case, subject: Subject, judge: Judge) -> None:
     attend, rows = Harness(case, subject, judge), attacks.build_rows(case)
     for row, got in zip(rows, attend(rows), strict=True):
         want = attacks.two_pass_attention(row, attend.heads, attend.groups)
-        judge.budget("attend", got.flatten(0, 1), want.flatten(0, 1), own_budget(),
+        judge.budget("attend", got.flatten(0, 1), want.flatten(0, 1), own_budget("p6"),
                      length=row.length)
     ones = [replace(row, flavour="ones") for row in rows]
     for row, got in zip(ones, attend(ones), strict=True):
@@ -133,8 +128,9 @@ def test_rotation_is_each_rows_own(case: Case, subject: Subject, judge: Judge) -
     x = torch.randn(t, case["heads"], DIM, generator=torch.Generator().manual_seed(t))
     want = torch.empty_like(x)
     ops.rotate(x, table, positions, want)
-    judge.law(torch.equal(want[..., 2 * pairs:], x[..., 2 * pairs:]), "the engine turns the rest")
-    for first, last in ((0, t), *((i, i + 1) for i in range(t))):  # all at once, then each alone
+    judge.law(torch.equal(want[..., 2 * pairs:], x[..., 2 * pairs:]),
+              "the engine rotated dimensions that it should copy")
+    for first, last in ((0, t), *((i, i + 1) for i in range(t))):  # all at once, then each token
         out = new_guarded(last - first, *x.shape[1:], device=dev)
         rotate(x[first:last].to(dev), table.to(dev), torch.tensor(positions[first:last]).to(dev),
                out.inside)
@@ -144,7 +140,7 @@ def test_rotation_is_each_rows_own(case: Case, subject: Subject, judge: Judge) -
 
 def test_norm_and_rotation_are_true_together(case: Case, subject: Subject, judge: Judge) -> None:
     if subject.candidate is not None:
-        raise Declined("only the tree's own norm and rotation share a launch")
+        raise Declined("only the tree's own norm and rotation share a launch, not a candidate's")
     attacks.check_norm_rotate(case, judge, subject.path, subject.device)
 
 
@@ -167,13 +163,13 @@ def test_loads_and_stores_stay_inside(case: Case, subject: Subject, judge: Judge
     attend, rows = Harness(case, subject, judge), attacks.build_rows(case)
     for padded in ([Row(9, 0), *rows, Row(0, 0)], rows):
         step = attend.lay_out(padded, Layout())
-        with attend.watch_bounds(step) as fence:
+        with attend.watch_bounds(step) as checker:
             attend.run(step)
-        if not fence.accesses and subject.candidate is not None:
-            raise Declined("it is not Triton's, so its loads are not seen")
-        judge.law(not fence.strays, next(iter(fence.strays), ""), rung="frame")
-        judge.law(fence.accesses > 0, "no load or store was seen")
-    judge.engaged(accesses_watched=fence.accesses)
+        if not checker.accesses and subject.candidate is not None:
+            raise Declined("its kernel is not Triton's, so its loads are not visible")
+        judge.law(not checker.violations, next(iter(checker.violations), ""), rung="frame")
+        judge.law(checker.accesses > 0, "the kernel made no load or store")
+    judge.engaged(accesses_watched=checker.accesses)
 
 
 def test_keys_are_read_once(case: Case, subject: Subject, judge: Judge) -> None:
@@ -182,12 +178,12 @@ def test_keys_are_read_once(case: Case, subject: Subject, judge: Judge) -> None:
     with count_loads(keys=step.keys.inside, values=step.values.inside) as reads:
         attend.run(step)
     if not any(read.loads for read in reads.values()) and subject.candidate is not None:
-        raise Declined("it is not Triton's, so its loads are not seen")
-    due = attacks.expected_bytes(rows, attend.groups, attend.kv.itemsize)
+        raise Declined("its kernel is not Triton's, so its loads are not visible")
+    want = attacks.expected_bytes(rows, attend.groups, attend.kv.itemsize)
     for name, read in reads.items():
-        judge.law(read.total == due, f"{read.total} bytes of {name} were loaded, but {due} are "
-                  f"each token's keys once, whatever the query heads of a group")
-    judge.engaged(bytes_of_keys=due, query_heads=attend.heads, kv_heads=attend.groups)
+        judge.law(read.total == want, f"the kernel loaded {read.total} bytes of {name}, but should "
+                  f"load {want}: each token's keys once for all query heads of a group")
+    judge.engaged(bytes_of_keys=want, query_heads=attend.heads, kv_heads=attend.groups)
 
 
 def test_products_take_what_attention_wrote(case: Case, subject: Subject, judge: Judge) -> None:
@@ -224,36 +220,25 @@ def test_membership_may_change_every_step(case: Case, subject: Subject, judge: J
 def test_long_runs_do_not_drift(case: Case, subject: Subject, judge: Judge) -> None:
     engine, model = build_engine(case, subject)
     steps, m = case["steps"], case["m"]
-    pool, alone_in = engine.new_pool(m, steps), [engine.new_pool(1, steps) for _ in range(m)]
+    pool, solo = engine.new_pool(m, steps), [engine.new_pool(1, steps) for _ in range(m)]
     tokens = make_prompt(120, m, model.config.vocab)
     for step in range(steps):
         order = range(m)[::(-1) ** step]
         logits = engine.step([tokens[i] for i in order], Rows.decode(order, (step,) * m), pool)
         for row, i in enumerate(order):
-            single = engine.step([tokens[i]], Rows.decode((0,), (step,)), alone_in[i])
+            single = engine.step([tokens[i]], Rows.decode((0,), (step,)), solo[i])
             judge.equal("logits", logits[row], single[0], row=row, slot=i, step=step)
             tokens[i] = int(logits[row].argmax())
     for i in range(m):
-        held, want = (state_digest(engine.read_state(p, s))
-                      for p, s in ((pool, i), (alone_in[i], 0)))
-        judge.law(held == want, f"state[slot {i}] after {steps} steps is not what it has alone",
-                  rung="bits", slot=i)
+        got, want = (state_digest(engine.read_state(p, s)) for p, s in ((pool, i), (solo[i], 0)))
+        judge.law(got == want, f"state[slot {i}] after {steps} steps differs from the state of its "
+                  f"sequence by itself", rung="bits", slot=i)
     judge.engaged(steps=steps, rows_a_step=m)
 
 
 def test_kernels_run_the_step(case: Case, subject: Subject, judge: Judge) -> None:
-    model, m = load_model(case, subject), case["m"]
-    rows = Rows(tuple(range(m))[::-1], (0,) * m, tuple(1 + i % 2 for i in range(m)))
-    tokens = make_prompt(7, sum(rows.counts), model.config.vocab)
-    kernels = {name: select_op(case, subject, name) for name in ("attend", "rotate")}
-    results = []
-    for path in (replace(subject.path, **kernels), subject.path):
-        pool = model.new_pool(m, 4)
-        results.append({"logits": path.step(model, pool, tokens, rows),
-                        **{f"slot {s}, {name}": view for s in range(m)
-                           for name, view in pool.slot(s).named().items()}})
-    for name, got in results[0].items():
-        judge.equal(name, got, results[1][name], rule="truth")
+    check_step_of_kernels(judge, case, subject, {
+        name: select_op(case, subject, name) for name in ("attend", "rotate")})
 
 
 def test_narrow_rows_equal_alone(case: Case, subject: Subject, judge: Judge) -> None:
@@ -263,15 +248,13 @@ def test_narrow_rows_equal_alone(case: Case, subject: Subject, judge: Judge) -> 
 
 
 def test_narrow_kv_is_rounded_once(case: Case, subject: Subject, judge: Judge) -> None:
-    attend, rows = Harness(case, subject, judge), attacks.build_rows(case)
-    for i, (row, got) in enumerate(zip(rows, attend(rows), strict=True)):
-        attend.check_truth(got, row, row=i, length=row.length)
+    test_attention_is_true(case, subject, judge)
 
 
 def test_narrow_kv_stays_near_f32(case: Case, subject: Subject, judge: Judge) -> None:
     attend, rows = Harness(case, subject, judge), attacks.build_rows(case)
     if not attend.bitwise:
-        raise Declined("an arithmetic of its own parts from f32 on its own account")
+        raise Declined("a candidate's own arithmetic differs from f32 by itself")
     for row, got in zip(rows, attend(rows), strict=True):
         want = engine_output(row, attend.heads, attend.groups)
         judge.budget("attend", got.flatten(0, 1).float(), want.flatten(0, 1), kv_budget(case),
@@ -281,7 +264,7 @@ def test_narrow_kv_stays_near_f32(case: Case, subject: Subject, judge: Judge) ->
 def test_narrow_steps_equal_solo(case: Case, subject: Subject, judge: Judge) -> None:
     stream = check_steps_solo(case, subject, judge)
     if subject.candidate is not None:
-        return  # its arithmetic, if it is its own, parts from f32 on its own account
+        return  # its own arithmetic may differ from f32 by itself
     wide = subject.models(case["model"])
     state = wide.new_state(len(stream.tokens))
     for position, logits in enumerate(stream.logits):

@@ -1,4 +1,4 @@
-"""What P6 asks of programs in other languages: calls of its attention, caches included."""
+"""P6's cases for programs in other languages: calls of its attention, with their caches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from falsifiers.vectors.calls import Call
 from phases.p6_batched_attention import reference
 
 ARITHMETIC = EXACT
-"""The engine's arithmetic; both of its names mean the same bits in this op."""
+"""The engine's arithmetic; both of its names give the same bits in this op."""
 EDGE_LENGTHS = [0, 1, 7, 8, 9, 62, 63, 64, 65, 127, 128, 129]
 """Lengths at which lanes of 8 keys and splits of 64 begin and end."""
 
 
 def cases() -> Iterator[Case]:
-    """Yield cases of P6's falsifiers; attention must be taken, as in the contract."""
+    """Yield cases of P6's falsifiers; a program must claim attention, as in the contract."""
     yield _build_case("rows_equal_alone", lengths=[1, 17, 64, 130])
     yield _build_case("rows_equal_alone", "chunks", lengths=[0, 64, 17, 62], counts=[1, 2, 1, 9])
     yield _build_case("attention_is_true", "split-edges", lengths=EDGE_LENGTHS)
@@ -40,11 +40,11 @@ def _build_case(falsifier: str, name: str = "", **given: Any) -> Case:
 
 
 def answer_call(call: Call) -> dict[str, Tensor]:
-    """Answer a call as the engine does, each row's cache in a slot of its number."""
-    given = call.inputs
-    out, slots = torch.empty(call.outputs["out"]), tuple(range(len(given["counts"])))
-    caches = {name: given[name].clone() for name in ("keys", "values")}
-    reference.attend(given["q"], given["k"], given["v"], given["gate"],
+    """Return what the engine computes for a call; row i's cache is in slot i."""
+    inputs = call.inputs
+    out, slots = torch.empty(call.outputs["out"]), tuple(range(len(inputs["counts"])))
+    caches = {name: inputs[name].clone() for name in ("keys", "values")}
+    reference.attend(inputs["q"], inputs["k"], inputs["v"], inputs["gate"],
                      Refs(caches["keys"], slots), Refs(caches["values"], slots),
-                     given["lengths"].tolist(), given["counts"].tolist(), out)
+                     inputs["lengths"].tolist(), inputs["counts"].tolist(), out)
     return {"out": out, **caches}

@@ -1,9 +1,10 @@
-"""Wrong attention: lengths, masks, heads, splits and gates; and how wrong versions are built."""
+"""Wrong attention: lengths, masks, heads, splits and gates; and the builders of wrong versions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,20 +14,9 @@ from engine import ops
 from engine.arithmetic import sigmoid
 from engine.ops import SPLIT, attend_one
 from engine.state import Refs
-from falsifiers.judging.subject import Subject
+from falsifiers.judging.subject import Builder
 from phases.p6_batched_attention import reference
-
-Builder = Callable[[Subject], Subject]
-Op = Callable[..., None]
-
-
-def with_ops(**wrong: Op | type) -> Builder:
-    """Return a builder that gives the subject's path other ops, made anew if they keep state."""
-    def build(subject: Subject) -> Subject:
-        made = {n: w() if isinstance(w, type) else w for n, w in wrong.items()}
-        return replace(subject, path=replace(subject.path, **made))
-
-    return build
+from phases.wrong_refs import RefsChange, with_ops
 
 
 @dataclass
@@ -44,36 +34,49 @@ class AttendCall:
     out: Tensor
 
     def run_reference(self, **changed: Any) -> None:
-        """Attend as the reference does, with some operands changed."""
-        args = {**vars(self), **changed}
-        reference.attend(**args)
+        """Run the reference with some operands replaced."""
+        reference.attend(**{**vars(self), **changed})
 
     def token_reaches(self) -> list[tuple[int, int]]:
-        """Return each token's row and the keys that it sees."""
-        return [(i, n + 1) for i, (length, count)
-                in enumerate(zip(self.lengths, self.counts, strict=True))
+        """Return each token's row and the number of keys that it sees."""
+        return [(row, n + 1) for row, length, count in self.busy_rows()
                 for n in range(length, length + count)]
+
+    def busy_rows(self) -> list[tuple[int, int, int]]:
+        """Return number, length and count of each row with tokens."""
+        rows = enumerate(zip(self.lengths, self.counts, strict=True))
+        return [(row, length, count) for row, (length, count) in rows if count]
 
     def caches(self, row: int) -> tuple[Tensor, Tensor]:
         """Return a row's keys and values."""
         slot = self.keys.slots[row]
-        return self.keys.whole[slot], self.values.whole[slot]
+        return self.keys.all_slots[slot], self.values.all_slots[slot]
 
     def first_keys(self, row: int, n: int) -> tuple[Tensor, Tensor]:
-        """Return the first n rows of a row's caches, as far as there are any."""
+        """Return the first n rows of a row's caches, or all of them if there are fewer."""
         keys, values = self.caches(row)
         return keys[:n], values[:n]
 
 
 def with_attention(wrong: Callable[[AttendCall], None]) -> Builder:
-    """Return a builder whose attention is a function of one call."""
+    """Return a builder whose attention runs as `wrong(call)`."""
     return with_ops(attend=lambda *args: wrong(AttendCall(*args)))
 
 
-def with_token_reads(wrong: Callable[[AttendCall, int, int, int], Tensor]) -> Builder:
-    """Return a builder that appends rightly and then reads token by token in a way of its own.
+def with_slots(change: RefsChange, *caches: str) -> Builder:
+    """Return a builder whose attention uses wrong slots in `caches`, by default in both."""
+    def run(call: AttendCall) -> None:
+        call.run_reference(**{name: change(getattr(call, name), call.counts)
+                              for name in caches or ("keys", "values")})
 
-    `wrong` gets the call, the token, its row and the keys that it sees.
+    return with_attention(run)
+
+
+def with_token_reads(wrong: Callable[[AttendCall, int, int, int], Tensor]) -> Builder:
+    """Return a builder that appends as the reference and then reads each token by `wrong`.
+
+    `wrong` receives the call, the token, its row and the number of keys that the token sees, and
+    returns attention [H, D] before the gate.
     """
     def run(call: AttendCall) -> None:
         call.run_reference()
@@ -84,9 +87,8 @@ def with_token_reads(wrong: Callable[[AttendCall, int, int, int], Tensor]) -> Bu
 
 
 def longest_for_all(call: AttendCall, at: int, row: int, n: int) -> Tensor:
-    return attend_one(
-        call.q[at], *call.first_keys(row, max(reach for _, reach in call.token_reaches()))
-    )
+    longest = max(reach for _, reach in call.token_reaches())
+    return attend_one(call.q[at], *call.first_keys(row, longest))
 
 
 def up_to_a_page(call: AttendCall, at: int, row: int, n: int) -> Tensor:
@@ -127,9 +129,9 @@ def heads_by_remainder(call: AttendCall, at: int, row: int, n: int) -> Tensor:
     keys, values = call.first_keys(row, n)
     groups = keys.shape[1]
     order = [g for g in range(groups) for _ in range(len(call.q[at]) // groups)]
-    own = sorted(range(len(order)), key=lambda h: h % groups)  # heads of one remainder together
-    read = attend_one(call.q[at][own], keys, values)
-    return read[torch.tensor(own).argsort()]
+    by_remainder = sorted(range(len(order)), key=lambda h: h % groups)
+    read = attend_one(call.q[at][by_remainder], keys, values)
+    return read[torch.tensor(by_remainder).argsort()]
 
 
 def first_kv_head_for_all(call: AttendCall, at: int, row: int, n: int) -> Tensor:
@@ -140,10 +142,9 @@ def first_kv_head_for_all(call: AttendCall, at: int, row: int, n: int) -> Tensor
 def keys_of_the_last_row(call: AttendCall, at: int, row: int, n: int) -> Tensor:
     last, reach = call.token_reaches()[-1]
     keys, values = call.first_keys(row, n)
-    there = min(n, reach)
-    return attend_one(
-        call.q[at], torch.cat([call.first_keys(last, there)[0], keys[there:]]), values
-    )
+    seen = min(n, reach)
+    wrong_keys = torch.cat([call.first_keys(last, seen)[0], keys[seen:]])
+    return attend_one(call.q[at], wrong_keys, values)
 
 
 def gate_left_out(call: AttendCall) -> None:
@@ -155,18 +156,18 @@ def gate_of_the_first_row(call: AttendCall) -> None:
 
 
 def _attend_in_splits(q: Tensor, keys: Tensor, values: Tensor, split: int,
-              largest: float | None = None) -> Tensor:
-    """Attend with splits of another size: right in real numbers, other bits."""
+                      largest: float | None = None) -> Tensor:
+    """Attend with splits of another size: equal in real numbers, different in bits."""
     group = len(q) // keys.shape[1]
     k, v = (x.repeat_interleave(group, 1) for x in (keys, values))
     scores = torch.stack([(q * row).sum(-1) for row in k]) / 16.0
     top = scores.amax(0) if largest is None else torch.full((len(q),), largest)
-    low, whole = torch.zeros_like(top), torch.zeros_like(q)
+    denominator, numerator = torch.zeros_like(top), torch.zeros_like(q)
     for i in range(0, len(scores), split):
         p = (scores[i:i + split] - top).exp()
-        low = low + p.sum(0)
-        whole = whole + (p.unsqueeze(-1) * v[i:i + split]).sum(0)
-    return whole / low.unsqueeze(-1)
+        denominator = denominator + p.sum(0)
+        numerator = numerator + (p.unsqueeze(-1) * v[i:i + split]).sum(0)
+    return numerator / denominator.unsqueeze(-1)
 
 
 def split_by_the_longest(call: AttendCall, at: int, row: int, n: int) -> Tensor:
@@ -177,9 +178,8 @@ def split_by_the_longest(call: AttendCall, at: int, row: int, n: int) -> Tensor:
 
 def split_by_the_mean(call: AttendCall, at: int, row: int, n: int) -> Tensor:
     reaches = [reach for _, reach in call.token_reaches()]
-    return _attend_in_splits(
-        call.q[at], *call.first_keys(row, n), max(8, sum(reaches) // len(reaches))
-    )
+    size = max(8, sum(reaches) // len(reaches))
+    return _attend_in_splits(call.q[at], *call.first_keys(row, n), size)
 
 
 def largest_over_all_rows(call: AttendCall) -> None:
@@ -188,17 +188,8 @@ def largest_over_all_rows(call: AttendCall) -> None:
     top = max((float((call.q[at].unsqueeze(1) * keys[:, :1].transpose(0, 1)).sum(-1).max()) / 16.0
                for at, keys, _ in seen), default=0.0)
     for at, keys, values in seen:
-        call.out[at] = _attend_in_splits(call.q[at], keys, values, SPLIT, top) * sigmoid(
-            call.gate[at]
-        )
-
-
-def rescale_is_always_one(call: AttendCall, at: int, row: int, n: int) -> Tensor:
-    return _merge_splits(call, at, row, n, lambda own, top: torch.ones_like(own))
-
-
-def first_split_sets_the_maximum(call: AttendCall, at: int, row: int, n: int) -> Tensor:
-    return _merge_splits(call, at, row, n, lambda own, top: (own - top[0]).exp())
+        read = _attend_in_splits(call.q[at], keys, values, SPLIT, top)
+        call.out[at] = read * sigmoid(call.gate[at])
 
 
 def last_split_lost(call: AttendCall, at: int, row: int, n: int) -> Tensor:
@@ -215,20 +206,24 @@ def scale_left_out(call: AttendCall) -> None:
     call.run_reference(q=call.q * 16.0)
 
 
-def _merge_splits(call: AttendCall, at: int, row: int, n: int,
-            share: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Merge splits by a weight made of a split's largest score and all splits' largest."""
+def _merge_splits(call: AttendCall, at: int, row: int, n: int, *,
+                  share: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Merge splits weighted by `share(largest score of the split, largest scores of all)`."""
     q, (keys, values) = call.q[at], call.first_keys(row, n)
     parts = [ops._attend_split(q.unflatten(0, (keys.shape[1], -1)), keys[i:i + SPLIT],
-                        values[i:i + SPLIT]) for i in range(0, n, SPLIT)]
+                               values[i:i + SPLIT]) for i in range(0, n, SPLIT)]
     tops = torch.stack([top for top, _, _ in parts])
-    low = sum(share(top, tops) * low for top, low, _ in parts)
-    whole = sum(share(top, tops).unsqueeze(-1) * acc for top, _, acc in parts)
-    return (torch.as_tensor(whole) / torch.as_tensor(low).unsqueeze(-1)).flatten(0, 1)
+    denominator = sum(share(top, tops) * low for top, low, _ in parts)
+    numerator = sum(share(top, tops).unsqueeze(-1) * acc for top, _, acc in parts)
+    return (torch.as_tensor(numerator) / torch.as_tensor(denominator).unsqueeze(-1)).flatten(0, 1)
+
+
+rescale_is_always_one = partial(_merge_splits, share=lambda top, tops: torch.ones_like(top))
+first_split_sets_the_maximum = partial(_merge_splits, share=lambda top, tops: (top - tops[0]).exp())
 
 
 class KeepsScratch:
-    """Adds what the last call of this width left in its scratch."""
+    """Adds the output of the last call of this width, as scratch that is not cleared would."""
 
     def __init__(self) -> None:
         self.scratch: Tensor | None = None

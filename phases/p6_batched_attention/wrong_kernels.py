@@ -4,9 +4,7 @@
 # mypy: ignore-errors
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 
 import torch
@@ -17,7 +15,7 @@ from engine.kernels import launch
 from engine.kernels.nvrtc import Kernel, compile_source, source_of
 from engine.op_table import Op
 from engine.state import Refs
-from falsifiers.judging.subject import Subject
+from falsifiers.judging.subject import Builder
 from falsifiers.mutation.mutants import replace_source
 from phases.p6_batched_attention import (
     kernel_attend,
@@ -27,53 +25,45 @@ from phases.p6_batched_attention import (
     reference,
 )
 from phases.p6_batched_attention.kernel_attend import _from_cache, _sum_columns, _sum_lanes
-
-Builder = Callable[[Subject], Subject]
+from phases.wrong_refs import with_ops
 
 
 @contextmanager
 def _patch_module(module, **parts):
-    """Run with some of a module's functions exchanged."""
-    own = {name: getattr(module, name) for name in parts}
+    """Run with some functions of a module replaced."""
+    originals = {name: getattr(module, name) for name in parts}
     try:
         for name, part in parts.items():
             setattr(module, name, part)
         yield
     finally:
-        for name, part in own.items():
+        for name, part in originals.items():
             setattr(module, name, part)
 
 
 def with_attend_parts(before=None, **parts) -> Builder:
-    """Return a builder whose Triton attention has other parts; the reference stays as it is."""
+    """Return a builder whose Triton attention has some functions replaced."""
     def run(*args):
         if before is not None:
             before(*args)
         with _patch_module(kernel_attend, **parts):
             kernel_attend.attend(*args)
 
-    return _with_ops(attend=Op(reference.attend, triton=run))
+    return with_ops(attend=Op(reference.attend, triton=run))
 
 
 def with_attend(run) -> Builder:
-    """Return a builder whose attention kernel is another; the reference stays as it is."""
-    return _with_ops(attend=Op(reference.attend, triton=run))
+    """Return a builder whose attention kernel is `run`."""
+    return with_ops(attend=Op(reference.attend, triton=run))
 
 
 def with_rotate_parts(**parts) -> Builder:
-    """Return a builder whose rotation kernel is another; the reference stays as it is."""
+    """Return a builder whose rotation kernel has some functions replaced."""
     def run(*args):
         with _patch_module(kernel_rotate, **parts):
             kernel_rotate.rotate(*args)
 
-    return _with_ops(rotate=Op(reference.rotate, triton=run))
-
-
-def _with_ops(**wrong) -> Builder:
-    def build(subject: Subject) -> Subject:
-        return replace(subject, path=replace(subject.path, **wrong))
-
-    return build
+    return with_ops(rotate=Op(reference.rotate, triton=run))
 
 
 @triton.jit
@@ -219,41 +209,41 @@ def _compile_kernel(source: str, name: str, options: tuple[str, ...]) -> Kernel:
 
 
 def with_cuda_source(right: str, wrong: str) -> Builder:
-    """Return a builder whose CUDA source of attention has one text for another."""
+    """Return a builder whose CUDA attention has one source string replaced."""
     def run(*args):
         source = replace_source(kernel_attend_cuda.source(), right, wrong)
         with _patch_module(kernel_attend_cuda, _function=lambda name, *of: _compile_kernel(
                 source, name, kernel_attend_cuda.options(*of))):
             return kernel_attend_cuda.attend(*args)
 
-    return _with_ops(attend=Op(reference.attend, cuda=run))
+    return with_ops(attend=Op(reference.attend, cuda=run))
 
 
 def with_norm_rotate_source(right: str, wrong: str) -> Builder:
-    """Return a builder whose CUDA source of norm and rotation has one text for another."""
+    """Return a builder whose CUDA norm and rotation have one source string replaced."""
     def run(norm, rotate, *args):
         source = replace_source(source_of(kernel_norm_rotate.SOURCE), right, wrong)
-        with _patch_module(
-            kernel_norm_rotate, _function=lambda: _compile_kernel(source, "norm_rotate", ())
-        ):
+        with _patch_module(kernel_norm_rotate,
+                           _function=lambda: _compile_kernel(source, "norm_rotate", ())):
             kernel_norm_rotate.norm_rotate(*args)
 
-    return _with_ops(norm_rotate=run)
+    return with_ops(norm_rotate=run)
 
 
 def offset_of_31_bits(q, k, v, gate, keys, values, lengths, counts, out) -> None:
     """Use cache rows at the address that an offset without its upper bits would give."""
     near = []
     for cache_ in (keys, values):
-        rows, apart = cache_.whole.shape[1], cache_.whole.stride(1)
+        rows, apart = cache_.all_slots.shape[1], cache_.all_slots.stride(1)
         found = torch.tensor([i * apart % 2**31 // apart for i in range(rows)])
-        near.append(Refs(cache_.whole[:, found.to(out.device)].contiguous(), cache_.slots))
+        near.append(Refs(cache_.all_slots[:, found.to(out.device)].contiguous(), cache_.slots))
     kernel_attend_cuda.attend(q, k, v, gate, *near, lengths, counts, out)
     for cache_, copy in zip((keys, values), near, strict=True):
         for slot, length, count in zip(keys.slots, lengths, counts, strict=True):
-            cache_.whole[slot, length:length + count] = copy.whole[slot, length:length + count]
+            new = slice(length, length + count)
+            cache_.all_slots[slot, new] = copy.all_slots[slot, new]
 
 
 def with_short_offsets() -> Builder:
-    """Return a builder whose attention on a device loses the upper bits of offsets."""
-    return _with_ops(attend=Op(reference.attend, cuda=offset_of_31_bits))
+    """Return a builder whose attention on a device drops the upper bits of offsets."""
+    return with_ops(attend=Op(reference.attend, cuda=offset_of_31_bits))

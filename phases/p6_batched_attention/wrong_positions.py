@@ -27,7 +27,7 @@ def chunk_shares_a_position(x: Tensor, table: Tensor, positions: Any, out: Tenso
 
 
 class KeepsOffset:
-    """Turns by how far the newest call stood from the one before, as a shared offset would."""
+    """Rotates by positions plus an offset that the last call left."""
 
     def __init__(self) -> None:
         self.last = 0

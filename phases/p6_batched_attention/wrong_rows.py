@@ -1,61 +1,27 @@
-"""Wrong attention by address: slots, pads and places of new keys taken for one another."""
+"""Wrong attention by address: wrong slots, pads that write, new keys in wrong places."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 
 from phases.p6_batched_attention.wrong_attention import AttendCall
 
 
-def slot_by_the_row(call: AttendCall) -> None:
-    slots = tuple(i if count else s
-                  for i, (s, count) in enumerate(zip(call.keys.slots, call.counts, strict=True)))
-    call.run_reference(
-        keys=replace(call.keys, slots=slots), values=replace(call.values, slots=slots)
-    )
-
-
-def offset_added_twice(call: AttendCall) -> None:
-    room = len(call.keys.whole)
-    slots = tuple(2 * s % room if count else s
-                  for s, count in zip(call.keys.slots, call.counts, strict=True))
-    call.run_reference(
-        keys=replace(call.keys, slots=slots), values=replace(call.values, slots=slots)
-    )
-
-
-def values_of_the_next_slot(call: AttendCall) -> None:
-    room = len(call.values.whole)
-    slots = tuple((s + 1) % room if count else s
-                  for s, count in zip(call.values.slots, call.counts, strict=True))
-    call.run_reference(values=replace(call.values, slots=slots))
-
-
-def rows_in_slot_order(call: AttendCall) -> None:
-    order = sorted(range(len(call.counts)), key=lambda i: call.keys.slots[i])
-    slots = tuple(call.keys.slots[i] for i in order)
-    call.run_reference(
-        keys=replace(call.keys, slots=slots), values=replace(call.values, slots=slots)
-    )
-
-
 def pads_clamped_to_slot_zero(call: AttendCall) -> None:
     call.run_reference()
     for i, count in enumerate(call.counts):
         if not count:
-            keys, values = call.keys.whole[0], call.values.whole[0]
+            keys, values = call.keys.all_slots[0], call.values.all_slots[0]
             keys[call.lengths[i]], values[call.lengths[i]] = 0.0, 0.0
 
 
 def pads_take_any_slot(call: AttendCall) -> None:
     call.run_reference()
     busy = {s for s, count in zip(call.keys.slots, call.counts, strict=True) if count}
-    free = [s for s in range(len(call.keys.whole)) if s not in busy]
+    free = [s for s in range(len(call.keys.all_slots)) if s not in busy]
     for i, count in enumerate(call.counts):
         if not count and free:
-            call.keys.whole[free[0], call.lengths[i]] = 0.0
+            call.keys.all_slots[free[0], call.lengths[i]] = 0.0
 
 
 def pads_take_the_last_token(call: AttendCall) -> None:
@@ -77,7 +43,7 @@ def empty_row_divides_by_zero(call: AttendCall) -> None:
 
 
 def pad_slots_are_looked_up(call: AttendCall) -> None:
-    views = list(zip(call.keys.views, call.values.views, strict=True))  # pads have none
+    views = list(zip(call.keys.views, call.values.views, strict=True))  # a pad's slot has no view
     assert len(views) == len(call.counts)
     call.run_reference()
 
@@ -85,41 +51,38 @@ def pad_slots_are_looked_up(call: AttendCall) -> None:
 def appended_at_the_first_rows_length(call: AttendCall) -> None:
     call.run_reference()
     first = call.lengths[0]
-    for row, (length, count) in enumerate(zip(call.lengths, call.counts, strict=True)):
-        if count and length != first:
-            for cache in call.caches(row):
-                if first < len(cache):
-                    cache[first] = cache[length]
+    for row, length, _ in call.busy_rows():
+        for cache in call.caches(row):
+            if length != first < len(cache):
+                cache[first] = cache[length]
 
 
 def chunk_appends_its_last_only(call: AttendCall) -> None:
-    held = call.keys.whole.clone(), call.values.whole.clone()
+    old = call.keys.all_slots.clone(), call.values.all_slots.clone()
     call.run_reference()
-    for row, (length, count) in enumerate(zip(call.lengths, call.counts, strict=True)):
-        if count > 1:
-            for cache, old in zip(call.caches(row), held, strict=True):
-                cache[length:length + count - 1] = old[call.keys.slots[row],
-                                                       length:length + count - 1]
+    for row, length, count in call.busy_rows():
+        lost = slice(length, length + count - 1)
+        for cache, before in zip(call.caches(row), old, strict=True):
+            cache[lost] = before[call.keys.slots[row], lost]
 
 
 def values_stored_as_keys(call: AttendCall) -> None:
     call.run_reference()
-    for row, (length, count) in enumerate(zip(call.lengths, call.counts, strict=True)):
-        if count:
-            keys, values = call.caches(row)
-            keys[length:length + count] = values[length:length + count]
+    for row, length, count in call.busy_rows():
+        keys, values = call.caches(row)
+        keys[length:length + count] = values[length:length + count]
 
 
 def appended_to_a_full_octet(call: AttendCall) -> None:
     call.run_reference()
-    for row, (length, count) in enumerate(zip(call.lengths, call.counts, strict=True)):
-        if count:
-            for cache in call.caches(row):
-                cache[length + count:length + count + -(length + count) % 8] = 0.0
+    for row, length, count in call.busy_rows():
+        reach = length + count
+        for cache in call.caches(row):
+            cache[reach:reach + -reach % 8] = 0.0
 
 
 def chunks_cut_a_count_apart(call: AttendCall) -> None:
     t = len(call.q)
     starts = [min(i * max(call.counts), t - count) for i, count in enumerate(call.counts)]
-    own = [s + j for s, count in zip(starts, call.counts, strict=True) for j in range(count)]
-    call.run_reference(q=call.q[own])
+    tokens = [s + j for s, count in zip(starts, call.counts, strict=True) for j in range(count)]
+    call.run_reference(q=call.q[tokens])

@@ -1,5 +1,5 @@
-"""P7: a request begins behind the longest prefix whose whole state was kept.
+"""P7: a request starts after the longest prefix whose complete state is stored.
 
-It claims that tokens and state are bitwise those of a cold start for every prefix, that what is
-reported as reused was really not computed, and that nothing kept is shared with a live slot.
+The claim: tokens and state are bitwise those of a cold start for every prefix. Tokens reported as
+reused were not computed. No stored tensor shares memory with a slot.
 """

@@ -1,4 +1,4 @@
-"""Benchmark of a chat turn behind a long prefix, beside a cold start of the prefix alone."""
+"""Benchmark: a chat turn after a long reused prefix, and a cold start of that prefix."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ def test_chat_turn_behind_a_long_prefix(path: Any, benchmark: Any) -> None:
     benchmark.extra_info.update(prefix=PREFIX, turn=TURN, chunk=CHUNK, path=path.name,
                                 cold_seconds=round(cold, 3), warm_seconds=round(middle, 3),
                                 percent_of_cold=round(100 * middle / cold, 2))
-    print(f"\na turn of {TURN} tokens behind {PREFIX} on nano, path {path.name}, one thread: "
+    print(f"\na turn of {TURN} tokens after {PREFIX} on nano, path {path.name}, one thread: "
           f"{middle:.3f} s, cold {cold:.3f} s, {100 * middle / cold:.1f} %")

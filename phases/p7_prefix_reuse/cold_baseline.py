@@ -1,4 +1,4 @@
-"""What a cold start gives: P2's engine, which knows no prefixes, serving one request at a time."""
+"""The cold baseline: P2's engine, which reuses no prefixes, serving one request at a time."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from phases.p2_engine_serve.increment import Emitted, Limits, Request
 
 @dataclass(frozen=True)
 class ColdResult:
-    """What a request gets alone and from nothing."""
+    """A request's tokens and final state from a solo cold start."""
 
     emitted: tuple[Emitted, ...]
     digest: str
-    """Of the state that its turn ends in."""
+    """The digest of the state at the end of its turn."""
 
 
 @dataclass
 class ColdBaseline:
-    """A cold engine of one slot over a model and a path; what it found once is kept."""
+    """A cold engine of one slot over a model and a path, with a cache of its results."""
 
     model: Any
     path: Path
@@ -31,8 +31,8 @@ class ColdBaseline:
     digests: dict[tuple[int, ...], str] = field(default_factory=dict)
 
     def serve(self, request: Request) -> ColdResult:
-        """Return what the request gets when it runs to its limit."""
-        nameless = replace(request, id="peer")
+        """Return the request's result when it runs to its limit."""
+        nameless = replace(request, id="baseline")
         if nameless not in self.results:
             engine = before.stack().engine(self.model, self.path, Limits(1, self.capacity))
             with closing(engine.run_single(nameless)) as run:  # type: ignore[type-var]
@@ -42,7 +42,7 @@ class ColdBaseline:
         return self.results[nameless]
 
     def digest(self, tokens: tuple[int, ...]) -> str:
-        """Return the digest of the state after tokens, all in one chunk."""
+        """Return the digest of the state after tokens, prefilled in one chunk."""
         if tokens not in self.digests:
             pool = self.model.new_pool(1, self.capacity)
             self.path.prefill(self.model, pool, tokens, 0)
@@ -54,9 +54,9 @@ _BASELINES: list[ColdBaseline] = []
 
 
 def get_baseline(model: Any, path: Path, capacity: int) -> ColdBaseline:
-    """Return the peer of exactly this model and path; mutants share it, for they change neither."""
-    for peer in _BASELINES:
-        if peer.model is model and peer.path is path and peer.capacity == capacity:
-            return peer
+    """Return the baseline of this model and path; mutants share it, as they change neither."""
+    for baseline in _BASELINES:
+        if baseline.model is model and baseline.path is path and baseline.capacity == capacity:
+            return baseline
     _BASELINES.append(ColdBaseline(model, path, capacity))
     return _BASELINES[-1]

@@ -1,4 +1,4 @@
-"""Random histories of a store beside the dull one: every answer, count and bit must be the same."""
+"""Random histories of the store and the reference store; results, counts and bits must be equal."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from phases.p7_prefix_reuse.reference import DullStore
 LONGEST = 12
 TOKEN_LINES = tuple(tuple(map(int, line)) for line in (
     "000000000000", "000100000000", "000011111111", "000000000111", "100000000000"))
-Runs = st.builds(
-    lambda line, end: line[:end], st.sampled_from(TOKEN_LINES), st.integers(1, LONGEST)
-)
+Runs = st.builds(lambda line, end: line[:end], st.sampled_from(TOKEN_LINES),
+                 st.integers(1, LONGEST))
 Ends = st.sampled_from([(), (0,), (1,), (1, 0, 1)])
 Keys = st.sampled_from(["a", "b"])
 
 
 class Histories(RuleBasedStateMachine):
-    """Keeps and restores in any order, of two keys and a few lines that part early and late."""
+    """Random `keep` and `restore` calls, with two keys and token runs that share prefixes."""
 
     def __init__(self, subject: Subject, judge: Judge, pool: Pool, fit: int, block: int) -> None:
         super().__init__()
@@ -40,18 +39,18 @@ class Histories(RuleBasedStateMachine):
 
     @rule(key=Keys, tokens=Runs)
     def keep(self, key: str, tokens: tuple[int, ...]) -> None:
-        """Keep the state after tokens, then write over the slot it came from."""
+        """Store the state after tokens, then overwrite its slot."""
         fill_slot(self.slot, key, tokens)
-        self._check_equal("whether it was kept", self.store.keep(key, tokens, self.slot),
-                   self.reference.keep(key, tokens, self.slot))
-        fill_slot(self.slot, "nobody", (7,) * LONGEST)
+        self._check_equal("the result of keep", self.store.keep(key, tokens, self.slot),
+                          self.reference.keep(key, tokens, self.slot))
+        fill_slot(self.slot, "unused", (7,) * LONGEST)
         self._check_agreement()
 
     @rule(key=Keys, tokens=Runs)
     def restore(self, key: str, tokens: tuple[int, ...]) -> None:
-        """Restore what is kept of a prompt, and hold the slot's bits."""
+        """Restore a prefix of a prompt, and compare the slot's bits."""
         for slot in (self.slot, self.reference_slot):
-            fill_slot(slot, "nobody", (7,) * LONGEST)
+            fill_slot(slot, "unused", (7,) * LONGEST)
         length = self.reference.restore(key, tokens, self.reference_slot)
         self._check_equal("the tokens reused", self.store.restore(key, tokens, self.slot), length)
         got, want = (state_digest(slot.named(length)) for slot in (self.slot, self.reference_slot))
@@ -61,19 +60,19 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.reference.entries)
     @rule(pick=st.integers(0, 9), more=Ends)
     def restore_what_is_kept(self, pick: int, more: tuple[int, ...]) -> None:
-        """Restore a prompt that is, or goes on from, something that is kept."""
+        """Restore a prompt that is stored, or extends a stored one."""
         key, tokens = self._pick_entry(pick)
         self.restore(key, tokens + more)
 
     @precondition(lambda self: self.reference.entries)
     @rule(pick=st.integers(0, 9), more=Ends)
     def keep_further(self, pick: int, more: tuple[int, ...]) -> None:
-        """Keep what goes on from something that is kept, or that itself."""
+        """Store tokens that are stored already, or extend stored ones."""
         key, tokens = self._pick_entry(pick)
         self.keep(key, (tokens + more)[:LONGEST])
 
     def teardown(self) -> None:
-        """Drop everything."""
+        """Clear both stores."""
         self.store.clear()
         self.reference.entries.clear()
         self._check_agreement()
@@ -83,15 +82,14 @@ class Histories(RuleBasedStateMachine):
         return entries[pick % len(entries)]
 
     def _check_agreement(self) -> None:
-        """Hold what is kept, its order of use and its size to the dull store's."""
-        self._check_equal("what is kept, the least recently used first",
-                   [(key, tuple(tokens)) for key, tokens in self.store.contents()],
-                   list(self.reference.entries))
+        """Compare the entries, their order of use and their size with the reference store's."""
+        self._check_equal("the list of entries, the least recently used first,",
+                          [(key, tuple(tokens)) for key, tokens in self.store.contents()],
+                          list(self.reference.entries))
         meter = self.store.meter
         self._check_equal("bytes", meter.bytes, self.reference.bytes)
-        self._check_equal(
-            "blocks", meter.blocks, len(self.reference.blocks_of(list(self.reference.entries)))
-        )
+        self._check_equal("blocks", meter.blocks,
+                          len(self.reference.blocks_of(list(self.reference.entries))))
         self._check_equal("checkpoints", meter.checkpoints, len(self.reference.entries))
 
     def _check_equal(self, what: str, got: Any, want: Any) -> None:
@@ -99,7 +97,7 @@ class Histories(RuleBasedStateMachine):
 
 
 def fill_slot(slot: State, key: str, tokens: tuple[int, ...]) -> None:
-    """Write a state that tokens decide: row i of the KV by those up to it, the rest by all."""
+    """Write a state derived from tokens: KV row i from the first i + 1, the rest from all."""
     for i in range(len(tokens)):
         for name, rows in slot.named().items():
             if name.endswith((".k", ".v")):
@@ -113,7 +111,7 @@ def _hash_number(*parts: object) -> float:
 
 
 def run_histories(case: Case, subject: Subject, judge: Judge) -> None:
-    """Run the case's histories, always the same ones; a thorough case is made short and shown."""
+    """Run the case's histories, always the same ones; a thorough case is shrunk and printed."""
     shape = replace(subject.models("nano").config, heads=1, kv_heads=1, key_heads=1, value_heads=1)
     pool = Pool(shape, 2, LONGEST, subject.device)
 

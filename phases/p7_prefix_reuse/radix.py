@@ -1,7 +1,7 @@
-"""A radix tree over token ids: an edge is a run of tokens, a node a place where runs part or end.
+"""A radix tree over token ids: an edge is a run of tokens; at a node runs split or end.
 
-Every node but the root holds something or parts into at least two, so the tree is never larger
-than twice what it holds.
+Every node but the root has a value or at least two children, so a tree of n values has at most 2 n
+nodes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(eq=False, slots=True)
 class Node(Generic[T]):
-    """One place of the tree."""
+    """One node of the tree."""
 
     label: Tokens = ()
     """The tokens from the parent to here."""
@@ -37,24 +37,24 @@ class Node(Generic[T]):
 
 
 class Tree(Generic[T]):
-    """Holds one value for each of some token sequences."""
+    """Maps token sequences to values."""
 
     def __init__(self) -> None:
         self.root: Node[T] = Node()
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is held."""
+        """Whether the tree has no values."""
         return not self.root.children and self.root.value is None
 
     def values_along(self, tokens: Tokens) -> Iterator[T]:
-        """Yield what is held for prefixes of `tokens`, shortest first."""
+        """Yield the values of prefixes of `tokens`, shortest first."""
         for _, node in self._walk(tokens):
             if node.value is not None:
                 yield node.value
 
     def longest_match(self, tokens: Tokens) -> tuple[int, T | None]:
-        """Return how many first tokens a held sequence shares, and one that shares as many."""
+        """Return the longest common prefix with any sequence, and the value of such a sequence."""
         *_, (depth, node) = self._walk(tokens)
         below = node.children.get(tokens[depth]) if depth < len(tokens) else None
         if below is not None:
@@ -63,8 +63,8 @@ class Tree(Generic[T]):
             node = next(iter(node.children.values()))
         return depth, node.value
 
-    def insert(self, tokens: Tokens, held: T) -> Node[T]:
-        """Hold a value for `tokens`; return its node, which stays valid until it is dropped."""
+    def insert(self, tokens: Tokens, value: T) -> Node[T]:
+        """Set the value for `tokens`; return its node, which is valid until it is removed."""
         *_, (depth, node) = self._walk(tokens)
         if depth < len(tokens):
             below, rest = node.children.get(tokens[depth]), tokens[depth:]
@@ -73,11 +73,11 @@ class Tree(Generic[T]):
                 node, rest = self._split_edge(below, shared), rest[shared:]
             if rest:
                 node = _attach(node, Node(rest))
-        node.value = held
+        node.value = value
         return node
 
     def remove(self, node: Node[T]) -> None:
-        """Hold nothing at a node any more, and take away what stood there for it alone."""
+        """Remove a node's value, and the nodes that are no longer needed."""
         node.value = None
         while node.parent is not None and node.value is None and not node.children:
             del node.parent.children[node.label[0]]
@@ -88,7 +88,7 @@ class Tree(Generic[T]):
             _attach(node.parent, child)
 
     def _walk(self, tokens: Tokens) -> Iterator[tuple[int, Node[T]]]:
-        """Yield the nodes that lie whole on `tokens` with their depths, the root first."""
+        """Yield (depth, node) for every node whose tokens are a prefix of `tokens`, root first."""
         depth, node = 0, self.root
         while True:
             yield depth, node
@@ -98,7 +98,7 @@ class Tree(Generic[T]):
             depth, node = depth + len(below.label), below
 
     def _split_edge(self, node: Node[T], at: int) -> Node[T]:
-        """Put a new node on the edge above `node`, `at` tokens down, and return it."""
+        """Insert a node on the edge above `node`, after its first `at` tokens; return it."""
         assert node.parent is not None
         middle = _attach(node.parent, Node(node.label[:at]))
         node.label = node.label[at:]
@@ -107,13 +107,13 @@ class Tree(Generic[T]):
 
 
 def _common_length(a: Tokens, b: Tokens) -> int:
-    """Return how many first tokens two sequences have in common."""
+    """Return the length of the longest common prefix."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y),
                 min(len(a), len(b)))
 
 
 def _attach(parent: Node[T], child: Node[T]) -> Node[T]:
-    """Make a node the child that its label says, in place of one with the same first token."""
+    """Make a node its parent's child for its first token, replacing another one."""
     child.parent = parent
     parent.children[child.label[0]] = child
     return child

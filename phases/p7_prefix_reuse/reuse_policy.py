@@ -1,4 +1,4 @@
-"""When states are kept and asked for: at a stride, at the end of a turn, and at admission."""
+"""When states are stored (at a stride, at the end of a turn) and restored (at admission)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STRIDE = 512
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Source:
-    """What computed a state; only the very same model on the very same path gives its bits."""
+    """The model and path that computed a state, compared by identity."""
 
     model: Model
     path: Path
@@ -29,28 +29,28 @@ class Source:
 
 
 class ReusePolicy:
-    """One engine's use of a store, which others may use too: P2's `Prefixes`."""
+    """One engine's use of a store, which engines may share; implements P2's `Prefixes`."""
 
     def __init__(self, store: Store, model: Model, path: Path, stride: int = STRIDE) -> None:
         if stride < 1 or stride % store.block:
-            raise InputError(f"a stride of {stride} tokens is refused: a multiple of the "
+            raise InputError(f"a stride of {stride} tokens is not a positive multiple of the "
                              f"{store.block} rows of a block")
         self.store, self.source, self.stride = store, Source(model, path), stride
 
-    def tokens_until_keep(self, held: int) -> int:
-        """Return how many tokens a slot that holds `held` takes before it must be looked at."""
-        return self.stride - held % self.stride
+    def tokens_until_keep(self, length: int) -> int:
+        """Return how many tokens may follow `length` tokens until the next stride position."""
+        return self.stride - length % self.stride
 
     def admit(self, tokens: Sequence[int], state: State) -> int:
-        """Write the deepest state kept of a prompt into a fresh slot; return its length."""
+        """Write the longest stored prefix of a prompt into a fresh slot; return its length."""
         return self.store.restore(self.source, tokens, state)
 
     def on_advance(self, tokens: Sequence[int], state: State) -> None:
-        """Keep a state whose position is on the stride."""
+        """Store a state whose position is on the stride."""
         if len(tokens) % self.stride == 0:
             self.store.keep(self.source, tokens, state)
 
     def on_release(self, tokens: Sequence[int], state: State) -> None:
-        """Keep the state at the end of a turn, wherever that is."""
+        """Store the state at the end of a turn, at any position."""
         if tokens:
             self.store.keep(self.source, tokens, state)

@@ -1,4 +1,4 @@
-"""A real server on the loopback, and what a client sees of reuse."""
+"""A server on the loopback, and a client that reads its reported reuse."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ServerFixture:
         return body
 
     def read_metric(self, name: str) -> float:
-        """Return a figure as the server tells it, or -1."""
+        """Return a metric of the server, or -1."""
         lines = self._fetch("/metrics").splitlines()
         return next((float(line.split()[1]) for line in lines if line.startswith(f"{name} ")), -1.0)
 
@@ -49,7 +49,7 @@ class ServerFixture:
 
 @contextmanager
 def run_server(subject: Subject, budget: int) -> Iterator[ServerFixture]:
-    """Serve `nano` on the subject's stack and path, with a store of a budget."""
+    """Serve `nano` on the subject's stack and path, with a store of `budget` bytes."""
     stack, model = subject.stack, subject.models("nano")
     tokenizer = Tokenizer.from_metadata(open_gguf(model.path).metadata, model.config.vocab)
     engine = stack.engine(model, subject.path, Limits(2, 64),
@@ -68,29 +68,27 @@ def run_server(subject: Subject, budget: int) -> Iterator[ServerFixture]:
 
 
 def check_chat(subject: Subject, judge: Judge, turns: int) -> None:
-    """Hold every turn of a chat to the same turn of a server without a store, usage apart."""
+    """Compare every turn of a chat, except its usage, with a server without a store."""
     text = list(make_prompt(1, 14, subject.models("nano").config.vocab))
-    due, total, hits = 0, 0, 0
+    expected, total, hits = 0, 0, 0
     with run_server(subject, STORE_BUDGET) as warm, run_server(subject, 0) as cold:
         for turn in range(turns):
-            cold.complete([7])  # so that not even a session's turn goes on
+            cold.complete([7])  # so that no session turn is continued either
             got, want = warm.complete(text), cold.complete(text)
             judge.law(got["choices"] == want["choices"], f"turn {turn} is answered with "
                       f"{got['choices']}, but without a store with {want['choices']}", turn=turn)
             cached = got["usage"]["prompt_tokens_details"]["cached_tokens"]
-            judge.law(cached == due, f"turn {turn} tells {cached} cached tokens, but {due} were "
-                      f"kept", turn=turn)
-            judge.law(got["usage"]["prompt_tokens"] == len(text), f"turn {turn} tells "
+            judge.law(cached == expected, f"turn {turn} reports {cached} cached tokens, but "
+                      f"{expected} are stored", turn=turn)
+            judge.law(got["usage"]["prompt_tokens"] == len(text), f"turn {turn} reports "
                       f"{got['usage']['prompt_tokens']} prompt tokens, but has {len(text)}")
-            total, hits = total + due, hits + (due > 0)
+            total, hits = total + expected, hits + (expected > 0)
             reply = got["choices"][0]["token_ids"]
-            due, text = len(text) + len(reply) - 1, [*text, *reply, 5, 6]
+            expected, text = len(text) + len(reply) - 1, [*text, *reply, 5, 6]
         for name, value in (("prefix_reused_total", total), ("prefix_hits_total", hits),
                             ("reused_total", total), ("prefix_checkpoints", turns),
                             ("prefix_budget", STORE_BUDGET)):
-            told = warm.read_metric(f"rowtwin_{name}")
-            judge.law(told == value, f"rowtwin_{name} is {told:g}, but should be {value}")
-        judge.law(
-            0 < warm.read_metric("rowtwin_prefix_bytes") <= STORE_BUDGET,
-            "rowtwin_prefix_bytes is outside 1 to the budget",
-        )
+            reported = warm.read_metric(f"rowtwin_{name}")
+            judge.law(reported == value, f"rowtwin_{name} is {reported:g}, but should be {value}")
+        judge.law(0 < warm.read_metric("rowtwin_prefix_bytes") <= STORE_BUDGET,
+                  "rowtwin_prefix_bytes is outside 1 to the budget")

@@ -1,9 +1,9 @@
-"""The store: whole states after prefixes, cut into blocks of KV rows that prefixes share.
+"""The store of states after prefixes; prefixes share blocks of KV rows.
 
-A recurrent state cannot be cut back, so a prefix can be reused only where its conv windows and
-recurrent states were copied: that place is a checkpoint, and every KV row before it is kept with
-it, in immutable blocks that are counted by the checkpoints that use them. Nothing here is a view
-of a slot: `keep` copies out, `restore` copies in. One thread calls both.
+A recurrent state cannot be cut back, so a prefix can be reused only at a position where its conv
+windows and recurrent states were copied: a checkpoint. The KV rows before it are stored in
+immutable blocks with a count of the checkpoints that use them. No stored tensor is a view of a
+slot: `keep` copies out, `restore` copies in. One thread calls both.
 """
 
 from __future__ import annotations
@@ -27,87 +27,82 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """What a store holds and has done."""
+    """The size and the counters of a store."""
 
     budget: int
     bytes: int
-    """Of all tensors held; never above the budget."""
+    """Bytes of all stored tensors; never above the budget."""
     blocks: int
     checkpoints: int
     hits: int
-    """Admissions that began behind a checkpoint."""
+    """Admissions that restored a checkpoint."""
     misses: int
     reused: int
     """Prompt tokens that hits did not compute."""
     kept: int
-    """Checkpoints taken."""
+    """Checkpoints stored so far."""
     evictions: int
     refused: int
-    """Checkpoints that would not have fitted the budget."""
+    """Checkpoints larger than the budget."""
     failed: int
-    """Copies that raised, for want of memory; a prompt was computed instead, or nothing kept."""
+    """Copies that raised; the prompt was computed instead, or nothing was stored."""
 
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """The KV rows of one stretch of positions, of every attention layer."""
+    """The KV rows of `block` consecutive positions, of every attention layer."""
 
     rows: Tensors
     ref_count: int = 0
-    """Checkpoints that need it."""
+    """Checkpoints that use it."""
 
 
 @dataclass(eq=False, slots=True)
 class StoredCheckpoint:
-    """A checkpoint: everything that a sequence's state is after `position` tokens."""
+    """A checkpoint: a sequence's complete state after `position` tokens."""
 
     key: Hashable
     position: int
     recurrent: Tensors
     blocks: list[Block]
     tail: Tensors
-    """KV rows behind the last whole block."""
+    """KV rows after the last full block."""
     node: Node[StoredCheckpoint] | None = None
 
     @property
     def unshared_bytes(self) -> int:
-        """Bytes of what it shares with nobody."""
+        """Bytes of the tensors that it does not share."""
         return _total_bytes(self.recurrent) + _total_bytes(self.tail)
 
 
 class Store:
-    """Checkpoints by model and token ids, least recently used first to go.
+    """Checkpoints by key and token ids; the least recently used is evicted first.
 
-    budget: the most bytes of tensors to hold.
-    block: KV rows that are shared as one.
+    budget: maximum bytes of stored tensors.
+    block: KV rows of a block.
     """
 
     tree = Tree[StoredCheckpoint]
 
     def __init__(self, budget: int, block: int = BLOCK) -> None:
         if budget < 0:
-            raise InputError(f"a prefix store of {budget} bytes is refused: 0 or more")
+            raise InputError(
+                f"the budget of a prefix store is {budget} bytes, but must be 0 or more")
         if block < 1:
-            raise InputError(f"blocks of {block} KV rows are refused: 1 or more")
+            raise InputError(f"a block has {block} KV rows, but must have 1 or more")
         self.budget, self.block = budget, block
         self._trees: dict[Hashable, Tree[StoredCheckpoint]] = {}
-        self._by_last_use: OrderedDict[StoredCheckpoint, None] = (
-            OrderedDict()
-        )  # least recently used first
+        self._by_last_use: OrderedDict[StoredCheckpoint, None] = OrderedDict()  # oldest use first
         self._bytes = self._blocks = 0
         self._counters: Counter[str] = Counter()
 
     @property
     def meter(self) -> Meter:
-        """What is held and was done so far; any thread may read it."""
+        """The current size and counters; any thread may read it."""
         names = ("hits", "misses", "reused", "kept", "evictions", "refused", "failed")
-        return Meter(
-            budget=self.budget,
-            bytes=self._bytes,
-            blocks=self._blocks,
-            checkpoints=len(self._by_last_use),
-            **{name: self._counters[name] for name in names},
-        )
+        return Meter(budget=self.budget, bytes=self._bytes, blocks=self._blocks,
+                     checkpoints=len(self._by_last_use),
+                     **{name: self._counters[name] for name in names})
 
     def contents(self) -> Iterator[tuple[Hashable, Tokens]]:
         """Yield key and tokens of every checkpoint, the least recently used first."""
@@ -116,10 +111,10 @@ class Store:
             yield saved.key, saved.node.tokens
 
     def restore(self, key: Hashable, tokens: Sequence[int], state: State) -> int:
-        """Copy the deepest usable checkpoint of a prompt into a slot; return its position, or 0.
+        """Copy the longest usable checkpoint of a prompt into a slot; return its position, or 0.
 
-        At least the last token is left to be computed, since its logits are needed. With 0 the
-        slot is fresh if it was, and also after a copy that failed.
+        The last token is never restored, since its logits are needed. With 0 the slot is unchanged,
+        or cleared after a copy that failed.
         """
         saved = self._find_deepest(key, tuple(tokens))
         if saved is None:
@@ -137,10 +132,10 @@ class Store:
         return saved.position
 
     def keep(self, key: Hashable, tokens: Sequence[int], state: State) -> bool:
-        """Copy the state that a slot has after exactly `tokens`; return whether it is held now."""
+        """Store a copy of a slot's state after exactly `tokens`; return whether it is stored."""
         tokens = tuple(tokens)
         if not tokens:
-            raise InputError("a checkpoint before the first token is refused")
+            raise InputError("a checkpoint needs at least one token")
         depth, known = self._trees.get(key, self.tree()).longest_match(tokens)
         if known is not None and depth == known.position == len(tokens):
             self._touch(known)
@@ -149,11 +144,11 @@ class Store:
         try:
             return self._store_checkpoint(key, tokens, shared, state)
         except (RuntimeError, MemoryError) as error:
-            self._report_failure(f"a checkpoint of {len(tokens)} tokens was not kept", error)
+            self._report_failure(f"a checkpoint of {len(tokens)} tokens was not stored", error)
             return False
 
     def clear(self) -> None:
-        """Drop everything; what was counted stays."""
+        """Evict every checkpoint; the counters stay."""
         while self._by_last_use:
             self._evict(next(iter(self._by_last_use)))
 
@@ -162,17 +157,16 @@ class Store:
         return found[-1] if found else None
 
     def _shared_blocks(self, known: StoredCheckpoint, depth: int) -> list[Block]:
-        """Return the blocks of a checkpoint that hold no row past the tokens it shares."""
+        """Return the blocks of a checkpoint that are completely within the shared tokens."""
         return known.blocks[:depth // self.block]
 
-    def _store_checkpoint(
-        self, key: Hashable, tokens: Tokens, shared: list[Block], state: State
-    ) -> bool:
+    def _store_checkpoint(self, key: Hashable, tokens: Tokens, shared: list[Block],
+                          state: State) -> bool:
         size = _checkpoint_bytes(state, len(tokens))
         if size > self.budget:
             self._counters["refused"] += 1
             return False
-        for block in shared:  # before room is made, which may free who else uses them
+        for block in shared:  # before evictions, which may release them
             self._acquire_block(block)
         try:
             self._make_room(size - sum(_total_bytes(block.rows) for block in shared))
@@ -189,7 +183,7 @@ class Store:
 
     def _add_checkpoint(self, tokens: Tokens, saved: StoredCheckpoint) -> None:
         for block in saved.blocks:
-            if not block.ref_count:  # a new one; the shared are counted already
+            if not block.ref_count:  # a new block; shared ones are counted already
                 self._acquire_block(block)
         self._bytes += saved.unshared_bytes
         self._by_last_use[saved] = None
@@ -213,7 +207,7 @@ class Store:
         log.warning("%s: %s: %s", what, type(error).__name__, error)
 
     def _discard_partial(self, saved: StoredCheckpoint, state: State) -> None:
-        """Make a slot fresh that was restored in part, and give up what did that."""
+        """Clear a partly restored slot, and evict its checkpoint."""
         self._evict(saved)
         state.clear()
 
@@ -232,16 +226,15 @@ class Store:
             self._blocks -= 1
             self._bytes -= _total_bytes(block.rows)
 
-    def _copy_out(
-        self, key: Hashable, position: int, shared: list[Block], state: State
-    ) -> StoredCheckpoint:
-        """Copy what a checkpoint needs and does not find in the shared blocks, its first ones."""
+    def _copy_out(self, key: Hashable, position: int, shared: list[Block],
+                  state: State) -> StoredCheckpoint:
+        """Return a checkpoint of the shared blocks and copies of the rest of the state."""
         rows, size = kv_row_views(state, position), self.block
-        whole = position - position % size
+        blocks_end = position - position % size
         blocks = [Block(copy_rows(rows, start, start + size))
-                  for start in range(size * len(shared), whole, size)]
+                  for start in range(size * len(shared), blocks_end, size)]
         return StoredCheckpoint(key, position, copy_rows(recurrent_views(state)), shared + blocks,
-                     copy_rows(rows, whole, position))
+                                copy_rows(rows, blocks_end, position))
 
     def _copy_in(self, saved: StoredCheckpoint, state: State) -> None:
         """Copy a checkpoint into a slot; KV rows past its position stay as they are."""
@@ -259,7 +252,7 @@ def _total_bytes(tensors: Tensors) -> int:
 
 
 def _checkpoint_bytes(state: State, position: int) -> int:
-    """Return the bytes of a whole checkpoint after `position` tokens."""
+    """Return the bytes of a complete checkpoint after `position` tokens."""
     return _total_bytes(state.named(position))
 
 
@@ -275,5 +268,5 @@ def kv_row_views(state: State, position: int) -> Tensors:
 
 
 def copy_rows(views: Tensors, start: int = 0, end: int | None = None) -> Tensors:
-    """Return copies of rows `start` to `end` that share no memory."""
+    """Return copies of the rows from `start` to `end`, exclusive."""
     return {name: view[start:end].clone() for name, view in views.items()}

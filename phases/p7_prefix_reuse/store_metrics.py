@@ -1,4 +1,4 @@
-"""The store's meter as Prometheus reads it."""
+"""The store's meter as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from prometheus_client.registry import Collector
 from phases.p7_prefix_reuse.store import Store
 
 GAUGES = {
-    "budget": "Bytes that kept states may take.",
-    "bytes": "Bytes of kept states.",
-    "blocks": "Blocks of KV rows that are kept.",
-    "checkpoints": "Recurrent states that are kept.",
+    "budget": "Maximum bytes of stored states.",
+    "bytes": "Bytes of stored states.",
+    "blocks": "Stored blocks of KV rows.",
+    "checkpoints": "Stored checkpoints.",
 }
 COUNTERS = {
-    "hits": "Requests that began behind a kept state.",
-    "misses": "Requests that began from nothing.",
-    "reused": "Prompt tokens that kept states stood for.",
-    "kept": "States that were kept.",
-    "evictions": "Kept states that were dropped.",
-    "refused": "States that were not kept, for they alone exceed the budget.",
-    "failed": "Copies of states that failed.",
+    "hits": "Requests that started after a stored prefix.",
+    "misses": "Requests without a stored prefix.",
+    "reused": "Prompt tokens that hits did not compute.",
+    "kept": "Checkpoints stored so far.",
+    "evictions": "Checkpoints evicted so far.",
+    "refused": "Checkpoints larger than the budget.",
+    "failed": "Failed copies of states.",
 }
 
 
 class StoreMetrics(Collector):
-    """Shows the meter of one store."""
+    """Exports the meter of one store."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what the meter says now."""
+        """Yield the meter's current values."""
         meter = self.store.meter
         for name, what in GAUGES.items():
             yield GaugeMetricFamily(f"rowtwin_prefix_{name}", what, value=getattr(meter, name))

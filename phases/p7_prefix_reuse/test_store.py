@@ -1,4 +1,4 @@
-"""The radix tree and the store by themselves, where a case is shorter than an attack."""
+"""Unit tests of the radix tree, the store and the policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from phases.p7_prefix_reuse.reuse_policy import ReusePolicy
 from phases.p7_prefix_reuse.store import Meter, Store, recurrent_views
 
 
-def test_tree_parts_runs_and_joins_them_again() -> None:
+def test_tree_splits_runs_and_joins_them_again() -> None:
     tree: Tree[str] = Tree()
     long, short, other = (1, 2, 3, 4, 5), (1, 2, 3), (1, 2, 9)
     nodes = {tokens: tree.insert(tokens, str(tokens)) for tokens in (long, short, other)}
@@ -34,7 +34,7 @@ def test_tree_parts_runs_and_joins_them_again() -> None:
     assert tree.empty
 
 
-def test_tree_meets_in_the_middle_of_a_run() -> None:
+def test_tree_matches_to_the_middle_of_a_run() -> None:
     tree: Tree[str] = Tree()
     tree.insert((1, 2, 3, 4), "a")
     assert tree.longest_match((1, 2, 9)) == (2, "a")
@@ -47,27 +47,25 @@ TOKEN_RUNS = st.lists(st.integers(0, 1), max_size=5).map(tuple)
 
 
 @given(st.lists(st.tuples(st.booleans(), TOKEN_RUNS), max_size=12), TOKEN_RUNS)
-def test_tree_answers_as_a_table_does(history: list[tuple[bool, Tokens]], asked: Tokens) -> None:
+def test_tree_equals_a_dictionary(history: list[tuple[bool, Tokens]], query: Tokens) -> None:
     tree: Tree[str] = Tree()
-    held: dict[Tokens, Node[str]] = {}
+    stored: dict[Tokens, Node[str]] = {}
     for puts, tokens in history:
         if puts:
-            held[tokens] = tree.insert(tokens, f"held for {tokens}")
-        elif tokens in held:
-            tree.remove(held.pop(tokens))
-        assert [node.tokens for node in held.values()] == list(held)
-        assert all(
-            node.value is not None or len(node.children) > 1 for node in descendants(tree.root)
-        )
-        assert tree.empty == (not held)
-    starts = [asked[:end] for end in range(len(asked) + 1)]
-    assert list(tree.values_along(asked)) == [
-        f"held for {start}" for start in starts if start in held
-    ]
-    depth, found = tree.longest_match(asked)
-    assert depth == max((common_length(asked, tokens) for tokens in held), default=0)
-    sharing = {f"held for {tokens}" for tokens in held if common_length(asked, tokens) == depth}
-    assert found in sharing if held else found is None
+            stored[tokens] = tree.insert(tokens, f"value of {tokens}")
+        elif tokens in stored:
+            tree.remove(stored.pop(tokens))
+        assert [node.tokens for node in stored.values()] == list(stored)
+        assert all(node.value is not None or len(node.children) > 1
+                   for node in descendants(tree.root))
+        assert tree.empty == (not stored)
+    starts = [query[:end] for end in range(len(query) + 1)]
+    assert list(tree.values_along(query)) == [f"value of {start}" for start in starts
+                                              if start in stored]
+    depth, found = tree.longest_match(query)
+    assert depth == max((common_length(query, tokens) for tokens in stored), default=0)
+    sharing = {f"value of {tokens}" for tokens in stored if common_length(query, tokens) == depth}
+    assert found in sharing if stored else found is None
 
 
 def common_length(a: Tokens, b: Tokens) -> int:
@@ -82,12 +80,12 @@ def descendants(node: Node[str]) -> Iterator[Node[str]]:
 
 
 @pytest.mark.parametrize(("budget", "block", "value"), [(-1, 64, "-1"), (1, 0, "0")])
-def test_store_refuses_numbers_that_cannot_work(budget: int, block: int, value: str) -> None:
+def test_store_refuses_numbers_out_of_range(budget: int, block: int, value: str) -> None:
     with pytest.raises(InputError, match=value):
         Store(budget, block)
 
 
-def test_meter_tells_what_is_held_and_was_done() -> None:
+def test_meter_reports_size_and_counters() -> None:
     pool = testmodels.load("nano").new_pool(2, 16)
     slot, other = pool.slot(0), pool.slot(1)
     size = sum(x.nbytes for x in slot.named(4).values())
@@ -108,21 +106,21 @@ def test_meter_tells_what_is_held_and_was_done() -> None:
     store.clear()
     assert store.meter == Meter(2 * size, 0, blocks=0, checkpoints=0, hits=1, misses=2, reused=4,
                                 kept=3, evictions=3, refused=0, failed=0)
-    assert not store._trees, "an empty tree is left behind for every model there was"
+    assert not store._trees, "an empty tree is left for every model"
 
 
-def test_store_takes_what_just_fits_and_refuses_a_byte_more() -> None:
+def test_store_accepts_a_checkpoint_of_its_budget_and_refuses_a_byte_more() -> None:
     slot = testmodels.load("nano").new_pool(1, 16).slot(0)
     size = sum(x.nbytes for x in slot.named(4).values())
-    for budget, kept in ((size, True), (size - 1, False)):
+    for budget, is_stored in ((size, True), (size - 1, False)):
         store = Store(budget, block=1)
-        assert store.keep("m", (1, 2, 3, 4), slot) is kept
-        assert (store.meter.kept, store.meter.refused) == (kept, not kept)
-    with pytest.raises(InputError, match="before the first token"):
+        assert store.keep("m", (1, 2, 3, 4), slot) is is_stored
+        assert (store.meter.kept, store.meter.refused) == (is_stored, not is_stored)
+    with pytest.raises(InputError, match="at least one token"):
         store.keep("m", (), slot)
 
 
-def test_copy_that_fails_is_counted_and_leaves_nothing_behind(
+def test_failed_copy_is_counted_and_leaves_no_state(
         monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def fail(*_: object) -> None:
         raise MemoryError("no room")
@@ -142,19 +140,19 @@ def test_copy_that_fails_is_counted_and_leaves_nothing_behind(
         assert store.restore("m", (1, 2, 3), slot) == 0
     assert store.meter == replace(before, failed=2, bytes=0, blocks=0, checkpoints=0, evictions=1)
     assert not any(view.any() for view in recurrent_views(slot).values())
-    assert caplog.messages == ["a checkpoint of 3 tokens was not kept: MemoryError: no room",
+    assert caplog.messages == ["a checkpoint of 3 tokens was not stored: MemoryError: no room",
                                "a checkpoint of 2 tokens was not restored: MemoryError: no room"]
 
 
 @pytest.mark.parametrize("stride", [0, -64, 63, 100])
-def test_stride_that_is_not_of_whole_blocks_is_refused(stride: int) -> None:
+def test_stride_must_be_a_multiple_of_the_block(stride: int) -> None:
     model, path = testmodels.load("nano"), reference()
     with pytest.raises(InputError, match=f"stride of {stride} tokens"):
         ReusePolicy(Store(0), model, path, stride)
 
 
 @pytest.mark.parametrize("budget", [0, 1 << 30])
-def test_turn_goes_on_with_and_without_a_store(budget: int) -> None:
+def test_turn_is_continued_with_and_without_a_store(budget: int) -> None:
     model, path = testmodels.load("nano"), reference()
     engine = PrefixEngine(model, path, Limits(2, 32), ReusePolicy(Store(budget), model, path))
     first = engine.add_slot(Request("a", (5, 6, 7), 1))
@@ -164,7 +162,7 @@ def test_turn_goes_on_with_and_without_a_store(budget: int) -> None:
 
 
 @pytest.mark.parametrize("kv", ["f16", "bf16"])
-def test_narrow_keys_and_values_are_kept_and_found_as_they_are(kv: str) -> None:
+def test_narrow_keys_and_values_are_stored_and_restored_unchanged(kv: str) -> None:
     model, path, tokens = testmodels.load("nano").with_kv(kv), reference(), (5, 6, 7, 8, 9)
     reuse = ReusePolicy(Store(1 << 30, 2), model, path, 4)
     states = [model.new_state(8) for _ in range(2)]
@@ -176,7 +174,7 @@ def test_narrow_keys_and_values_are_kept_and_found_as_they_are(kv: str) -> None:
     assert wide.admit((*tokens, 1), testmodels.load("nano").new_state(8)) == 0
 
 
-def test_store_of_an_engine_that_got_none_has_a_bound() -> None:
+def test_default_store_of_an_engine_has_a_budget() -> None:
     model = testmodels.load("nano")
     engine = stack().engine(model, reference(), Limits(1, 8))
     assert isinstance(engine, PrefixEngine)

@@ -1,4 +1,4 @@
-"""Engines that keep a state at the wrong place, or begin behind one wrongly."""
+"""Faulty engines and policies: states stored under a wrong key, or restored wrongly."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from phases.p7_prefix_reuse.store_metrics import StoreMetrics
 
 
 class FloorsTheKey(ReusePolicy):
-    """The end of a turn is filed under the last whole block, though the state is further."""
+    """The end of a turn is stored under its last full block, though the state is further."""
 
     def on_release(self, tokens: Sequence[int], state: State) -> None:
         super().on_release(tokens[:len(tokens) - len(tokens) % self.store.block], state)
 
 
 class FilesATokenShort(ReusePolicy):
-    """The end of a turn is filed under one token fewer than the state was fed."""
+    """The end of a turn is stored under one token fewer than the state was fed."""
 
     def on_release(self, tokens: Sequence[int], state: State) -> None:
         super().on_release(tokens[:-1], state)
 
 
 class FilesTheTokenToCome(PrefixEngine):
-    """The end of a turn is filed with the last sampled token, which was never fed."""
+    """The end of a turn is stored with the last sampled token, which was never fed."""
 
     def recycle_slot(self, slot: int) -> None:
         self.tenants[slot].fed = len(self.tenants[slot].tokens)
@@ -42,7 +42,7 @@ class FilesTheTokenToCome(PrefixEngine):
 
 
 class FilesTheWholePrompt(PrefixEngine):
-    """A request that is cancelled between its chunks is filed under its whole prompt."""
+    """A request cancelled between its chunks is stored under its complete prompt."""
 
     def recycle_slot(self, slot: int) -> None:
         tenant = self.tenants[slot]
@@ -51,33 +51,33 @@ class FilesTheWholePrompt(PrefixEngine):
 
 
 class FilesChunksUnderTheStride(ReusePolicy):
-    """A chunk runs past the stride, and what it leaves is filed under the stride's place."""
+    """A chunk runs past the stride, and its state is stored under the stride's position."""
 
-    def tokens_until_keep(self, held: int) -> int:
+    def tokens_until_keep(self, length: int) -> int:
         return 1 << 30
 
     def on_advance(self, tokens: Sequence[int], state: State) -> None:
-        whole = len(tokens) - len(tokens) % self.stride
-        if whole:
-            self.store.keep(self.source, tokens[:whole], state)
+        end = len(tokens) - len(tokens) % self.stride
+        if end:
+            self.store.keep(self.source, tokens[:end], state)
 
 
 class RunsPastTheStride(PrefixEngine):
-    """A chunk that passes the stride is not stopped, so nothing is kept there."""
+    """A chunk that passes the stride is not split, so nothing is stored there."""
 
     def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
         return HybridEngine.decode_step(self, plan)
 
 
 class NeverKeepsTurns(ReusePolicy):
-    """The end of a turn is not kept."""
+    """The end of a turn is not stored."""
 
     def on_release(self, tokens: Sequence[int], state: State) -> None:
         return
 
 
 class KeepsFailedStates(PrefixEngine):
-    """After a step that failed, what the slots hold is kept as if it had worked."""
+    """After a failed step, the slots' states are stored as if it had succeeded."""
 
     def reset(self) -> None:
         for slot in list(self.tenants):
@@ -86,7 +86,7 @@ class KeepsFailedStates(PrefixEngine):
 
 
 class WritesShortChunksBack(PrefixEngine):
-    """A first chunk below the width of the convolution writes its window where it was read."""
+    """A first chunk shorter than the convolution writes its window into the checkpoint."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -110,7 +110,7 @@ class WritesShortChunksBack(PrefixEngine):
 
 
 class ComputesWhatItReuses(ReusePolicy):
-    """The prefix that is told as reused is computed again."""
+    """The prefix that is reported as reused is computed again."""
 
     def admit(self, tokens: Sequence[int], state: State) -> int:
         reused = super().admit(tokens, state)
@@ -121,29 +121,29 @@ class ComputesWhatItReuses(ReusePolicy):
 
 
 class TellsNoReuse(PrefixEngine):
-    """A prefix is skipped and nothing told."""
+    """A prefix is skipped but not reported."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.owed: dict[int, int] = {}
+        self.skip_left: dict[int, int] = {}
 
     def _assign_slot(self, request: Request, *, alone: bool) -> Seat:
         seat = super()._assign_slot(request, alone=alone)
-        self.owed[seat.slot] = seat.reused
+        self.skip_left[seat.slot] = seat.reused
         return replace(seat, reused=0)
 
     def decode_step(self, plan: Sequence[Row]) -> list[Emitted]:
         left = []
         for row in plan:
-            skipped = min(self.owed[row.slot], row.count)
-            self.owed[row.slot] -= skipped
+            skipped = min(self.skip_left[row.slot], row.count)
+            self.skip_left[row.slot] -= skipped
             if row.count > skipped:
                 left.append(Row(row.slot, row.count - skipped))
         return super().decode_step(left) if left else []
 
 
 class BeginsAtPositionZero(PrefixEngine):
-    """The tokens behind a reused prefix get positions from 0 on."""
+    """The tokens after a reused prefix get positions from 0 on."""
 
     def _assign_slot(self, request: Request, *, alone: bool) -> Seat:
         seat = super()._assign_slot(request, alone=alone)
@@ -153,7 +153,7 @@ class BeginsAtPositionZero(PrefixEngine):
 
 
 class CountsDrawsFromReuse(PrefixEngine):
-    """A sampler's count goes on from the tokens that were reused."""
+    """A sampler's count starts at the number of reused tokens."""
 
     def _assign_slot(self, request: Request, *, alone: bool) -> Seat:
         seat = super()._assign_slot(request, alone=alone)
@@ -170,7 +170,7 @@ class RestoresIntoTheNeighbour(ReusePolicy):
 
 
 class SharesAmongModels(ReusePolicy):
-    """The key is the tokens alone."""
+    """The key is only the tokens."""
 
     def __init__(self, store: Store, model: Model, path: Path, stride: int = STRIDE) -> None:
         super().__init__(store, model, path, stride)
@@ -178,7 +178,7 @@ class SharesAmongModels(ReusePolicy):
 
 
 class SharesAmongPaths(ReusePolicy):
-    """The key is the model and the tokens, whatever path computed the state."""
+    """The key is the model and the tokens, but not the path."""
 
     def __init__(self, store: Store, model: Model, path: Path, stride: int = STRIDE) -> None:
         super().__init__(store, model, path, stride)
@@ -194,7 +194,7 @@ class _NotedMatches(ReusePolicy):
 
 
 def matches_at_enqueue(subject: Subject) -> Subject:
-    """Note a prompt's match when the request is enqueued, and use that when it is seated."""
+    """Look up a prompt's match when the request is enqueued, and use it at admission."""
     base: Any = subject.stack.scheduler
 
     class Early(base):  # type: ignore[misc]
@@ -242,7 +242,7 @@ def serves_without_a_store(subject: Subject) -> Subject:
 
 
 class ShowsAnotherMeter(PrefixService):
-    """The metrics are those of a store that nobody uses."""
+    """The metrics are those of an unused store."""
 
     def __init__(self, stack: Any, engine: PrefixEngine, tokenizer: Any, terms: Any) -> None:
         Service.__init__(self, stack, engine, tokenizer, terms)

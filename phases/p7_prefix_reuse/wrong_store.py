@@ -1,4 +1,4 @@
-"""Stores that keep, share, find or evict wrongly."""
+"""Faulty stores: copies, sharing, lookups and evictions; each class has one fault."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from phases.p7_prefix_reuse.store import (
 )
 
 
-def _blocks_as_views(
-    saved: StoredCheckpoint, shared: int, rows: Tensors, size: int
-) -> StoredCheckpoint:
+def _blocks_as_views(saved: StoredCheckpoint, shared: int, rows: Tensors,
+                     size: int) -> StoredCheckpoint:
     for number, block in enumerate(saved.blocks[shared:], shared):
         block.rows = {name: view[number * size:(number + 1) * size]
                       for name, view in rows.items()}
@@ -29,22 +28,22 @@ def _blocks_as_views(
 
 
 class ReusesKvAlone(Store):
-    """KV rows are reused as far as they reach, with whatever recurrent state the slot has."""
+    """KV rows are reused without a recurrent state for their end."""
 
     def restore(self, key: Hashable, tokens: Sequence[int], state: State) -> int:
         depth, saved = self._trees.get(key, self.tree()).longest_match(tuple(tokens[:-1]))
-        whole = depth - depth % self.block
-        if saved is None or not whole:
+        end = depth - depth % self.block
+        if saved is None or not end:
             return super().restore(key, tokens, state)
-        for number, block in enumerate(saved.blocks[:whole // self.block]):
+        for number, block in enumerate(saved.blocks[:end // self.block]):
             start = number * self.block
             for name, view in kv_row_views(state, start + self.block).items():
                 view[start:].copy_(block.rows[name])
-        return whole
+        return end
 
 
 class TrimsTheRecurrentState(Store):
-    """A deeper checkpoint is cut back to the shared tokens by its length alone."""
+    """A deeper checkpoint is used for the shared tokens, with only its length changed."""
 
     def restore(self, key: Hashable, tokens: Sequence[int], state: State) -> int:
         depth, saved = self._trees.get(key, self.tree()).longest_match(tuple(tokens[:-1]))
@@ -54,11 +53,10 @@ class TrimsTheRecurrentState(Store):
 
 
 class KeepsNoRecurrentState(Store):
-    """Keeping succeeds, but the recurrent part was never written."""
+    """A checkpoint is stored with a recurrent part of zeros."""
 
-    def _copy_out(
-        self, key: Hashable, position: int, shared: list[Block], state: State
-    ) -> StoredCheckpoint:
+    def _copy_out(self, key: Hashable, position: int, shared: list[Block],
+                  state: State) -> StoredCheckpoint:
         saved = super()._copy_out(key, position, shared, state)
         for tensor in saved.recurrent.values():
             tensor.zero_()
@@ -66,7 +64,7 @@ class KeepsNoRecurrentState(Store):
 
 
 class QueuesTheCopy(Store):
-    """The copy into the slot is put off and never done."""
+    """The copy into the slot is never done."""
 
     def _copy_in(self, saved: StoredCheckpoint, state: State) -> None:
         return
@@ -81,7 +79,7 @@ class RefusesShortPrefixes(Store):
 
 
 class FindsNothing(Store):
-    """What is kept is listed and never found."""
+    """Checkpoints are listed but never found."""
 
     def _find_deepest(self, key: Hashable, tokens: Tokens) -> StoredCheckpoint | None:
         return None
@@ -106,22 +104,21 @@ class ForgetsTheRecurrentState(ForgetsTheWindow):
 
 
 class LosesTheTail(Store):
-    """KV rows behind the last whole block are not kept."""
+    """KV rows after the last full block are not restored."""
 
     def _copy_in(self, saved: StoredCheckpoint, state: State) -> None:
-        whole = len(saved.blocks) * self.block
-        before = copy_rows(kv_row_views(state, saved.position), whole)
+        end = len(saved.blocks) * self.block
+        before = copy_rows(kv_row_views(state, saved.position), end)
         super()._copy_in(saved, state)
         for name, view in kv_row_views(state, saved.position).items():
-            view[whole:].copy_(before[name])
+            view[end:].copy_(before[name])
 
 
 class KeepsViews(Store):
-    """What is kept are views of the slot."""
+    """Stored tensors are views of the slot."""
 
-    def _copy_out(
-        self, key: Hashable, position: int, shared: list[Block], state: State
-    ) -> StoredCheckpoint:
+    def _copy_out(self, key: Hashable, position: int, shared: list[Block],
+                  state: State) -> StoredCheckpoint:
         saved = super()._copy_out(key, position, shared, state)
         saved.recurrent = recurrent_views(state)
         return saved
@@ -130,15 +127,14 @@ class KeepsViews(Store):
 class KeepsBlocksAsViews(Store):
     """The KV rows of a block are views of the slot."""
 
-    def _copy_out(
-        self, key: Hashable, position: int, shared: list[Block], state: State
-    ) -> StoredCheckpoint:
+    def _copy_out(self, key: Hashable, position: int, shared: list[Block],
+                  state: State) -> StoredCheckpoint:
         saved = super()._copy_out(key, position, shared, state)
         return _blocks_as_views(saved, len(shared), kv_row_views(state, position), self.block)
 
 
 class GivesItselfAway(Store):
-    """The slot that was restored goes on in the checkpoint's own memory."""
+    """A checkpoint's tensors become views of the slot that was restored."""
 
     def _copy_in(self, saved: StoredCheckpoint, state: State) -> None:
         super()._copy_in(saved, state)
@@ -146,7 +142,7 @@ class GivesItselfAway(Store):
 
 
 class FreesSharedBlocks(Store):
-    """An evicted checkpoint's blocks are used anew, though others need them."""
+    """An evicted checkpoint's blocks are overwritten, though others need them."""
 
     def _evict(self, saved: StoredCheckpoint) -> None:
         for block in saved.blocks:
@@ -156,14 +152,14 @@ class FreesSharedBlocks(Store):
 
 
 class LeaksUsers(Store):
-    """A block whose checkpoint is evicted keeps its user."""
+    """Eviction does not decrement a block's reference count."""
 
     def _release_block(self, block: Block) -> None:
         return
 
 
 class CountsOneUser(Store):
-    """A block has a user or none, however many need it."""
+    """A block's reference count never exceeds 1."""
 
     def _acquire_block(self, block: Block) -> None:
         super()._acquire_block(block)
@@ -178,27 +174,26 @@ class HitsTheWholePrompt(Store):
 
 
 class HidesBehindTheWholePrompt(Store):
-    """A checkpoint at the end of the prompt is found, cannot be used, and ends the search."""
+    """An unusable checkpoint at the end of the prompt ends the search."""
 
     def _find_deepest(self, key: Hashable, tokens: Tokens) -> StoredCheckpoint | None:
-        whole = super()._find_deepest(key, (*tokens, -1))
-        return whole if whole is not None and whole.position < len(tokens) else None
+        found = super()._find_deepest(key, (*tokens, -1))
+        return found if found is not None and found.position < len(tokens) else None
 
 
 class SharesTheBlockThatParts(Store):
-    """A block is shared although the tokens part inside it."""
+    """A block is shared although the tokens differ inside it."""
 
     def _shared_blocks(self, known: StoredCheckpoint, depth: int) -> list[Block]:
         return known.blocks[:-(-depth // self.block)]
 
-    def _copy_out(
-        self, key: Hashable, position: int, shared: list[Block], state: State
-    ) -> StoredCheckpoint:
+    def _copy_out(self, key: Hashable, position: int, shared: list[Block],
+                  state: State) -> StoredCheckpoint:
         return super()._copy_out(key, position, shared[:position // self.block], state)
 
 
 class EvictsTheNewest(Store):
-    """Room is made by what was used last."""
+    """The most recently used checkpoint is evicted."""
 
     def _make_room(self, need: int) -> None:
         while self._bytes + need > self.budget:
@@ -206,40 +201,39 @@ class EvictsTheNewest(Store):
 
 
 class EvictsTheOldest(Store):
-    """What was kept first goes first, however often it is used."""
+    """The checkpoint stored first is evicted, however recently it was used."""
 
     def _touch(self, saved: StoredCheckpoint) -> None:
         return
 
 
 class IgnoresTheBudget(Store):
-    """No room is ever made."""
+    """Nothing is ever evicted."""
 
     def _make_room(self, need: int) -> None:
         return
 
 
 class KeepsWhatIsEvicted(Store):
-    """An evicted checkpoint leaves the tree and stays in memory."""
+    """An evicted checkpoint leaves the tree but stays in memory."""
 
     def __init__(self, budget: int, block: int = 64) -> None:
         super().__init__(budget, block)
-        self.graves: list[StoredCheckpoint] = []
+        self.evicted: list[StoredCheckpoint] = []
 
     def _evict(self, saved: StoredCheckpoint) -> None:
         super()._evict(saved)
-        self.graves.append(saved)
+        self.evicted.append(saved)
 
 
 class KeepsOneLargeCopy(Store):
-    """Blocks are views of a copy of the whole slot."""
+    """Blocks are views of a copy of all KV rows of the slot."""
 
-    def _copy_out(
-        self, key: Hashable, position: int, shared: list[Block], state: State
-    ) -> StoredCheckpoint:
+    def _copy_out(self, key: Hashable, position: int, shared: list[Block],
+                  state: State) -> StoredCheckpoint:
         saved = super()._copy_out(key, position, shared, state)
-        whole = copy_rows(kv_row_views(state, state.pool.capacity))
-        return _blocks_as_views(saved, len(shared), whole, self.block)
+        copy = copy_rows(kv_row_views(state, state.pool.capacity))
+        return _blocks_as_views(saved, len(shared), copy, self.block)
 
 
 class _ForgetfulTree(Tree[StoredCheckpoint]):
@@ -250,27 +244,27 @@ class _ForgetfulTree(Tree[StoredCheckpoint]):
 
 
 class LosesAChild(Store):
-    """An edge that parts loses what was below it."""
+    """An edge that splits loses its subtree."""
 
     tree = _ForgetfulTree
 
 
 class LeavesHalfACopy(Store):
-    """A slot is not made fresh after a copy that failed."""
+    """A slot is not cleared after a copy that failed."""
 
     def _discard_partial(self, saved: StoredCheckpoint, state: State) -> None:
         self._evict(saved)
 
 
 class LetsCopiesFail(Store):
-    """A copy that fails is an error of the request."""
+    """A failed copy ends the request with an error."""
 
     def _report_failure(self, what: str, error: BaseException) -> None:
         raise error
 
 
 class CountsPrompts(Store):
-    """A hit is counted with the whole prompt."""
+    """A hit is counted with all tokens of the prompt."""
 
     def restore(self, key: Hashable, tokens: Sequence[int], state: State) -> int:
         got = super().restore(key, tokens, state)
@@ -279,11 +273,10 @@ class CountsPrompts(Store):
 
 
 class RoundsTheRecurrentState(Store):
-    """The recurrent state is kept in bfloat16 to save memory."""
+    """The recurrent state is stored in bfloat16 to save memory."""
 
-    def _copy_out(
-        self, key: Hashable, position: int, shared: list[Block], state: State
-    ) -> StoredCheckpoint:
+    def _copy_out(self, key: Hashable, position: int, shared: list[Block],
+                  state: State) -> StoredCheckpoint:
         saved = super()._copy_out(key, position, shared, state)
         saved.recurrent = {name: x.to(torch.bfloat16).float()
                            for name, x in saved.recurrent.items()}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.path import Held, Rows
+from engine.path import RowOperands, Rows
 from engine.state import CACHED, Ints, Pool, Refs, Table
 
 
@@ -20,7 +20,7 @@ from engine.state import CACHED, Ints, Pool, Refs, Table
 class Followed(Refs):
     """State at the addresses in a graph's input, which may point into any pool.
 
-    `whole` is the spare slot's tensor; kernels take strides and types from it.
+    `all_slots` is the spare slot's tensor; kernels take strides and types from it.
     """
 
     shape: tuple[int, ...] = ()
@@ -29,8 +29,9 @@ class Followed(Refs):
     @property
     def views(self) -> list[Tensor]:
         """Views of the memory that the input points at now."""
-        assert self.held is not None
-        return [_at(address, self.shape, self.whole.dtype) for address in self.held.tolist()]
+        assert self.device_pointers is not None
+        return [_at(address, self.shape, self.all_slots.dtype)
+                for address in self.device_pointers.tolist()]
 
 
 def _at(address: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -94,10 +95,10 @@ class Inputs:
         """Return rows that read these inputs, for sequences of up to `reach` tokens."""
         width = len(self.tokens)
         lengths = Ints((reach - 1,) * width)  # host side: the launch dimensions
-        lengths.held = self.lengths
+        lengths.device_copy = self.lengths
         table = FollowedTable(spare, (0,) * width, self.pointers, reach)
-        held = Held(self.positions, lengths, Ints((1,) * width), table, reach)
-        return Rows((0,) * width, (reach - 1,) * width, (1,) * width, held)
+        operands = RowOperands(self.positions, lengths, Ints((1,) * width), table, reach)
+        return Rows((0,) * width, (reach - 1,) * width, (1,) * width, operands)
 
     def advance(self, chosen: Tensor) -> None:
         """Set the next tokens to `chosen` i64[width] and advance the positions; padding stays."""

@@ -1,4 +1,4 @@
-"""Wrong graphs, each with one fault, and the falsifiers that must kill it."""
+"""Wrong graphs, each with one fault; the contract lists the falsifiers that must kill it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MUTANTS: dict[str, Builder] = {
     "padding_repeats_the_last_row": wg.with_input_class(wg.PadsRepeatTheLast),
     "padding_is_slot_zero": wg.with_input_class(wg.PadsAreSlotZero),
     "pointers_of_a_per_step_buffer": wg.with_input_class(wg.PerStepPointers),
-    "pointers_written_once": wg.with_input_class(wg.stale_inputs('pointers')),
-    "positions_written_once": wg.with_input_class(wg.stale_inputs('positions')),
-    "lengths_written_once": wg.with_input_class(wg.stale_inputs('lengths')),
-    "tokens_written_once": wg.with_input_class(wg.stale_inputs('tokens')),
+    "pointers_written_once": wg.with_input_class(wg.stale_inputs("pointers")),
+    "positions_written_once": wg.with_input_class(wg.stale_inputs("positions")),
+    "lengths_written_once": wg.with_input_class(wg.stale_inputs("lengths")),
+    "tokens_written_once": wg.with_input_class(wg.stale_inputs("tokens")),
     "key_without_lengths": wg.with_coarse_key(reach=128),
     "key_with_the_first_rows_length": wg.with_graph_class(wg.ReachesTheFirstRow),
     "key_with_the_first_steps_length": wg.with_graph_class(wg.ReachesTheFirstStep),

@@ -53,8 +53,8 @@ class Recording:
 
 def _now(operand: Any) -> Any:
     """Return what a host op takes: numbers that are an input are read from it now."""
-    if isinstance(operand, Ints) and operand.held is not None:
-        return Ints(operand.held.tolist())
+    if isinstance(operand, Ints) and operand.device_copy is not None:
+        return Ints(operand.device_copy.tolist())
     return operand
 
 

@@ -1,4 +1,4 @@
-"""The kernel that finds embedding rows of a graph's own tokens, under the interpreter."""
+"""The kernel that reads the embedding rows of a graph's tokens, in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -19,24 +19,21 @@ def make_embedding(kind: str, rows: int, k: int) -> Weight:
 
 
 @pytest.mark.parametrize(("kind", "k"), [("Q4_K", 512), ("Q6_K", 256), ("Q8_0", 288), ("F16", 257)])
-def test_rows_of_tokens_are_the_engines(kind: str, k: int) -> None:
+def test_rows_of_tokens_equal_the_engines(kind: str, k: int) -> None:
     from phases.p8_decode_graph.kernel_embed import embed
     weight, tokens = make_embedding(kind, 7, k), [6, 0, 3, 0]
-    want, room = torch.empty(4, k), torch.full((5, k), torch.nan)
+    want, out = torch.empty(4, k), torch.full((5, k), torch.nan)
     ops.embed(weight, tokens, want)
-    embed(weight, torch.tensor(tokens), room[:4])
-    assert torch.equal(room[:4], want)
-    assert bool(room[4].isnan().all())
+    embed(weight, torch.tensor(tokens), out[:4])
+    assert torch.equal(out[:4], want)
+    assert bool(out[4].isnan().all())
 
 
-def test_mark_of_nan_is_no_row() -> None:
+def test_row_of_the_nan_token_is_zeros() -> None:
     from phases.p8_decode_graph.kernel_embed import embed
 
-    weight, want, out = (
-        make_embedding("F16", 3, 256),
-        torch.empty(1, 256),
-        torch.full((2, 256), torch.nan),
-    )
+    weight, want = make_embedding("F16", 3, 256), torch.empty(1, 256)
+    out = torch.full((2, 256), torch.nan)
     ops.embed(weight, [2], want)
     embed(weight, torch.tensor([-1, 2]), out)
     assert not bool(out[0].any())

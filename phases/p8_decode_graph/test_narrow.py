@@ -1,4 +1,4 @@
-"""Graphs of one model over caches of several types: each replays its own."""
+"""Graphs of one model over caches of several types: each type has its own graph."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.path import Rows
 from phases.p8_decode_graph import increment
 
 
-def test_graph_is_of_the_type_of_its_caches() -> None:
+def test_each_type_of_cache_has_its_own_graph() -> None:
     graph, eager = increment.path(), increment.path(graphs=False)
     logits = {}
     for kv in ("f32", "f16", "bf16", "f32"):

@@ -1,4 +1,4 @@
-"""What P8 asks of programs in other languages: decode steps of the same widths, again and again."""
+"""P8's cases for programs in other languages: repeated decode steps of the same widths."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from phases.p8_decode_graph import increment
 
 
 class ReplayedSteps(StepOps):
-    """Steps that one process must answer, or none of them replays what another captured."""
+    """Steps that one process must answer, so that a step can replay the graph of another."""
 
     no_program_reason: ClassVar[str] = (
-        "a program started for each call would replay no graph, and files cannot show that one was"
+        "a program started for each call replays no graph, and files cannot show a replay"
     )
 
 
@@ -32,7 +32,7 @@ OFFER, OWN_BUDGET = ReplayedSteps, OWN_STEP_BUDGET
 
 
 def cases() -> Iterator[Case]:
-    """Yield cases of one decode step each, twice for every width with other slots and lengths."""
+    """Yield cases of one decode step, two of each width that differ in slots and lengths."""
     for seed in (0, 1):
         for m in (3, 1, 2, 4):
             yield Case(phase="p8", falsifier="graph_equals_single", tier="cpu", quick=True,
@@ -41,6 +41,6 @@ def cases() -> Iterator[Case]:
 
 
 def answer_call(call: Call) -> dict[str, Tensor]:
-    """Answer a call as the engine does, without a graph."""
+    """Return what the engine computes for a call, without a graph."""
     model = load(call.facts["model"].rpartition("-")[0])  # what follows is a digest
     return answer_step(PathEngine(increment.path(graphs=False), model), Rows, call)

@@ -1,4 +1,4 @@
-"""Wrong graphs: inputs that go stale, keys that are too coarse, captures that touch live state."""
+"""Wrong graphs: stale inputs, coarse keys, captures that touch live state."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from torch import Tensor
 from engine.model import Model
 from engine.path import Path, Rows, Sink, one_by_one
 from engine.state import Pool
-from falsifiers.judging.subject import Subject
+from falsifiers.judging.subject import Builder, Subject
 from phases.p8_decode_graph.attacks import graphs_of, use_graphs
 from phases.p8_decode_graph.kernel_graphs import Graph, Graphs, Key
 from phases.p8_decode_graph.kernel_inputs import Inputs
-
-Builder = Callable[[Subject], Subject]
 
 
 def with_graph_class(wrong: type[Graphs]) -> Builder:
     """Return a builder whose path replays graphs of another class."""
     def build(subject: Subject) -> Subject:
-        made = wrong(graphs_of(subject.path).eager)
-        return replace(subject, path=use_graphs(subject.path, made))
+        graphs = wrong(graphs_of(subject.path).eager)
+        return replace(subject, path=use_graphs(subject.path, graphs))
 
     return build
 
@@ -36,10 +34,9 @@ def with_input_class(wrong: type[Inputs]) -> Builder:
 
 
 def with_coarse_key(**same: Any) -> Builder:
-    """Return a builder whose keys do not tell some fields apart."""
+    """Return a builder whose keys have the same value in some fields."""
     return with_graph_class(
-        type("Coarse", (Graphs,), {"place": lambda self, key: replace(key, **same)})
-    )
+        type("Coarse", (Graphs,), {"place": lambda self, key: replace(key, **same)}))
 
 
 class KeepsOldPointers(Inputs):
@@ -63,7 +60,7 @@ def _inputs_with_pads(choose: Callable[[Pool, Rows, int], Sequence[int]]) -> typ
 
 
 def free_slots(pool: Pool, rows: Rows, pads: int) -> list[int]:
-    """Return slots that this step does not name, for padding."""
+    """Return `pads` slots that this step does not name."""
     others = [slot for slot in range(pool.slots) if slot not in rows.slots] or [0]
     return [others[i % len(others)] for i in range(pads)]
 
@@ -74,7 +71,7 @@ PadsAreSlotZero = _inputs_with_pads(lambda pool, rows, pads: [0] * pads)
 
 
 def stale_inputs(name: str) -> type[Inputs]:
-    """Return inputs of which one is written once and then never again."""
+    """Return inputs whose field `name` is written only once."""
     class Stale(Inputs):
         def fill(self, spare: Pool, pool: Pool | None, tokens: Sequence[int], rows: Rows) -> None:
             before = getattr(self, name).clone()
@@ -113,20 +110,20 @@ class AdvancesTwice(Inputs):
 
 class PerStepPointers(Inputs):
     def rows(self, spare: Pool, reach: int) -> Rows:
-        made = super().rows(spare, reach)
-        assert made.held is not None
-        table = replace(made.held.table, pointers=self.pointers.clone())
-        return replace(made, held=replace(made.held, table=table))
+        rows = super().rows(spare, reach)
+        assert rows.operands is not None
+        table = replace(rows.operands.table, pointers=self.pointers.clone())
+        return replace(rows, operands=replace(rows.operands, table=table))
 
 
 class CapturesLiveRows(Graphs):
-    """The warm run of a capture takes the rows of the step it is captured for."""
+    """The warm run of a capture advances the rows of its step."""
 
     def step_rows(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                   sink: Sink | None) -> Tensor:
         captured = self.meter.captures
         logits = super().step_rows(path, model, pool, tokens, rows, sink)
-        if self.meter.captures > captured:  # the warm run came first: the step was taken twice
+        if self.meter.captures > captured:  # as if the warm run had taken the step first
             self.eager.step_rows(path, model, pool, tokens, rows, None)
         return logits
 
@@ -135,20 +132,20 @@ class HandsOutItsBuffer(Graphs):
     def step_rows(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                   sink: Sink | None) -> Tensor:
         logits = super().step_rows(path, model, pool, tokens, rows, sink)
-        kept: Tensor = self.__dict__.setdefault("buffers", {}).setdefault(logits.shape, logits)
-        return kept.copy_(logits)
+        buffer: Tensor = self.__dict__.setdefault("buffers", {}).setdefault(logits.shape, logits)
+        return buffer.copy_(logits)
 
 
 class RingOfBuffers(Graphs):
-    """Two buffers take turns, so that what a step returned lives for one step more."""
+    """Two buffers alternate, so that the logits of a step survive one more step."""
 
     def step_rows(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                   sink: Sink | None) -> Tensor:
         logits = super().step_rows(path, model, pool, tokens, rows, sink)
         ring = self.__dict__.setdefault("ring", {})
         self.turn = 1 - self.__dict__.get("turn", 0)
-        kept: Tensor = ring.setdefault((id(pool), self.turn, logits.shape), logits)
-        return kept.copy_(logits)
+        buffer: Tensor = ring.setdefault((id(pool), self.turn, logits.shape), logits)
+        return buffer.copy_(logits)
 
 
 class NeverReplays(Graphs):
@@ -175,9 +172,8 @@ class ReachesTheFirstStep(Graphs):
 
     def _graph(self, path: Path, model: Model, pool: Pool, m: int, reach: int,
                greedy: bool) -> Graph | None:
-        return super()._graph(
-            path, model, pool, m, reach - self.later_steps if greedy else reach, greedy
-        )
+        first_reach = reach - self.later_steps if greedy else reach
+        return super()._graph(path, model, pool, m, first_reach, greedy)
 
 
 class CapturesEveryStep(Graphs):
@@ -188,18 +184,18 @@ class CapturesEveryStep(Graphs):
 
 class RaisesTheFailure(Graphs):
     def _captured(self, key: Key, path: Path, model: Model) -> Graph | None:
-        made = super()._captured(key, path, model)
-        if made is None:
+        graph = super()._captured(key, path, model)
+        if graph is None:
             raise RuntimeError("operation not permitted when stream is capturing")
-        return made
+        return graph
 
 
 class TriesAgain(Graphs):
     def _graph(self, *args: Any, **named: Any) -> Graph | None:
-        made = super()._graph(*args, **named)
-        if made is None:
+        graph = super()._graph(*args, **named)
+        if graph is None:
             self._held = OrderedDict((k, g) for k, g in self._held.items() if g[0] is not None)
-        return made
+        return graph
 
 
 class Reseeds(Graphs):
@@ -222,7 +218,7 @@ class DropsTheNewest(Graphs):
 
 
 class ReplaysChunks(Graphs):
-    """A chunk's first token is replayed, the rest is left out."""
+    """A replay takes the first token of a chunk and drops the rest."""
 
     def step_rows(self, path: Path, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                   sink: Sink | None) -> Tensor:
@@ -243,7 +239,7 @@ class TakesNaN(Graphs):
 
 
 def with_unchecked_runs(subject: Subject) -> Subject:
-    """Give the subject a path whose greedy runs are checked a step at a time."""
+    """Return the subject with a path that checks greedy runs one step at a time."""
     class Unchecked(Path):
         def decode_greedy(self, model: Model, pool: Pool, tokens: Sequence[int], rows: Rows,
                           steps: int) -> list[list[int]]:

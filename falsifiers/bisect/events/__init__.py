@@ -1,1 +1,1 @@
-"""What a serving stack does, event by event, and the first one that is wrong."""
+"""Record the events of a serving stack, and find the first wrong one."""

@@ -1,7 +1,7 @@
-"""The first wrong event of a serving stack: request, slot and step, against the tree's own stack.
+"""Find the first wrong event of a serving stack: its request, slot and step.
 
-Both run the same case. The events of the engine's thread and the answers to each HTTP request are
-compared in order, and the earliest that differs is the place.
+The stack under test and the reference stack run the same case. The events of the engine's thread
+and of each HTTP request are compared in order; the earliest that differs is the place.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from falsifiers.bisect.events.log import (
 from falsifiers.bisect.events.scheduler import CANCELLED
 from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.matrix import Bank
-from falsifiers.judging.outcome import first_line
 from falsifiers.judging.subject import Subject
+from falsifiers.judging.verdict import first_line
 
 RECORDERS: dict[str, Callable[[EventLog, Any], Any]] = {
     "scheduler": scheduler.record_scheduler,
@@ -41,23 +41,23 @@ RECORDERS: dict[str, Callable[[EventLog, Any], Any]] = {
     "reply": http.record_reply,
     "api": http.record_api,
 }
-"""By part of a stack: what makes one whose events are noted."""
+"""By component of a stack: a function that returns a recorded version of it."""
 LOGGERS = ("rowtwin.scheduler", "rowtwin.prefixes")
 Falsifier = Callable[..., None]
 
 
 @dataclass(frozen=True)
 class EventDivergence:
-    """Where two runs of one case part."""
+    """Where two runs of one case differ."""
 
     compared: int
-    """Events that agree before it, of the engine or of that HTTP request."""
+    """Equal events before it, of the engine or of that HTTP request."""
     got: Event | None
-    """None when nothing more came."""
+    """None when the run has no more events."""
     want: Event | None
-    """None when nothing more was due."""
+    """None when no more events are expected."""
     missing: bool
-    """Whether what happened was due all the same, only not before an event that is left out."""
+    """Whether `got` is expected too, but only after `want`, which is missing."""
 
     @property
     def place(self) -> Event:
@@ -67,18 +67,18 @@ class EventDivergence:
         return place
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON would have it."""
+        """Return the divergence as a JSON object."""
         return {"place": asdict(self.place), **asdict(self)}
 
     def describe(self) -> str:
-        """Return it in words."""
+        """Return the divergence as one line."""
         at, got, want = self.place, _describe_event(self.got), _describe_event(self.want)
         slot = "" if at.slot is None else f", slot {at.slot}"
         when = f"event {self.compared + 1}" if at.step is None else f"step {at.step}"
         run = f" of scheduler {at.run}" if at.run > 1 and at.step is not None else ""
-        told = f"it should: {want}; instead {got}" if self.missing or self.got is None else \
-            f"{got}; due was {want}"
-        return f"{at.request or 'the engine'}{slot}, {when}{run}: {told}"
+        events = f"missing: {want}; got {got}" if self.missing or self.got is None else \
+            f"{got}; expected {want}"
+        return f"{at.request or 'the engine'}{slot}, {when}{run}: {events}"
 
 
 def _describe_event(event: Event | None) -> str:
@@ -92,18 +92,19 @@ def _describe_event(event: Event | None) -> str:
 def record_events(
     case: Case, falsifier: Falsifier, subject: Subject
 ) -> tuple[EventLog, Exception | None]:
-    """Run a case and return its events, and what it broke with if it did.
+    """Run a case and return its events, and the exception that ended it, if any.
 
-    Seeds that nobody asked for are the same ones in every run.
+    Random default seeds are the same in every run.
     """
     log = EventLog()
-    own = {name: watch(log, getattr(subject.stack, name)) for name, watch in RECORDERS.items()
-           if hasattr(subject.stack, name)}
+    recorded = {name: record(log, getattr(subject.stack, name))
+                for name, record in RECORDERS.items() if hasattr(subject.stack, name)}
+    stack = replace(subject.stack, **recorded)
     try:
         with warnings.catch_warnings(), record_logs(log), \
                 patch.object(secrets, "randbits", Random(1).getrandbits):
             warnings.simplefilter("ignore")
-            falsifier(case=case, subject=replace(subject, stack=replace(subject.stack, **own)),
+            falsifier(case=case, subject=replace(subject, stack=stack),
                       judge=LogClosingJudge(case, log))
     except Exception as error:
         return log, error
@@ -114,11 +115,11 @@ def record_events(
 
 @contextmanager
 def record_logs(log: EventLog) -> Iterator[None]:
-    """Note what the stack writes to its loggers."""
+    """Record the messages of the stack's loggers."""
     handler = logging.Handler()
     handler.emit = lambda record: parts.note_event(  # type: ignore[method-assign]
         log, None, f"logs {record.getMessage()!r}")
-    loggers = [logging.getLogger(name) for name in LOGGERS]  # a case may cut them off from a root
+    loggers = [logging.getLogger(name) for name in LOGGERS]  # a case may turn propagation off
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.addHandler(handler)
@@ -132,122 +133,106 @@ def record_logs(log: EventLog) -> Iterator[None]:
 
 
 class ReferenceRun:
-    """What the tree's own stack does on a case, and which of it it does the same way twice."""
+    """The events of the reference stack on a case, and which of them repeat in a second run."""
 
     def __init__(self, case: Case, falsifier: Falsifier, subject: Subject) -> None:
-        """Run the case twice; raise `SuiteError` when that gives nothing to compare with."""
+        """Run the case twice; raise `SuiteError` when its events cannot be compared with."""
         self.case, self.falsifier = case, falsifier
-        (log, broke), (other, _) = (record_events(case, falsifier, subject) for _ in range(2))
-        if broke is not None:
-            raise SuiteError(f"{case.id} does not pass with the tree's own stack: "
-                             f"{first_line(broke)}")
-        self.expected, again = log.channels(), other.channels()
+        (log, error), (second, _) = (record_events(case, falsifier, subject) for _ in range(2))
+        if error is not None:
+            raise SuiteError(f"{case.id} does not pass with the reference stack: "
+                             f"{first_line(error)}")
+        self.expected, again = log.channels(), second.channels()
         if not self.expected:
-            raise SuiteError(f"{case.id} asks nothing of a stack, so it has no events to compare")
-        if [_location_key(one) for one in self.expected.get(ENGINE_CHANNEL, [])] != [
-            _location_key(one) for one in again.get(ENGINE_CHANNEL, [])
-        ] or self.expected.keys() != again.keys():
-            raise SuiteError(f"{case.id} does not give the same events twice, so the first wrong "
-                             f"one cannot be told")
-        self.repeats = {
-            number: _repeated_events(due, again[number]) for number, due in self.expected.items()
-        }
+            raise SuiteError(f"{case.id} calls no stack, so it has no events to compare")
+        first_keys, second_keys = ([_location_key(event) for event in run.get(ENGINE_CHANNEL, [])]
+                                   for run in (self.expected, again))
+        if first_keys != second_keys or self.expected.keys() != again.keys():
+            raise SuiteError(f"{case.id} does not give the same events twice, so its first wrong "
+                             f"event cannot be found")
+        self.repeats = {number: _repeated_events(events, again[number])
+                        for number, events in self.expected.items()}
 
     def find_divergence(self, wrong: Subject) -> EventDivergence | None:
-        """Return where a wrong stack's events part from the right one's, or None.
+        """Return where a stack's events first differ from the reference's, or None.
 
-        Raises `SuiteError` when the case breaks over something that is no event.
+        Raises `SuiteError` when the case fails although all events agree.
         """
-        log, broke = record_events(self.case, self.falsifier, wrong)
+        log, error = record_events(self.case, self.falsifier, wrong)
         got = log.channels()
-        found = [one for number in {**self.expected, **got}
-                 if (one := self._channel_divergence(number, got.get(number, []), log, broke))]
+        found = [timed for number in {**self.expected, **got} if (
+            timed := self._channel_divergence(number, got.get(number, []), log, error is not None))]
         if found:
-            return min(found, key=lambda one: one[0])[1]
-        if broke is not None:
-            raise SuiteError(f"{self.case.id} breaks, though every event up to there is the tree's "
-                             f"own, so the fault is not in one: {first_line(broke)}")
+            return min(found, key=lambda timed: timed[0])[1]
+        if error is not None:
+            raise SuiteError(f"{self.case.id} fails, but every event before the failure equals the "
+                             f"reference's, so the fault shows in no event: {first_line(error)}")
         return None
 
-    def _channel_divergence(self, number: int, got: Sequence[TimedEvent], log: EventLog,
-                 broke: Exception | None) -> tuple[tuple[int, int, int], EventDivergence] | None:
-        """Return where one channel parts and when, if it does."""
-        due, same = self.expected.get(number, []), self.repeats.get(number, [])
-        for at, (mine, theirs) in enumerate(zip_longest(got, due)):
-            if at >= len(same) and theirs is not None:
-                return None  # from here on it is never twice the same
-            if (
-                mine is not None
-                and theirs is not None
-                and _location_key(mine) == _location_key(theirs)
-                and (mine.event == theirs.event or not same[at])
-            ):
-                continue
-            if mine is None:
-                assert theirs is not None
-                if broke is not None and not (got and _was_expected(theirs, log)):
+    def _channel_divergence(
+            self, number: int, events: Sequence[TimedEvent], log: EventLog, failed: bool
+    ) -> tuple[tuple[int, int, int], EventDivergence] | None:
+        """Return the sort key and the place of a channel's first difference, or None."""
+        expected, repeats = self.expected.get(number, []), self.repeats.get(number, [])
+        for at, (got, want) in enumerate(zip_longest(events, expected)):
+            if at >= len(repeats) and want is not None:
+                return None  # the reference itself does not repeat from here on
+            if got is None:
+                assert want is not None
+                if failed and not (events and _was_expected(want, log)):
                     return None
-                return _sort_key(theirs, number), EventDivergence(
-                    at, None, theirs.event, missing=True
-                )
-            later = [one.event for one in due[at:] if one.event.step == mine.event.step]
-            vain = (
-                mine.event.what == CANCELLED
-                and theirs is not None
-                and theirs.caller_order > 0
-                and theirs.event.run == mine.event.run
-            )  # who waits in vain leaves in the end
-            missing = theirs is not None and (
-                vain or mine.event in later or theirs.tick < mine.tick)
-            return _sort_key(theirs if theirs is not None and missing else mine, number), \
-                EventDivergence(at, mine.event, theirs.event if theirs else None, missing=missing)
+                return _sort_key(want, number), EventDivergence(at, None, want.event, missing=True)
+            if want is None:
+                return _sort_key(got, number), EventDivergence(at, got.event, None, missing=False)
+            if _location_key(got) == _location_key(want) and (
+                    got.event == want.event or not repeats[at]):
+                continue
+            # a caller whose event never comes cancels in the end
+            gave_up = got.event.what == CANCELLED and want.caller_order > 0 \
+                and want.event.run == got.event.run
+            later = [event.event for event in expected[at:] if event.event.step == got.event.step]
+            missing = gave_up or got.event in later or want.tick < got.tick
+            return _sort_key(want if missing else got, number), \
+                EventDivergence(at, got.event, want.event, missing=missing)
         return None
 
 
-def _sort_key(one: TimedEvent, number: int) -> tuple[int, int, int]:
-    """Return when an event is; who is answered at the door tells more than who was let in."""
-    return one.tick, one.caller_order, number
+def _sort_key(event: TimedEvent, number: int) -> tuple[int, int, int]:
+    """Return the order of divergences; the engine's channel comes before HTTP requests."""
+    return event.tick, event.caller_order, number
 
 
-def _location_key(one: TimedEvent) -> tuple[object, ...]:
-    event = one.event
+def _location_key(timed: TimedEvent) -> tuple[object, ...]:
+    event = timed.event
     return event.run, event.step, event.request, event.slot
 
 
-def _repeated_events(due: Sequence[TimedEvent], again: Sequence[TimedEvent]) -> list[bool]:
-    """Return of each event whether it is the same twice, up to where even its place is not."""
-    same = []
-    for one, other in zip(due, again, strict=False):
-        if _location_key(one) != _location_key(other):
+def _repeated_events(events: Sequence[TimedEvent], again: Sequence[TimedEvent]) -> list[bool]:
+    """Return for each event whether it repeats, up to the first whose place differs."""
+    repeats = []
+    for first, second in zip(events, again, strict=False):
+        if _location_key(first) != _location_key(second):
             break
-        same.append(one.event == other.event)
-    return same
+        repeats.append(first.event == second.event)
+    return repeats
 
 
-def _was_expected(due: TimedEvent, log: EventLog) -> bool:
-    """Return whether what did not come before a case broke was due by what had come before.
+def _was_expected(missing: TimedEvent, log: EventLog) -> bool:
+    """Return whether earlier events of a failed case imply the missing one.
 
-    A request that was asked for is let in, one whose client left ends, one that ended is answered.
+    A request that is sent is accepted, a client that leaves is cancelled, an ended request is
+    answered.
     """
-    who = due.event.run, due.event.request
-    known = [one.event.what for one in log.events[ENGINE_CHANNEL]
-             if (one.event.run, one.event.request) == who]
-    if not known:
-        return due.event.what == "is accepted"
-    return due.event.what == CANCELLED or any(what.startswith("ends by") for what in known)
-
-
-def first_wrong_event(case: Case, falsifier: Falsifier, right: Subject,
-                wrong: Subject) -> EventDivergence | None:
-    """Return where a wrong stack's events part from the right one's on a case, or None.
-
-    Raises `SuiteError` when it cannot be told.
-    """
-    return ReferenceRun(case, falsifier, right).find_divergence(wrong)
+    request = missing.event.run, missing.event.request
+    earlier = [timed.event.what for timed in log.events[ENGINE_CHANNEL]
+               if (timed.event.run, timed.event.request) == request]
+    if not earlier:
+        return missing.event.what == "is accepted"
+    return missing.event.what == CANCELLED or any(what.startswith("ends by") for what in earlier)
 
 
 def relevant_cases(bank: Bank, mutant: str | None) -> Iterator[Case]:
-    """Yield the quick cases that may show a candidate's fault, or a mutant's."""
+    """Yield the quick cases of the falsifiers that kill a mutant, or all for a candidate."""
     names: Iterable[str] = bank.falsifiers if mutant is None else bank.mutant(mutant).killers
     for name in names:
         yield from (case for case in bank.contract.expand()
@@ -255,27 +240,28 @@ def relevant_cases(bank: Bank, mutant: str | None) -> Iterator[Case]:
 
 
 def find_wrong_case(cases: Iterable[Case], bank: Bank, subject_of: Callable[[Case], Subject],
-                     mutant: str | None) -> tuple[Case, EventDivergence] | None:
-    """Return the first case in which a candidate, or a mutant, parts from the tree's own stack.
+                    mutant: str | None) -> tuple[Case, EventDivergence] | None:
+    """Return the first case in which a candidate or mutant differs from the reference stack.
 
-    Raises `SuiteError` when none does and one of them cannot be told.
+    Raises `SuiteError` when none differs and at least one could not be compared.
     """
-    agreed, unable = 0, ""
+    agreed, problem = 0, ""
     for case in cases:
         right, subject = bank.subject_for(case), subject_of(case)
         if (subject.candidate is None) == (mutant is None):
-            raise SuiteError("a serving stack is held to the tree's own, event by event: give "
+            raise SuiteError("a serving stack is compared with the reference stack: give "
                              "--candidate or --mutant")
         wrong = subject if mutant is None else bank.mutant(mutant).build(subject)
         try:
-            found = first_wrong_event(case, bank.falsifiers[case.falsifier], right, wrong)
+            reference = ReferenceRun(case, bank.falsifiers[case.falsifier], right)
+            found = reference.find_divergence(wrong)
         except SuiteError as error:
-            unable = str(error)
+            problem = str(error)
             continue
         if found is not None:
             return case, found
         agreed += 1
-    if unable:
-        raise SuiteError(f"{f'{agreed} of the cases agree event by event, but ' * (agreed > 0)}"
-                         f"{unable}")
+    if problem:
+        raise SuiteError(f"{f'{agreed} cases agree in every event, but ' if agreed else ''}"
+                         f"{problem}")
     return None

@@ -1,4 +1,4 @@
-"""Events of one run of a case, noted by several threads and put in an order that is no race."""
+"""The events of one run of a case, from several threads, in an order that repeats."""
 
 from __future__ import annotations
 
@@ -18,74 +18,74 @@ class Event:
     """One event."""
 
     run: int
-    """Which of the case's schedulers, in the order in which they were made; 0 is before any."""
+    """The number of the scheduler, in the order of creation; 0 before the first."""
     step: int | None
-    """The step of that scheduler it belongs to, of those that did something; 0 is before them.
+    """The step of that scheduler, counting steps with events; 0 before the first.
 
-    None for what no scheduler is asked.
+    None for an event outside any scheduler.
     """
     request: str
-    """`request 3` for the third that came; empty for an event of the engine as a whole."""
+    """`request 3` for the third that came; empty for an event of the engine."""
     slot: int | None
     what: str
 
 
 @dataclass(frozen=True)
 class TimedEvent:
-    """An event and its place among others."""
+    """An event with its sort key."""
 
     tick: int
-    """How many steps of any scheduler had done something."""
+    """Number of steps with events so far, over all schedulers."""
     event: Event
     caller_order: int = 0
-    """Where it stands among what callers did in that tick; 0 if it was the engine."""
+    """The order among events of callers in that tick; 0 for events of the engine."""
 
 
 ENGINE_CHANNEL = 0
-"""The channel of the engine's thread; others are of HTTP requests, by their number."""
+"""The channel of the engine's thread; the others are HTTP requests, by number."""
 Channels = dict[int, list[TimedEvent]]
 
 
 @dataclass
 class EventLog:
-    """Events by channel: each channel has an order of its own."""
+    """Events by channel; each channel has its own order."""
 
     events: Channels = field(default_factory=lambda: defaultdict(list))
     runs: int = 0
     tick: int = 0
-    asked: int = 0
-    """HTTP requests that came."""
+    http_requests: int = 0
+    """HTTP requests so far."""
     closed: bool = False
-    """Whether the case broke: what is cleared away behind that is nobody's doing."""
+    """Whether the case failed; events of the cleanup after a failure are ignored."""
     watchers: dict[str, Any] = field(default_factory=dict)
-    """Who watches the scheduler that a request was handed to, by the request's id."""
+    """The watcher of the scheduler that got a request, by the request's id."""
     _local: threading.local = field(default_factory=threading.local)
 
     def note(self, event: Event, channel: int = ENGINE_CHANNEL, *, tick: int | None = None,
-             outside: int = 0) -> None:
-        """Keep an event, unless the case is over."""
+             caller_order: int = 0) -> None:
+        """Append an event, unless the log is closed."""
         if not self.closed:
             at = self.tick if tick is None else tick
-            self.events[channel].append(TimedEvent(at, event, outside))
+            self.events[channel].append(TimedEvent(at, event, caller_order))
 
     def channels(self) -> Channels:
-        """Return each channel in order: what callers do in a tick stands behind its step."""
-        return {number: sorted(noted, key=lambda one: (one.tick, one.caller_order))
-                for number, noted in self.events.items()}
+        """Return each channel in order; a caller's events come after those of the same step."""
+        return {number: sorted(events, key=lambda event: (event.tick, event.caller_order))
+                for number, events in self.events.items()}
 
     @property
     def watch(self) -> Any:
-        """Who watches what this thread is inside of, or None."""
+        """The watcher whose call this thread is in, or None."""
         return getattr(self._local, "watch", None)
 
     @property
     def is_nested(self) -> bool:
-        """Whether this thread is inside a call that is noted."""
+        """Whether this thread is inside a recorded call."""
         return getattr(self._local, "depth", 0) > 0
 
     @contextmanager
     def nested_call(self, watch: Any = None) -> Iterator[None]:
-        """Mark a call that is noted: those that it makes are its own business."""
+        """Mark a recorded call, so that the calls it makes itself are not recorded."""
         before, depth = self.watch, getattr(self._local, "depth", 0)
         self._local.watch, self._local.depth = watch or before, depth + 1
         try:
@@ -95,7 +95,7 @@ class EventLog:
 
 
 class LogClosingJudge(Judge):
-    """A judge that closes the log when a claim is broken."""
+    """A judge that closes the log when a check fails."""
 
     def __init__(self, case: Case, log: EventLog) -> None:
         super().__init__(case)
@@ -106,6 +106,6 @@ class LogClosingJudge(Judge):
         super()._fail(*args, **options)
 
 
-def override_methods(part: type, **methods: Callable[..., Any]) -> type:
-    """Return a part with some methods replaced; it is still one of its kind."""
-    return type(part.__name__, (part,), {**methods, "__module__": part.__module__})
+def override_methods(base: type, **methods: Callable[..., Any]) -> type:
+    """Return a subclass with the same name and some methods replaced."""
+    return type(base.__name__, (base,), {**methods, "__module__": base.__module__})

@@ -1,6 +1,6 @@
-"""What the parts of a stack do: engines, the rows they compute, stores of prefixes, templates.
+"""Record the components of a stack: engines, the rows they compute, prefix stores, templates.
 
-A part is noted where it is called by the case itself, or under the scheduler whose step it is in.
+An event belongs to the scheduler whose step makes the call, or to the case itself.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from falsifiers.judging.batch_driver import state_digest
 
 
 def note_event(log: EventLog, slot: int | None, what: str, *, request: str = "",
-             step: int | None = None, tokens: Sequence[int] = ()) -> None:
-    """Note an event of whoever has the slot, or is being seated with these tokens."""
+               step: int | None = None, tokens: Sequence[int] = ()) -> None:
+    """Record an event of the request in a slot, or of the one being seated with these tokens."""
     watch = log.watch
     if watch is None:
         log.note(Event(log.runs, step, request, slot, what))
@@ -26,70 +26,58 @@ def note_event(log: EventLog, slot: int | None, what: str, *, request: str = "",
         watch.note("" if slot is None else watch.owner_of(slot, tokens), slot, what)
 
 
-def record_engine(log: EventLog, part: type) -> type:
-    """Return an engine that notes how it is made, what it computes, and what a case asks of it."""
-    def made(self: Any, model: Any, path: Any, limits: Any, *rest: Any) -> None:
+def record_engine(log: EventLog, base: type) -> type:
+    """Return an engine class that records its construction, its rows and the case's calls."""
+    def init(self: Any, model: Any, path: Any, limits: Any, *rest: Any) -> None:
         try:
             with log.nested_call():
-                part.__init__(self, model, record_rows(log, path), limits, *rest)  # type: ignore[misc]
+                base.__init__(self, model, record_rows(log, path), limits, *rest)  # type: ignore[misc]
         except Exception as error:
-            note_event(
-                log, None, f"is not made for {limits}: {format_error(error)}", request="an engine"
-            )
+            note_event(log, None, f"is not built for {limits}: {format_error(error)}",
+                       request="an engine")
             raise
         if not log.is_nested:
-            note_event(log, None, f"is made for {limits}", request="an engine")
+            note_event(log, None, f"is built for {limits}", request="an engine")
 
     return override_methods(
-        part,
-        __init__=made,
-        draw=staticmethod(_recorded_draw(log, part)),
-        run_single=_recorded_run_single(log, part),
-        start_batch=_recorded_start(log, part, "start_batch"),
-        add_slot=_recorded_start(log, part, "add_slot"),
-    )
+        base, __init__=init, draw=staticmethod(_recorded_draw(log, base)),
+        run_single=_recorded_run_single(log, base),
+        start_batch=_recorded_start(log, base, "start_batch"),
+        add_slot=_recorded_start(log, base, "add_slot"))
 
 
-def _recorded_start(log: EventLog, part: Any, name: str) -> Callable[..., Any]:
-    def start(self: Any, given: Any) -> Any:
+def _recorded_start(log: EventLog, base: Any, name: str) -> Callable[..., Any]:
+    def start(self: Any, argument: Any) -> Any:
         if log.is_nested:
-            return getattr(part, name)(self, given)
-        asked = f"{name} of {given}"
+            return getattr(base, name)(self, argument)
+        call = f"{name} of {argument}"
         try:
             with log.nested_call():
-                seats = getattr(part, name)(self, given)
+                seats = getattr(base, name)(self, argument)
         except Exception as error:
-            note_event(
-                log,
-                None,
-                f"is refused {asked}: {format_error(error)}{format_taken_slots(self)}",
-                request="the case",
-            )
+            note_event(log, None, f"is refused {call}: {format_error(error)}"
+                                  f"{format_taken_slots(self)}", request="the case")
             raise
         first = seats[0] if isinstance(seats, list) else seats
-        note_event(
-            log,
-            first.slot,
-            f"is granted {asked}: {seats}{format_taken_slots(self)}",
-            request="the case",
-        )
+        note_event(log, first.slot, f"is granted {call}: {seats}{format_taken_slots(self)}",
+                   request="the case")
         return seats
 
     return start
 
 
-def _recorded_run_single(log: EventLog, part: Any) -> Callable[..., Any]:
+def _recorded_run_single(log: EventLog, base: Any) -> Callable[..., Any]:
     def run_single(self: Any, request: Any) -> Iterator[Any]:
-        run = part.run_single(self, request)
+        run = base.run_single(self, request)
         try:
             for step in count(1):
                 with log.nested_call():
-                    one = next(run, None)
-                if one is None:
+                    token = next(run, None)
+                if token is None:
                     return
-                note_event(log, one.slot, f"is given {format_token(one)}", step=step,
-                         request=f"request {request.id!r} alone")
-                yield one
+                note_event(log, token.slot, f"is given {format_token(token)}", step=step,
+                           request=f"request {request.id!r} alone")
+                yield token
         finally:
             with log.nested_call():
                 run.close()
@@ -97,75 +85,65 @@ def _recorded_run_single(log: EventLog, part: Any) -> Callable[..., Any]:
     return run_single
 
 
-def _recorded_draw(log: EventLog, part: Any) -> Callable[..., Any]:
+def _recorded_draw(log: EventLog, base: Any) -> Callable[..., Any]:
     def draw(*rows: Any) -> Any:
         if log.is_nested:
-            return part.draw(*rows)
+            return base.draw(*rows)
         with log.nested_call():
-            all_drawn = part.draw(*rows)
-        for row, one in enumerate(all_drawn):
-            note_event(log, None, f"is drawn {format_token(one)}", request=f"row {row}")
-        return all_drawn
+            tokens = base.draw(*rows)
+        for row, token in enumerate(tokens):
+            note_event(log, None, f"is drawn {format_token(token)}", request=f"row {row}")
+        return tokens
 
     return draw
 
 
 def record_rows(log: EventLog, path: Any) -> Any:
-    """Return a path that notes each row of a step."""
+    """Return a path that records each row of a step."""
     inner = path.step_rows
 
-    def step_rows(own: Any, model: Any, pool: Any, tokens: Sequence[int], rows: Any,
+    def step_rows(path: Any, model: Any, pool: Any, tokens: Sequence[int], rows: Any,
                   sink: Any) -> Any:
         m = len(rows.slots)
-        for slot, at, own in rows.spans(tokens):
-            note_event(log, slot, f"has {len(own)} tokens computed from position {at} on, in a step "
-                                f"of {m}")
-        return inner(own, model, pool, tokens, rows, sink)
+        for slot, at, row_tokens in rows.spans(tokens):
+            note_event(log, slot, f"has {len(row_tokens)} tokens computed from position {at} on, "
+                                  f"in a step of {m}")
+        return inner(path, model, pool, tokens, rows, sink)
 
     return replace(path, step_rows=step_rows)
 
 
-def record_reuse(log: EventLog, part: type) -> type:
-    """Return a use of a store whose own steps are noted."""
-    def made(self: Any, store: Any, model: Any, path: Any, *rest: Any) -> None:
-        part.__init__(self, store, model, record_rows(log, path), *rest)  # type: ignore[misc]
+def record_reuse(log: EventLog, base: type) -> type:
+    """Return a prefix-reuse class whose steps are recorded."""
+    def init(self: Any, store: Any, model: Any, path: Any, *rest: Any) -> None:
+        base.__init__(self, store, model, record_rows(log, path), *rest)  # type: ignore[misc]
 
-    return override_methods(part, __init__=made)
+    return override_methods(base, __init__=init)
 
 
-def record_store(log: EventLog, part: Any) -> type:
-    """Return a store that notes what it keeps and restores, and what it holds then."""
+def record_store(log: EventLog, base: Any) -> type:
+    """Return a store class that records what it stores and restores, and its contents then."""
     def keep(self: Any, key: Any, tokens: Sequence[int], state: Any) -> Any:
-        kept = part.keep(self, key, tokens, state)
-        where = state.index if log.watch else None
-        note_event(log, where, f"has {len(tokens)} tokens {'kept' if kept else 'not kept'}: "
-                             f"{_describe_store(self)}", request="the store")
-        return kept
+        stored = base.keep(self, key, tokens, state)
+        slot = state.index if log.watch else None
+        note_event(log, slot, f"has {len(tokens)} tokens {'stored' if stored else 'not stored'}: "
+                              f"{_describe_store(self)}", request="the store")
+        return stored
 
     def restore(self: Any, key: Any, tokens: Sequence[int], state: Any) -> Any:
-        where = state.index if log.watch else None
+        slot = state.index if log.watch else None
         try:
-            found = part.restore(self, key, tokens, state)
+            found = base.restore(self, key, tokens, state)
         except Exception as error:
-            note_event(
-                log,
-                where,
-                f"has none of {len(tokens)} tokens restored: {format_error(error)}",
-                request="the store",
-                tokens=tokens,
-            )
+            note_event(log, slot, f"has none of {len(tokens)} tokens restored: "
+                                  f"{format_error(error)}", request="the store", tokens=tokens)
             raise
-        note_event(
-            log,
-            where,
-            f"has {found} of {len(tokens)} tokens restored as "
-            f"{_short_state_digest(state, found)}: {_describe_store(self)}",
-            request="the store",
-            tokens=tokens,
-        )
+        note_event(log, slot, f"has {found} of {len(tokens)} tokens restored as "
+                              f"{_short_state_digest(state, found)}: {_describe_store(self)}",
+                   request="the store", tokens=tokens)
         return found
 
-    return override_methods(part, keep=keep, restore=restore)
+    return override_methods(base, keep=keep, restore=restore)
 
 
 def _describe_store(store: Any) -> str:
@@ -176,30 +154,30 @@ def _describe_store(store: Any) -> str:
 
 
 def _short_state_digest(state: Any, length: int) -> str:
-    """Return the digest of what a slot holds after so many tokens; all of it after none."""
+    """Return a digest of a slot's first `length` tokens of state, or of all of it for 0."""
     return state_digest(state.named(length) if length else state.named())[:12]
 
 
-def record_template(log: EventLog, part: Any) -> type:
-    """Return a chat template that notes what it makes of each chat."""
+def record_template(log: EventLog, base: Any) -> type:
+    """Return a chat template class that records the text of each chat."""
     def render(self: Any, messages: Any) -> Any:
         try:
-            text = part.render(self, messages)
+            text = base.render(self, messages)
         except Exception as error:
-            _rendered(f"is refused: {format_error(error)}")
+            note_rendering(f"is refused: {format_error(error)}")
             raise
-        _rendered(f"is made {text!r}")
+        note_rendering(f"is rendered as {text!r}")
         return text
 
-    def _rendered(what: str) -> None:
-        if (asking := current_exchange()) is not None:
-            asking.note(f"its chat {what}")
+    def note_rendering(what: str) -> None:
+        if (exchange := current_exchange()) is not None:
+            exchange.note(f"its chat {what}")
         else:
             note_event(log, None, what, request="a chat")
 
-    return override_methods(part, render=render)
+    return override_methods(base, render=render)
 
 
 def format_error(error: Exception) -> str:
-    """Return an error in a line."""
+    """Return an error as one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

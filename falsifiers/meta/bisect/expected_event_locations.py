@@ -1,12 +1,12 @@
-"""Where the first wrong event of each mutant of a serving stack is, by case.
+"""The first wrong event of each mutant of a serving stack, by case.
 
-Each was held to the sentence of its fault; the comments say how a case brings it about.
+Each location was checked against the mutant's `fault`; comments say how the case shows it.
 """
 
 from __future__ import annotations
 
 EventLocation = tuple[str, int | None, int | None]
-"""Request, slot and step; no step where no scheduler is asked."""
+"""Request, slot and step; no step for an event outside any scheduler."""
 
 EVENT_LOCATIONS: dict[str, dict[str, EventLocation]] = {
     "p0/aborts_leak_no_slot[cpu-slots1-seed1]": {
@@ -27,7 +27,7 @@ EVENT_LOCATIONS: dict[str, dict[str, EventLocation]] = {
     "p0/token_budgets_are_exact[cpu-join0]": {
         "deadline_by_batch_step": ("request 2", 0, 3),
         "one_forward_too_many": ("request 2", 0, 1)},
-    # the stop id is the first token's; 1 and 3 stop there, 2 and 4 ignore it
+    # the stop id is the first token; requests 1 and 3 stop there, 2 and 4 ignore it
     "p0/stops_are_each_requests_own[cpu-eos-at0]": {
         "appends_until_the_last_ends": ("request 1", 3, 1),
         "first_stop_id_only": ("request 1", 3, 1),
@@ -58,12 +58,12 @@ EVENT_LOCATIONS: dict[str, dict[str, EventLocation]] = {
         "queue_without_bound": ("request 2", None, 0),
         "bound_forgets_free_slots": ("request 1", None, 0),
         "refused_request_stays": ("request 3", None, 1)},
-    # 1 fits the context to the token; 3 needs one more; 5 has the id of one that is served
+    # request 1 fills the context exactly; 3 needs one token more; 5 has the id of a running one
     "p0/bad_requests_change_nothing[cpu-join0]": {
         "context_is_not_checked": ("request 3", None, 0),
         "last_token_needs_room": ("request 1", None, 0),
         "same_id_replaces": ("request 5", None, 0)},
-    # 1 has a single token, so 2 is the first that reuses one; it ends with its third token
+    # request 1 has one token, so 2 is the first that reuses one; it ends with its third token
     "p0/reused_tokens_are_skipped[cpu-reused1]": {
         "computes_reused_tokens_again": ("request 2", 0, 1),
         "tells_no_reuse": ("request 2", 0, 3)},
@@ -79,7 +79,7 @@ EVENT_LOCATIONS: dict[str, dict[str, EventLocation]] = {
         "logs_every_step": ("", None, 2)},
     "p0/batch_forms_at_every_width[cpu-c4-ragged]": {
         "logs_requests_not_rows": ("", None, 6)},
-    # the engine names the row of 1 as the one that failed, beside 2
+    # the engine names the row of request 1 as the failed one, next to request 2
     "p0/errors_stay_with_their_request[cpu-named-beyond0-0]": {
         "error_ends_the_whole_step": ("request 2", 1, 1),
         "named_row_is_ignored": ("", None, 1),
@@ -112,7 +112,7 @@ EVENT_LOCATIONS: dict[str, dict[str, EventLocation]] = {
         "longest_prompt_counts": ("request 2", 1, 2),
         "end_tokens_are_ignored": ("request 1", None, 0),
         "end_tokens_always_end": ("request 3", None, 0)},
-    # all six ask alone first; of the six together the first is greedy, the second is not
+    # each of the six runs by itself first; then all together, the first greedy, the second not
     "p2/rows_are_drawn_alone[cpu-late0]": {
         "answers_the_neighbour": ("request 1", 0, 1),
         "logits_of_one_row": ("request 2", 1, 2),
@@ -125,7 +125,7 @@ EVENT_LOCATIONS: dict[str, dict[str, EventLocation]] = {
         "one_generator_for_all": ("request 'r1' alone", 0, 1)},
     "p2/rows_are_drawn_alone[cpu-late1]": {
         "counts_fall_short_of_rows": ("request 3", 2, 2)},
-    # 1 and 2 are completions, 3 and 4 chats; each is stopped with its sixth step
+    # requests 1 and 2 are completions, 3 and 4 chats; each stops with its sixth step
     "p2/stop_strings_cut_whole_texts[cpu-inside-a-token]": {
         "chat_ignores_stops": ("request 3", 2, 6),
         "stop_is_shown": ("request 1", 0, 6),
@@ -161,7 +161,7 @@ EVENT_LOCATIONS: dict[str, dict[str, EventLocation]] = {
         "budget_forgets_keys": ("an engine", None, None),
         "tokens_are_not_checked": ("the case", 0, None),
         "checks_while_seating": ("the case", None, None)},
-    # five requests alone, then again together; the third of them, 8, has the bad row
+    # five requests one by one, then together; the third of the latter, 8, has the bad row
     "p2/engine_errors_reach_every_client[cpu-row]": {
         "reset_keeps_slots": ("", None, 26),
         "errors_are_silent": ("request 8", 2, 29),
@@ -213,7 +213,7 @@ EVENT_LOCATIONS: dict[str, dict[str, EventLocation]] = {
     "p2/chats_follow_the_template[cpu-turns]": {
         "template_is_cached_by_length": ("HTTP request 2", None, None),
         "last_message_only": ("HTTP request 3", None, None)},
-    # the stride is 8; 1 has 20 tokens, and 2 ends first, with 9
+    # the stride is 8; request 1 has 20 tokens, and request 2 ends first, with 9
     "p7/checkpoints_are_exact[cpu-chunk64]": {
         "floors_the_key": ("request 2", 1, 7),
         "files_chunks_under_the_stride": ("request 1", 0, 1),
@@ -223,7 +223,7 @@ EVENT_LOCATIONS: dict[str, dict[str, EventLocation]] = {
     "p7/kv_without_state_is_not_reused[cpu-parting-at-14]": {
         "reuses_kv_alone": ("request 2", 0, 4),
         "trims_the_recurrent_state": ("request 1", 0, 1)},
-    # request 10 shares the first 8 tokens, which is the first place where a state was kept
+    # request 10 shares the first 8 tokens, after which the first state is stored
     "p7/warm_equals_cold_at_every_length[cpu-block4-stride8-18-tokens]": {
         "keeps_no_recurrent_state": ("request 10", 0, 20),
         "queues_the_copy": ("request 10", 0, 20),
@@ -282,5 +282,6 @@ EVENT_LOCATIONS: dict[str, dict[str, EventLocation]] = {
     "p7/replies_tell_cached_tokens[cpu-3-turns]": {
         "serves_without_a_store": ("HTTP request 10", None, None),
         "shows_another_meter": ("HTTP request 10", None, None)}}
-LOCATION_BY_MUTANT = {f"{case[:2]}/{name}": (case, place) for case, named in EVENT_LOCATIONS.items()
-         for name, place in named.items()}
+LOCATION_BY_MUTANT = {f"{case[:2]}/{name}": (case, place)
+                      for case, places in EVENT_LOCATIONS.items()
+                      for name, place in places.items()}

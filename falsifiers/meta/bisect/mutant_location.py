@@ -1,7 +1,7 @@
-"""Where a mutant's fault stands, found without the bisection.
+"""Locate a mutant's fault without the bisection.
 
-Each op that the mutant made wrong is run beside the right one on the same operands; the first call
-that gives something else is the place.
+Each op that the mutant replaces runs next to the right op on the same operands; the first call
+with another result is the place.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from falsifiers.bisect.paired_runs import BatchRun, Setup, Step
 from falsifiers.judging.judge import as_bits
 
 FUSED_OPS = ("project_all", "add_norm", "norm_rotate")
-"""Ops that are given others, which are the ones to look at."""
+"""Ops that call other ops, which are compared instead."""
 
 
 @dataclass(frozen=True)
 class MutantLocation:
-    """The first call of a wrong op that gives something else than the right one."""
+    """The first call of a wrong op whose result differs from the right op's."""
 
     op: str
-    """Which part of the path."""
+    """The field of the path."""
     layer: int | None
     step: int
     slots: frozenset[int]
@@ -33,14 +33,14 @@ class MutantLocation:
 
 
 def changed_ops(path: Any, right: Any) -> set[str]:
-    """Return the ops of a path that are not the right one's."""
+    """Return the ops of a path that differ from the right path's."""
     return {f.name for f in fields(path)
             if f.name not in ("name", "step_rows", "greedy_rows")
             and getattr(path, f.name) is not getattr(right, f.name)}
 
 
 def locate_mutant(setup: Setup, steps: Sequence[Step], m: int) -> MutantLocation | None:
-    """Run the batch with every wrong op beside its right one; return where the first differs."""
+    """Run the batch with every wrong op next to its right one; return where the first differs."""
     return _SideBySide(setup).run(steps, m)
 
 
@@ -52,37 +52,33 @@ class _SideBySide:
         self.number, self.step = 0, Step((), (), (), (), ())
 
     def run(self, steps: Sequence[Step], m: int) -> MutantLocation | None:
-        own = {
-            name: self._run_both(
-                name, getattr(self.path, name), getattr(self.setup.trusted_path, name)
-            )
-            for name in changed_ops(self.path, self.setup.trusted_path)
-            if name not in FUSED_OPS
-        }
-        lane = BatchRun(self.setup, replace(self.path, **own), steps, m)
+        right = self.setup.trusted_path
+        both = {name: self._run_both(name, getattr(self.path, name), getattr(right, name))
+                for name in changed_ops(self.path, right) if name not in FUSED_OPS}
+        run = BatchRun(self.setup, replace(self.path, **both), steps, m)
         for self.number, self.step in enumerate(steps):
-            lane.join(self.step)
-            lane.advance(self.step, self._on_report)
+            run.join(self.step)
+            run.advance(self.step, self._on_report)
             if self.found is not None:
                 return self.found
         return None
 
     def _on_report(self, op: str, slot: int, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Take the first report behind a call that differed: its layer is the call's."""
+        """Take the layer from the first report after a call that differed."""
         if self.pending is not None and self.found is None:
             head = op.split(".")[0]
             self.found = MutantLocation(self.pending[0], int(head) if head.isdigit() else None,
-                                 self.number, self.pending[1])
+                                        self.number, self.pending[1])
 
     def _run_both(self, name: str, wrong: Callable[..., None],
-                right: Callable[..., None]) -> Callable[..., None]:
+                  right: Callable[..., None]) -> Callable[..., None]:
         def run(*args: Any, **options: Any) -> None:
-            held = [x for arg in args if (x := _operand_tensor(arg)) is not None]
-            before = [x.clone() for x in held]
+            operands = [x for arg in args if (x := _operand_tensor(arg)) is not None]
+            before = [x.clone() for x in operands]
             right(*args, **options)
-            want = [x.clone() for x in held]
-            for x, was in zip(held, before, strict=True):
-                x.copy_(was)
+            want = [x.clone() for x in operands]
+            for x, copy in zip(operands, before, strict=True):
+                x.copy_(copy)
             wrong(*args, **options)
             if self.pending is None and self.found is None:
                 slots = frozenset(slot for arg, good in zip(
@@ -107,10 +103,10 @@ class _SideBySide:
 
 
 def _operand_tensor(arg: Any) -> Tensor | None:
-    """Return the tensor that an operand is, or the whole state that it points into."""
+    """Return a tensor operand, or the pool's state that an operand points into."""
     if isinstance(arg, Tensor):
         return arg
-    whole = getattr(arg, "whole", None)
-    return whole if isinstance(whole, Tensor) else None
+    state = getattr(arg, "whole", None)
+    return state if isinstance(state, Tensor) else None
 
 

@@ -1,4 +1,4 @@
-"""The first wrong event of a serving stack is named by request, slot and step."""
+"""The first wrong event of a serving stack is located by request, slot and step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from falsifiers.bisect.events.event_search import (
     EventDivergence,
     ReferenceRun,
     find_wrong_case,
-    first_wrong_event,
     relevant_cases,
 )
 from falsifiers.bisect.events.log import ENGINE_CHANNEL, Event, EventLog
@@ -39,53 +38,46 @@ NAMED = {f"{phase}/{name}" for phase in PHASES for name in rowtwin.phase_contrac
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Take every mutant in a thorough run, and a drawn dozen in a quick one."""
+    """Run every mutant in a thorough run, and a drawn dozen in a quick one."""
     thorough = metafunc.config.getoption(THOROUGH)
-    swift = [
-        name
-        for name, (id, _) in LOCATION_BY_MUTANT.items()
-        if not id[3:].startswith(SLOW_FALSIFIERS)
-    ]
+    fast = [name for name, (id, _) in LOCATION_BY_MUTANT.items()
+            if not id[3:].startswith(SLOW_FALSIFIERS)]
     for fixture, names in (
-        ("located", LOCATION_BY_MUTANT if thorough else drawn(swift, QUICK)),
-        ("unseen", EVENTLESS_MUTANTS if thorough else ["p7/keeps_one_large_copy"]),
-    ):
+            ("located", LOCATION_BY_MUTANT if thorough else drawn(fast, QUICK)),
+            ("unseen", EVENTLESS_MUTANTS if thorough else ["p7/keeps_one_large_copy"])):
         if fixture in metafunc.fixturenames:
             metafunc.parametrize(fixture, list(names))
 
 
 @cache
-def right(id: str) -> ReferenceRun:
-    """Return what the tree's own stack does on a case, run once for all mutants."""
+def reference_run(id: str) -> ReferenceRun:
+    """Return the reference stack's run of a case, shared by all mutants."""
     bank = rowtwin.phase_bank(id.split("/")[0])
-    (case,) = [one for one in bank.contract.expand() if one.id == id]
+    (case,) = [case for case in bank.contract.expand() if case.id == id]
     return ReferenceRun(case, bank.falsifiers[case.falsifier], bank.subject_for(case))
 
 
-def parted(id: str, name: str) -> EventDivergence | None:
-    known = right(id)
-    bank = rowtwin.phase_bank(known.case.phase)
-    return known.find_divergence(bank.mutant(name).build(bank.subject_for(known.case)))
-
-
-def test_every_mutant_of_a_stack_is_located_or_told_why_not() -> None:
-    lists = [set(one) for one in (LOCATION_BY_MUTANT, EVENTLESS_MUTANTS, RACY_MUTANTS)]
-    assert set().union(*lists) == NAMED
-    assert sum(map(len, lists)) == len(NAMED), "a mutant stands in two lists"
+def test_every_mutant_of_a_stack_is_listed_once() -> None:
+    tables = [set(table) for table in (LOCATION_BY_MUTANT, EVENTLESS_MUTANTS, RACY_MUTANTS)]
+    assert set().union(*tables) == NAMED
+    assert sum(map(len, tables)) == len(NAMED), "a mutant is in two tables"
     assert all(len(why) > 10 for why in (*EVENTLESS_MUTANTS.values(), *RACY_MUTANTS.values()))
     for name, (id, _) in LOCATION_BY_MUTANT.items():
         phase, mutant = name.split("/")
         assert id.split("/")[1].split("[")[0] in rowtwin.phase_bank(phase).mutant(mutant).killers
 
 
-def test_first_wrong_event_is_named(located: str) -> None:
+def test_first_wrong_event_is_located(located: str) -> None:
     id, place = LOCATION_BY_MUTANT[located]
-    found = parted(id, located.split("/")[1])
+    reference = reference_run(id)
+    bank = rowtwin.phase_bank(reference.case.phase)
+    wrong = bank.mutant(located.split("/")[1]).build(bank.subject_for(reference.case))
+    found = reference.find_divergence(wrong)
     assert found is not None
     assert (found.place.request, found.place.slot, found.place.step) == place
 
 
-def test_fault_that_shows_in_no_event_is_said_to_be_none(unseen: str) -> None:
+def test_fault_that_shows_in_no_event_is_a_suite_error(unseen: str) -> None:
     phase, mutant = unseen.split("/")
     bank, refusals = rowtwin.phase_bank(phase), list[str]()
     for case in relevant_cases(bank, mutant):
@@ -94,97 +86,94 @@ def test_fault_that_shows_in_no_event_is_said_to_be_none(unseen: str) -> None:
         except SuiteError as error:
             refusals.append(str(error))
             break
-    assert refusals, f"no case breaks over {unseen}"
-    assert "though every event up to there is the tree's own" in refusals[0]
+    assert refusals, f"no case fails with {unseen}"
+    assert "but every event before the failure equals the reference's" in refusals[0]
 
 
-def test_stack_that_is_right_has_no_wrong_event() -> None:
-    known = right(STOPS)
-    assert known.find_divergence(rowtwin.phase_bank("p0").subject_for(known.case)) is None
+def test_right_stack_has_no_wrong_event() -> None:
+    reference = reference_run(STOPS)
+    assert reference.find_divergence(rowtwin.phase_bank("p0").subject_for(reference.case)) is None
 
 
-def test_case_that_is_never_twice_the_same_tells_nothing() -> None:
+def test_case_whose_events_do_not_repeat_is_refused() -> None:
     bank = rowtwin.phase_bank("p0")
-    (case,) = [one for one in bank.contract.expand() if one.id == STOPS]
-    own, calls = bank.subject_for(case), list[int]()
+    (case,) = [case for case in bank.contract.expand() if case.id == STOPS]
+    subject, calls = bank.subject_for(case), list[int]()
 
-    def restless(case: Any, subject: Any, judge: Any) -> None:
+    def once_more_each_time(case: Any, subject: Any, judge: Any) -> None:
         calls.append(0)
         for _ in calls:
             bank.falsifiers[case.falsifier](case=case, subject=subject, judge=judge)
 
     with pytest.raises(SuiteError, match="does not give the same events twice"):
-        first_wrong_event(case, restless, own, own)
-    with pytest.raises(SuiteError, match="asks nothing of a stack"):
-        first_wrong_event(case, lambda **_: None, own, own)
+        ReferenceRun(case, once_more_each_time, subject)
+    with pytest.raises(SuiteError, match="calls no stack"):
+        ReferenceRun(case, lambda **_: None, subject)
 
 
-class Restless:
-    """A scheduler over an engine that is quicker than the calls which it answers."""
+class SteppingScheduler:
+    """A scheduler that runs a step inside each call of a caller."""
 
     def __init__(self, engine: Any, settings: Any) -> None:
         self.engine = engine
 
     def step(self) -> list[Any]:
-        """Do something that is noted."""
+        """Free a slot, which is an event."""
         self.engine.recycle_slot(0)
         return []
 
     def submit(self, request: Any) -> None:
-        """Take the request, and a step before the caller goes on."""
+        """Run a step before returning."""
         self.step()
 
     def cancel(self, id: str) -> bool:
-        """Take a step before the caller goes on."""
+        """Run a step before returning."""
         self.step()
         return True
 
 
-def test_call_is_noted_where_it_began_though_the_engine_steps_meanwhile() -> None:
+def test_call_is_recorded_at_its_start_even_if_steps_run_before_its_end() -> None:
     log, idle = EventLog(), SimpleNamespace(recycle_slot=lambda slot: None)
     request = SimpleNamespace(id="a", tokens=(1,), limit=1, stop_ids=(), sampler=None)
-    scheduler = record_scheduler(log, Restless)(idle, None)
+    scheduler = record_scheduler(log, SteppingScheduler)(idle, None)
     scheduler.submit(request)
     scheduler.cancel("a")
-    told = [(one.tick, one.event.step, one.event.what.split(" with")[0])
-            for one in log.channels()[ENGINE_CHANNEL]]
-    assert told == [(0, 0, "is accepted"), (0, 0, "is drawn by None"),
-                    (1, 1, "gives its slot back"), (1, 1, "is cancelled"),
-                    (2, 2, "gives its slot back")]
+    events = [(timed.tick, timed.event.step, timed.event.what.split(" with")[0])
+              for timed in log.channels()[ENGINE_CHANNEL]]
+    assert events == [(0, 0, "is accepted"), (0, 0, "is drawn by None"),
+                      (1, 1, "gives its slot back"), (1, 1, "is cancelled"),
+                      (2, 2, "gives its slot back")]
 
 
-def test_missing_event_is_told_apart_from_one_too_many() -> None:
-    late = Event(1, 3, "request 2", 0, "hears token 1: 7")
-    due = replace(late, request="request 1", slot=1)
-    missing, extra = EventDivergence(4, late, due, True), EventDivergence(4, late, due, False)
-    assert (missing.place, extra.place) == (due, late)
+def test_message_distinguishes_a_missing_event_from_an_extra_one() -> None:
+    got = Event(1, 3, "request 2", 0, "gets token 1: 7")
+    want = replace(got, request="request 1", slot=1)
+    missing, extra = EventDivergence(4, got, want, True), EventDivergence(4, got, want, False)
+    assert (missing.place, extra.place) == (want, got)
     assert missing.describe() == (
-        "request 1, slot 1, step 3: it should: request 1 hears token 1: 7 in "
-        "slot 1 at step 3; instead request 2 hears token 1: 7 in slot 0 at "
-        "step 3"
-    )
-    assert extra.describe().startswith("request 2, slot 0, step 3: request 2 hears token 1: 7")
-    assert EventDivergence(4, late, None, False).describe().endswith("due was nothing more")
+        "request 1, slot 1, step 3: missing: request 1 gets token 1: 7 in slot 1 at step 3; got "
+        "request 2 gets token 1: 7 in slot 0 at step 3")
+    assert extra.describe().startswith("request 2, slot 0, step 3: request 2 gets token 1: 7")
+    assert EventDivergence(4, got, None, False).describe().endswith("expected nothing more")
 
 
 @pytest.fixture
 def bisect(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command: exit code, stdout, stderr."""
-    known = {"p0": rowtwin.phase_contract("p0")}
-    monkeypatch.setattr(runner, "contracts_by_phase", lambda: known)
-
+    contracts = {"p0": rowtwin.phase_contract("p0")}
+    monkeypatch.setattr(runner, "contracts_by_phase", lambda: contracts)
     return make_main(rowtwin.main, monkeypatch, capsys, "bisect")
 
 
-def test_command_names_the_first_wrong_event(bisect: Main) -> None:
+def test_command_prints_the_first_wrong_event(bisect: Main) -> None:
     code, out, _ = bisect("--case", STOPS, "--mutant", "stops_for_all")
     assert code == 1
     assert out.startswith("request 2, slot 1, step 1: ")
     code, out, _ = bisect("--case", STOPS, "--mutant", "stops_for_all", "--json")
-    told = json.loads(out)
-    assert (code, told["diverged"], told["place"]["request"]) == (1, True, "request 2")
+    report = json.loads(out)
+    assert (code, report["diverged"], report["place"]["request"]) == (1, True, "request 2")
     code, out, _ = bisect("--case", STOPS, "--mutant", "queue_without_bound")
-    assert (code, out) == (0, f"every event of {STOPS} is the tree's own\n")
+    assert (code, out) == (0, f"every event of {STOPS} equals the reference stack's\n")
     assert bisect("--case", STOPS)[0] == 2
 
 
@@ -193,8 +182,8 @@ def test_command_finds_the_case_by_itself(bisect: Main) -> None:
     assert code == 1
     assert out.startswith("p0/a_full_queue_refuses_and_keeps_others[cpu-slots1-queue0]\n"
                           "  request 2, step 0: request 2 is accepted")
-    told = json.loads(bisect("--phase", "0", "--mutant", "queue_without_bound", "--json")[1])
-    assert (told["case"], told["got"]["request"]) == (out.split()[0], "request 2")
+    report = json.loads(bisect("--phase", "0", "--mutant", "queue_without_bound", "--json")[1])
+    assert (report["case"], report["got"]["request"]) == (out.split()[0], "request 2")
     for argv, sentence in ((("--phase", "0"), "give --candidate or --mutant"),
                            (("--phase", "0", "--mutant", "nobody"), "p0 has no mutant 'nobody'")):
         code, out, err = bisect(*argv)

@@ -1,4 +1,4 @@
-"""What a path does behind its steps is held to its rows alone: choices, runs, refusals, buffers."""
+"""After each step, argmax, greedy runs, refusals and returned logits are compared."""
 
 from __future__ import annotations
 
@@ -40,65 +40,64 @@ def oracle() -> SoloReference:
     return SoloReference(setup_of("p1"), None, STEPS, greedy=True)
 
 
-def found(setup: Setup, greedy: bool = True) -> Report:
+def bisect_setup(setup: Setup, greedy: bool = True) -> Report:
     return Bisection(setup, STEPS, M, None if setup.solo_path else oracle(), greedy).run()
 
 
-def over(phase: str, greedy_rows: Callable[..., Any]) -> Setup:
-    """Return a setup whose greedy runs are taken by a function beside the right one."""
+def with_greedy_rows(phase: str, greedy_rows: Callable[..., Any]) -> Setup:
+    """Return a setup with another function for greedy runs."""
     right = setup_of(phase)
-    made = right.path
-    return replace(right, path=lambda: replace(made(), greedy_rows=greedy_rows))
+    build = right.path
+    return replace(right, path=lambda: replace(build(), greedy_rows=greedy_rows))
 
 
 @pytest.mark.parametrize(("phase", "against"), [
     ("p1", "oracle"), ("p4", "oracle"), ("p8", "oracle"), ("p6", "alone"), ("p8", "4")])
-def test_right_path_goes_on_as_its_rows_do_alone(phase: str, against: str) -> None:
-    report = found(setup_of(phase, against=against))
+def test_right_path_continues_as_its_solo_rows_do(phase: str, against: str) -> None:
+    report = bisect_setup(setup_of(phase, against=against))
     assert (report.place, report.seen) == (None, "reported")
-    assert report.compared > found(setup_of(phase, against=against), greedy=False).compared
+    assert report.compared > bisect_setup(setup_of(phase, against=against), greedy=False).compared
 
 
 def test_logits_in_few_values_tie_and_have_zeros_of_both_signs() -> None:
     logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(0))
-    few = make_tied_logits(logits)
-    assert few.shape == logits.shape
-    assert few.stride() == (VOCAB + GUARD_VALUES, 1)
-    assert bool((few <= 0).all())
-    for row, own in zip(few, logits, strict=True):
+    tied_logits = make_tied_logits(logits)
+    assert tied_logits.shape == logits.shape
+    assert tied_logits.stride() == (VOCAB + GUARD_VALUES, 1)
+    assert bool((tied_logits <= 0).all())
+    for row, source in zip(tied_logits, logits, strict=True):
         tied = (row == 0).nonzero().flatten()
         assert len(tied) > VOCAB // 4
         assert {bool(x) for x in torch.signbit(row[tied])} == {True, False}
-        assert int(tied[0]) != int(own.argmax()), "the first of them would be the largest anyway"
-        assert torch.equal(make_tied_logits(own[None])[0], row)
-    assert bool(few.as_strided((2, GUARD_VALUES), few.stride(), VOCAB).isinf().all())
+        assert int(tied[0]) != int(source.argmax()), "the first tie must not be the old maximum"
+        assert torch.equal(make_tied_logits(source[None])[0], row)
+    guards = tied_logits.as_strided((2, GUARD_VALUES), tied_logits.stride(), VOCAB)
+    assert bool(guards.isinf().all())
 
 
-def test_state_is_as_it_was_behind_a_step() -> None:
+def test_checks_after_a_step_restore_the_state() -> None:
     setup = setup_of("p8", "lengths_do_not_advance")
-    lane, alone = BatchRun(setup, setup.path(), STEPS, M), SoloRun(setup, None, STEPS)
-    for one in (lane, alone):
-        one.join(STEPS[0])
-    logits = lane.advance(STEPS[0], None)
-    rows = expected_choices(alone, STEPS[0], alone.advance(STEPS[0], None))
-    before, apart = digest_states(lane, lane.slots), digest_states(alone, STEPS[0].slots)
-    assert list(GreedyCheck(lane, 0, STEPS[0], logits, rows).find_divergences()), "nothing was run"
-    assert (digest_states(lane, lane.slots), digest_states(alone, STEPS[0].slots)) == (
-        before,
-        apart,
-    )
-    assert expected_choices(alone, STEPS[0], logits) == rows
+    batch, solo = BatchRun(setup, setup.path(), STEPS, M), SoloRun(setup, None, STEPS)
+    for run in (batch, solo):
+        run.join(STEPS[0])
+    logits = batch.advance(STEPS[0], None)
+    expected = expected_choices(solo, STEPS[0], solo.advance(STEPS[0], None))
+    before = digest_states(batch, batch.slots), digest_states(solo, STEPS[0].slots)
+    check = GreedyCheck(batch, 0, STEPS[0], logits, expected)
+    assert list(check.find_divergences()), "the mutant is not seen, so nothing ran"
+    assert (digest_states(batch, batch.slots), digest_states(solo, STEPS[0].slots)) == before
+    assert expected_choices(solo, STEPS[0], logits) == expected
     assert MAX_RUN_TOKENS < TAIL_ROWS
 
 
-def test_run_that_ends_in_an_error_has_a_place() -> None:
+def test_run_that_raises_has_a_place() -> None:
     def broken(*_: Any) -> list[list[int]]:
         raise IndexError("no graph")
 
-    report = found(over("p4", broken))
+    report = bisect_setup(with_greedy_rows("p4", broken))
     assert report.place is not None
     assert (report.place.kind, report.place.step, report.row) == ("run", 0, 0)
-    assert report.note == "it ends in IndexError: no graph"
+    assert report.note == "it raises IndexError: no graph"
     assert report.healed_by == ["greedy_rows"]
 
 
@@ -106,46 +105,46 @@ def test_run_of_too_few_tokens_is_seen() -> None:
     right = setup_of("p4").path()
 
     def short(path: Any, model: Any, pool: Any, tokens: Any, rows: Any, steps: int) -> Any:
-        return [one[:2] for one in right.greedy_rows(path, model, pool, tokens, rows, steps)]
+        return [row[:2] for row in right.greedy_rows(path, model, pool, tokens, rows, steps)]
 
-    report = found(over("p4", short))
+    report = bisect_setup(with_greedy_rows("p4", short))
     assert report.place is not None
     assert (report.place.kind, report.place.name) == ("run", "token 3")
 
 
-def test_run_that_moves_an_idle_slot_is_seen() -> None:
+def test_run_that_changes_an_idle_slot_is_seen() -> None:
     right = setup_of("p4").path()
     idle = next(slot for slot in range(M + 2) if slot not in STEPS[0].slots)
 
-    def strays(path: Any, model: Any, pool: Any, tokens: Any, rows: Any, steps: int) -> Any:
+    def clear_idle(path: Any, model: Any, pool: Any, tokens: Any, rows: Any, steps: int) -> Any:
         pool.slot(idle).clear()
         return right.greedy_rows(path, model, pool, tokens, rows, steps)
 
-    report = found(over("p4", strays))
+    report = bisect_setup(with_greedy_rows("p4", clear_idle))
     assert report.place is not None
     assert (report.place.slot, report.place.name, report.row) == (idle, "0.conv", None)
 
 
-def test_choice_that_is_wrong_alone_too_agrees_with_itself() -> None:
-    assert found(setup_of("p4", "argmax_highest_on_ties", "alone")).place is None
-    assert found(setup_of("p4", "argmax_highest_on_ties")).place is not None
+def test_choice_that_is_wrong_for_solo_rows_too_agrees_with_itself() -> None:
+    assert bisect_setup(setup_of("p4", "argmax_highest_on_ties", "alone")).place is None
+    assert bisect_setup(setup_of("p4", "argmax_highest_on_ties")).place is not None
 
 
-def test_row_whose_choice_fails_alone_is_told() -> None:
-    with pytest.raises(SuiteError, match="argmax of a row alone on itself alone ended in"):
-        found(setup_of("p4", "argmax_reads_behind_the_row", "alone"))
+def test_argmax_that_raises_for_a_solo_row_is_a_suite_error() -> None:
+    with pytest.raises(SuiteError, match="argmax of a solo row on itself at m = 1 raised"):
+        bisect_setup(setup_of("p4", "argmax_reads_behind_the_row", "alone"))
 
 
-def test_overwritten_logits_are_shown_with_what_they_were() -> None:
-    report = found(setup_of("p8", "two_buffers_take_turns"), greedy=False)
+def test_overwritten_logits_are_shown_with_their_first_values() -> None:
+    report = bisect_setup(setup_of("p8", "two_buffers_take_turns"), greedy=False)
     assert report.place is not None
     assert report.place.name == "logits of step 0"
     assert report.row == STEPS[0].slots.index(report.place.slot)
     assert report.values is not None
     assert report.values.got != report.values.want
-    told = "\n".join(format_report(report))
-    assert "logits of step 0, handed out for the row, are overwritten during step 2" in told
-    assert told.endswith("swapping back step_rows heals the run")
+    text = "\n".join(format_report(report))
+    assert "logits of step 0, returned for the row, are overwritten during step 2" in text
+    assert text.endswith("swapping back step_rows heals the run")
 
 
 @pytest.fixture
@@ -164,13 +163,13 @@ def argmax(logits, out, refuse=True):
 '''
 
 
-def test_command_goes_on_behind_steps_when_it_is_asked_to(bisect: Main, tmp_path: Path) -> None:
+def test_command_checks_argmax_after_steps_with_greedy(bisect: Main, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(LAST_WINS)
     argv = ("nano", "--phase", "4", "--m", "2", "--steps", "1", "--prompt", "2", "--against",
             "oracle", "--candidate", f"file:{tmp_path}/mine.py")
     assert bisect(*argv)[0] == 0
     code, out, err = bisect(*argv, "--greedy")
     assert (code, err) == (1, "")
-    assert "argmax chooses otherwise than the row alone, of the step's logits in few values" in out
-    assert "steps agree, as long as nothing is chosen behind them" in out
+    assert "argmax of the step's logits in few values differs from the solo row's" in out
+    assert "the steps agree; argmax or a greedy run after a step differs" in out
     assert out.endswith("swapping back argmax heals the run\n")

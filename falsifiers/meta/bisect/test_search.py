@@ -1,4 +1,4 @@
-"""Bisection finds what was made wrong on purpose, and finds nothing in what is right."""
+"""Bisection locates planted faults, and reports no divergence for a correct path."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import torch
 
 import rowtwin
 from engine.path import Rows
-from falsifiers.bisect.divergence import CONTEXT_VALUES, Report, diff_values
+from falsifiers.bisect.divergence import CONTEXT_VALUES, Report, diff_values, suspect_ops
 from falsifiers.bisect.paired_runs import IDLE_SLOTS, Setup, Step, plan
-from falsifiers.bisect.search import Bisection, SoloReference, suspect_ops
+from falsifiers.bisect.search import Bisection, SoloReference
 from falsifiers.meta.console.command import Main, make_main
 
 VOCAB = 509
@@ -26,8 +26,8 @@ LONG = plan(3, 2, 70, VOCAB)
 """More keys than a split of 64 has."""
 OPS = ("conv_step", "delta_step")
 
-# Four a phase, drawn by random.Random(8) of the faults that STEPS can show: those of rows without
-# tokens, of argmax, of kernels and of more keys or rows than STEPS has are not among them.
+# Four mutants a phase, drawn by random.Random(8) from those that STEPS can show. Mutants of rows
+# without tokens, of argmax, of kernels and of more keys or rows than STEPS has are excluded.
 DRAWN: list[tuple[str, str, str, str, tuple[str, ...]]] = [
     ("p4", "head_on_the_first_token", "input", "output_norm", ("step_rows",)),
     ("p4", "logits_of_token_i_for_row_i", "input", "output_norm", ("step_rows",)),
@@ -44,12 +44,12 @@ DRAWN: list[tuple[str, str, str, str, tuple[str, ...]]] = [
 ]
 
 
-def found(phase: str, path: Callable[[], Any], steps: list[Step] = STEPS,
-          alone: Callable[[], Any] | None = None) -> Report:
+def bisect_path(phase: str, path: Callable[[], Any], steps: list[Step] = STEPS,
+                solo_path: Callable[[], Any] | None = None) -> Report:
     model = rowtwin.load_model("nano")
     right = rowtwin.assemble(phase, None).path
-    setup = Setup(phase, "a peer", model, path, alone, model, right, Rows)
-    return Bisection(setup, steps, 3, None if alone else oracle(len(steps))).run()
+    setup = Setup(phase, "a reference", model, path, solo_path, model, right, Rows)
+    return Bisection(setup, steps, 3, None if solo_path else oracle(len(steps))).run()
 
 
 @cache
@@ -60,12 +60,12 @@ def oracle(steps: int) -> SoloReference:
 
 
 def mutant(phase: str, name: str) -> Callable[[], Any]:
-    wrong = next(one for one in rowtwin.phase_bank(phase).mutants if one.name == name)
+    wrong = rowtwin.phase_bank(phase).mutant(name)
     return lambda: wrong.build(rowtwin.assemble(phase, None)).path
 
 
 def changed(phase: str, name: str) -> set[str]:
-    """Return the parts of the path that a mutant has made wrong."""
+    """Return the ops of the path that a mutant replaces."""
     right, wrong = rowtwin.assemble(phase, None).path, mutant(phase, name)()
     return {f.name for f in fields(right) if getattr(wrong, f.name) is not getattr(right, f.name)}
 
@@ -74,7 +74,7 @@ def changed(phase: str, name: str) -> set[str]:
                          ids=[f"{row[0]}-{row[1]}" for row in DRAWN])
 def test_fault_is_found_where_it_was_planted(phase: str, name: str, kind: str, op: str,
                                              healed: tuple[str, ...]) -> None:
-    report = found(phase, mutant(phase, name))
+    report = bisect_path(phase, mutant(phase, name))
     assert report.place is not None
     assert (report.place.kind, report.place.op) == (kind, op)
     assert tuple(report.healed_by) == healed
@@ -87,23 +87,23 @@ def test_fault_is_found_where_it_was_planted(phase: str, name: str, kind: str, o
 
 @pytest.mark.parametrize("phase", ["p1", "p4", "p6"])
 def test_right_path_has_no_divergence(phase: str) -> None:
-    report = found(phase, lambda: rowtwin.assemble(phase, None).path)
+    report = bisect_path(phase, lambda: rowtwin.assemble(phase, None).path)
     assert (report.place, report.healed_by, report.not_compared, report.stray) == (None, [], [], [])
     assert report.compared > 1000
 
 
-def test_fault_that_needs_many_keys_is_found_by_a_long_prompt_alone() -> None:
+def test_fault_that_needs_many_keys_is_found_only_by_a_long_prompt() -> None:
     wrong = mutant("p6", "oldest_key_lost_in_a_batch")
-    assert found("p6", wrong).place is None
-    report = found("p6", wrong, LONG)
+    assert bisect_path("p6", wrong).place is None
+    report = bisect_path("p6", wrong, LONG)
     assert report.place is not None
     assert (report.place.op, report.place.step, report.row) == ("1.attend", 0, 0)
     assert report.values is not None
     assert report.values.element[0] == 64
 
 
-def test_write_to_an_idle_slot_is_told_as_such() -> None:
-    report = found("p5", mutant("p5", "idle_slots_age"))
+def test_write_to_an_idle_slot_is_reported_as_stray() -> None:
+    report = bisect_path("p5", mutant("p5", "idle_slots_age"))
     assert report.place is not None
     assert (report.place.kind, report.place.op, report.row) == ("stray", "0.conv_step", None)
     assert report.place.slot not in STEPS[report.place.step].slots
@@ -112,57 +112,57 @@ def test_write_to_an_idle_slot_is_told_as_such() -> None:
 
 
 def test_write_by_no_op_is_blamed_on_the_step() -> None:
-    report = found("p4", mutant("p4", "state_written_to_last_steps_slot"))
+    report = bisect_path("p4", mutant("p4", "state_written_to_last_steps_slot"))
     assert report.place is not None
     assert (report.place.kind, report.place.op) == ("stray", "after the last op")
-    assert report.place.slot not in STEPS[report.place.step].slots  # it sat this step out
+    assert report.place.slot not in STEPS[report.place.step].slots  # it has no row in this step
     assert report.healed_by == ["step_rows"]
 
 
 def test_recycled_slot_is_the_place_of_a_kept_window() -> None:
-    report = found("p5", mutant("p5", "window_kept_outside_the_slot"))
+    report = bisect_path("p5", mutant("p5", "window_kept_outside_the_slot"))
     assert report.place is not None
     assert (report.place.step, report.place.slot) == (4, STEPS[4].joins[0])
 
 
-def test_batch_that_reports_nothing_is_still_held() -> None:
+def test_batch_that_reports_no_op_is_compared_by_its_state() -> None:
     right = rowtwin.assemble("p4", None).path
     wrong = mutant("p4", "row_pointer_not_advanced")()
 
     def silent(path: Any, model: Any, pool: Any, tokens: Any, rows: Any, sink: Any) -> Any:
         return right.step_rows(path, model, pool, tokens, rows, None)
 
-    report = found("p4", lambda: replace(wrong, step_rows=silent))
+    report = bisect_path("p4", lambda: replace(wrong, step_rows=silent))
     assert report.place is not None
     assert report.place.kind == "state"
     assert "0.conv_step" in report.not_compared
 
 
-def test_path_that_depends_on_its_batch_parts_from_itself_alone() -> None:
+def test_path_that_depends_on_its_batch_differs_from_its_solo_rows() -> None:
     wrong = mutant("p5", "wide_batches_add_otherwise")
-    report = found("p5", wrong, alone=wrong)
+    report = bisect_path("p5", wrong, solo_path=wrong)
     assert report.place is not None
     assert report.place.op == "0.delta_step"
     assert report.healed_by == ["delta_step"]
 
 
-def test_path_that_is_wrong_alone_too_agrees_with_itself() -> None:
+def test_path_that_is_wrong_for_solo_rows_too_agrees_with_itself() -> None:
     wrong = mutant("p4", "norm_with_another_eps")
-    assert found("p4", wrong, alone=wrong).place is None
-    assert found("p4", wrong).place is not None
+    assert bisect_path("p4", wrong, solo_path=wrong).place is None
+    assert bisect_path("p4", wrong).place is not None
 
 
 @pytest.mark.parametrize("m", [1, 2, 5])
 def test_plan_feeds_every_sequence_without_a_gap(m: int) -> None:
-    held: dict[int, int] = {}
+    lengths: dict[int, int] = {}
     for step in plan(m, 7, 9, VOCAB):
-        held.update(dict.fromkeys(step.joins, 0))
+        lengths.update(dict.fromkeys(step.joins, 0))
         assert len(set(step.slots)) == len(step.slots) == len(step.counts)
         assert sum(step.counts) == len(step.tokens)
         for slot, position, tokens in step.spans():
             assert 0 <= slot < m + IDLE_SLOTS
-            assert position == held[slot]
-            held[slot] += len(tokens)
+            assert position == lengths[slot]
+            lengths[slot] += len(tokens)
     assert plan(m, 7, 9, VOCAB) == plan(m, 7, 9, VOCAB)
 
 
@@ -173,14 +173,9 @@ def test_first_element_is_shown_with_its_neighbours() -> None:
     values, _ = diff_values(got, want)
     assert values is not None
     assert (values.element, values.ulps, values.differing, values.of) == ([1, 3], 1, 2, 12)
-    assert (values.first_shown, values.want_around) == (
-        7 - CONTEXT_VALUES,
-        [5.0, 6.0, 7.0, 8.0, 9.0],
-    )
+    assert (values.first_shown, values.want_around) == (7 - CONTEXT_VALUES, [5., 6., 7., 8., 9.])
     assert diff_values(want, want) == (
-        None,
-        "run again from the start it did not repeat: something is kept between runs",
-    )
+        None, "a second run from the start did not differ: state survives between runs")
     assert diff_values(got, want[:2])[0] is None
 
 
@@ -194,13 +189,13 @@ SMALL = ("nano", "--phase", "5", "--m", "2", "--steps", "2", "--prompt", "3")
 WRONG = '''
 from engine import ops
 def gates(a, b, decay, bias, g, beta):
-    """Give every row beyond the first a strength that is not its own."""
+    """Give every row after the first a beta of NaN."""
     ops.gates(a, b, decay, bias, g, beta)
     beta[1:] = float("nan")
 '''
 
 
-def test_command_tells_where_a_candidate_is_wrong(bisect: Main, tmp_path: Path) -> None:
+def test_command_prints_where_a_candidate_is_wrong(bisect: Main, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(WRONG)
     argv = (*SMALL, "--candidate", f"file:{tmp_path}/mine.py", "--against", "oracle")
     code, out, _ = bisect(*argv)
@@ -208,13 +203,13 @@ def test_command_tells_where_a_candidate_is_wrong(bisect: Main, tmp_path: Path) 
     assert "gates differs in its output, though its inputs agree [step 0, layer 0, slot " in out
     assert out.endswith("swapping back gates heals the run\n")
     code, out, _ = bisect(*argv, "--json")
-    told = json.loads(out)
-    assert (code, told["diverged"], told["place"]["layer"], told["place"]["op"]) == (
+    report = json.loads(out)
+    assert (code, report["diverged"], report["place"]["layer"], report["place"]["op"]) == (
         1, True, 0, "gates")
-    assert "nan" in told["values"]["got_around"]
+    assert "nan" in report["values"]["got_around"]
 
 
-def test_command_tells_that_there_is_no_divergence(bisect: Main) -> None:
+def test_command_prints_that_there_is_no_divergence(bisect: Main) -> None:
     code, out, err = bisect(*SMALL)
     assert (code, err) == (0, "")
     assert out.endswith("no divergence\n")
@@ -222,10 +217,12 @@ def test_command_tells_that_there_is_no_divergence(bisect: Main) -> None:
 
 @pytest.mark.parametrize(("argv", "sentence"), [
     (["nano", "--phase", "2"], "'2' is no phase of the decode path: choose one of 1, 3, 4"),
-    (["--trace", "a", "--trace", "b", "--greedy"], "--greedy is about steps, and traces are of"),
-    (["--trace", "a", "--trace", "b", "--shrink", "x"], "--shrink is about steps, and traces are"),
+    (["--trace", "a", "--trace", "b", "--greedy"],
+     "--greedy needs steps to run, so it does not go with --trace"),
+    (["--trace", "a", "--trace", "b", "--shrink", "x"],
+     "--shrink needs steps to run, so it does not go with --trace"),
     (["--phase", "2", "--mutant", "replies_are_kept", "--greedy"],
-     "--greedy is about steps, and a serving stack is told by its events"),
+     "--greedy needs steps to run, so it does not go with a serving stack"),
     (["nano", "--m", "0"], "--m must be 1 to 64, but is 0"),
     (["nano", "--steps", "0"], "--steps must be 1 to"),
     (["nano", "--prompt", "0"], "--prompt must be 1 to"),

@@ -1,4 +1,4 @@
-"""The commands over traces: they write and compare them, and refuse in one sentence."""
+"""The trace commands write and compare traces, and refuse bad usage in one sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from falsifiers.meta.console.command import Main, make_main
 
 
 @pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+def run_rowtwin(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command line: exit code, stdout, stderr."""
     return make_main(rowtwin.main, monkeypatch, capsys)
 
@@ -20,54 +20,54 @@ def rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 WRONG = '''
 from engine import ops
 def gates(a, b, decay, bias, g, beta):
-    """Give every row beyond the first a strength that is not its own."""
+    """Give every row after the first a beta of NaN."""
     ops.gates(a, b, decay, bias, g, beta)
     beta[1:] = float("nan")
 '''
 SMALL = ("--m", "2", "--steps", "2", "--prompt", "3")
 
 
-def test_commands_write_traces_and_tell_where_they_part(tmp_path: Path, rows: Main) -> None:
+def test_commands_write_traces_and_print_where_they_differ(
+        tmp_path: Path, run_rowtwin: Main) -> None:
     (tmp_path / "mine.py").write_text(WRONG)
     one, two, page = (str(tmp_path / name) for name in ("one", "two", "map.html"))
-    assert rows("trace", "nano", "--out", one, "--phase", "5", "--candidate",
+    assert run_rowtwin("trace", "nano", "--out", one, "--phase", "5", "--candidate",
                 f"file:{tmp_path}/mine.py", *SMALL)[0] == 0
-    assert rows("trace", "nano", "--out", two, "--alone", *SMALL)[0] == 0
-    code, out, _ = rows("bisect", "--trace", one, "--trace", two, "--html", page)
+    assert run_rowtwin("trace", "nano", "--out", two, "--alone", *SMALL)[0] == 0
+    code, out, _ = run_rowtwin("bisect", "--trace", one, "--trace", two, "--html", page)
     assert code == 1
     assert "gates differs in its output, though its inputs agree [step 0, layer 0, slot " in out
     assert "gates differs in its output" in Path(page).read_text()
-    code, out, _ = rows("bisect", "--trace", one, "--trace", two, "--json")
-    told = json.loads(out)
-    assert (code, told["place"]["id"], told["place"]["layer"]) == (1, "0.gates", 0)
-    assert {"step", "layer", "compared", "differ", "within"} == set(told["cells"][0])
-    code, out, _ = rows("bisect", "--trace", two, "--trace", two)
+    code, out, _ = run_rowtwin("bisect", "--trace", one, "--trace", two, "--json")
+    report = json.loads(out)
+    assert (code, report["place"]["id"], report["place"]["layer"]) == (1, "0.gates", 0)
+    assert {"step", "layer", "compared", "differ", "within"} == set(report["cells"][0])
+    code, out, _ = run_rowtwin("bisect", "--trace", two, "--trace", two)
     assert (code, out.splitlines()[-1]) == (0, "no divergence")
-    code, out, err = rows("trace", "nano", "--out", one, *SMALL)
+    code, out, err = run_rowtwin("trace", "nano", "--out", one, *SMALL)
     assert (code, out) == (2, "")
-    assert "is not empty, and nothing is overwritten" in err
+    assert "is not empty: give a new or an empty folder" in err
 
 
-def test_candidate_that_would_not_be_run_is_refused(tmp_path: Path, rows: Main) -> None:
-    code, out, err = rows("trace", "nano", "--out", str(tmp_path / "out"), "--alone",
+def test_candidate_that_would_not_be_run_is_refused(tmp_path: Path, run_rowtwin: Main) -> None:
+    code, out, err = run_rowtwin("trace", "nano", "--out", str(tmp_path / "out"), "--alone",
                           "--candidate", "file:mine.py", *SMALL)
     assert (code, out) == (2, "")
-    assert err == ("rowtwin: --alone runs forward_single, in which --candidate has no part: give "
-                   "one\n")
+    assert err == ("rowtwin: --alone runs forward_single without --candidate: drop one of them\n")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("argv", "sentence"), [
-    ([], "name a MODEL to run, or give --trace A --trace B"),
-    (["nano", "--trace", "a"], "name a MODEL to run, or give --trace A --trace B"),
-    (["--trace", "a"], "give --trace twice: 1 is no pair of traces"),
-    (["nano", "--html", "a.html"], "are about --trace A --trace B"),
+    ([], "missing input: pass MODEL, --case ID, two --trace DIR, or --phase 0/2/7"),
+    (["nano", "--trace", "a"], "--trace runs nothing, so it does not go with nano"),
+    (["--trace", "a"], "pass --trace DIR twice, not 1 times"),
+    (["nano", "--html", "a.html"], "need --trace A --trace B"),
     (["--trace", "a", "--trace", "b", "--cosine", "0.9"], "--cosine and --norm go together"),
     (["--trace", "a", "--trace", "b", "--cosine", "2", "--norm", "0"], "--cosine must be in (0, 1"),
-    (["--trace", "a", "--trace", "b", "--html", "/"], "exists already, and nothing is overwritten"),
+    (["--trace", "a", "--trace", "b", "--html", "/"], "--html / exists and is not overwritten"),
     (["--trace", "/no/a", "--trace", "/no/b"], "/no/a is not a directory of a trace")])
-def test_bad_usage_ends_in_one_sentence(rows: Main, argv: list[str], sentence: str) -> None:
-    code, out, err = rows("bisect", "--m", "2", *argv)
+def test_bad_usage_ends_in_one_sentence(run_rowtwin: Main, argv: list[str], sentence: str) -> None:
+    code, out, err = run_rowtwin("bisect", "--m", "2", *argv)
     assert (code, out) == (2, "")
     assert sentence in err
     assert err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""The command line as tests run it, in their own process."""
+"""Runs the command line in the process of a test."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Main = Callable[..., tuple[int, str, str]]
 
 
 def make_main(entry: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
-            capsys: pytest.CaptureFixture[str], *verb: str) -> Main:
-    """Return a function that runs the command line by its entry: exit code, stdout, stderr."""
+              capsys: pytest.CaptureFixture[str], *verb: str) -> Main:
+    """Return a function that runs an entry and returns its exit code, stdout and stderr."""
     def run(*argv: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["rowtwin", *verb, *map(str, argv)])
         with pytest.raises(SystemExit) as end:
@@ -27,12 +27,12 @@ def make_main(entry: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
 
 
 def command_entry(app: typer.Typer, mistake: type[Exception]) -> Callable[[], None]:
-    """Return an entry to the commands of one package, under the name `app`."""
+    """Return an entry to the commands of one module, under the name `app`."""
     outer = typer.Typer()
     outer.add_typer(app, name="app")
 
     @outer.callback()
     def root() -> None:
-        """Group the commands as `rowtwin` does."""
+        """Group the commands like `rowtwin`."""
 
     return partial(run_app, outer, lambda: (mistake,))

@@ -1,4 +1,4 @@
-"""The command line: loads nothing it does not need, and a mistake ends in one sentence."""
+"""The command line imports only what it needs and prints a mistake in one sentence."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_help_loads_nothing_heavy(argv: list[str]) -> None:
         assert all(name in out for name in rowtwin.COMMANDS)
 
 
-def test_reader_that_went_away_is_told_quietly() -> None:
+def test_closed_pipe_exits_without_a_message() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     argv = [sys.executable, "rowtwin.py", "witness", "check",
@@ -62,13 +62,13 @@ def test_reader_that_went_away_is_told_quietly() -> None:
 
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    """Return a function that runs the command line: exit code, stdout, stderr."""
+    """Return a function that runs the command line and returns its code, stdout and stderr."""
     return make_main(rowtwin.main, monkeypatch, capsys)
 
 
 @pytest.fixture
 def gated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Put a stand-in before the gate; it takes what is in the list and adds what was wanted."""
+    """Replace the gate: it takes an outcome from the list and appends its arguments."""
     plan: list[Any] = []
 
     def stand_in(wanted: GateRequest, **options: Any) -> GateResult:
@@ -86,8 +86,8 @@ def gated(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.mark.parametrize(("outcome", "code", "word"), [
     ("passed", 0, "PASS"), ("failed", 1, "FAIL"), ("error", 2, "UNMEASURABLE")])
-def test_gate_s_exit_code_follows_its_word(main: Main, gated: list[Any], outcome: str, code: int,
-                                           word: str) -> None:
+def test_exit_code_of_the_gate_follows_its_status(
+        main: Main, gated: list[Any], outcome: str, code: int, word: str) -> None:
     gated.append(outcome)
     got, out, _ = main("gate", "--phase", "1")
     assert got == code
@@ -104,7 +104,7 @@ def test_json_is_one_object_for_a_phase_and_a_list_for_a_ladder(main: Main,
             "device_proof", "seconds"} <= set(one)
     gated[:] = ["passed"]
     ladder = json.loads(main("gate", "--through", "1", "--json")[1])
-    assert [told["phase"] for told in ladder] == ["engine", "p0", "p1"]
+    assert [result["phase"] for result in ladder] == ["engine", "p0", "p1"]
     assert gated[0][1]["through"] is True
 
 
@@ -125,7 +125,7 @@ def test_user_s_mistake_is_one_sentence(main: Main, gated: list[Any], mistake: E
     assert main("gate", "--phase", "1") == (2, "", "rowtwin: it is broken\n")
 
 
-def test_foreign_words_do_not_act_on_a_terminal(main: Main, gated: list[Any]) -> None:
+def test_control_characters_of_a_message_are_escaped(main: Main, gated: list[Any]) -> None:
     gated.append(SuiteError("a\x1b[2J\u202eb\udcff"))
     assert main("gate", "--phase", "1") == (2, "", "rowtwin: a\\x1b[2J\\u202eb\\xff\n")
 
@@ -133,7 +133,7 @@ def test_foreign_words_do_not_act_on_a_terminal(main: Main, gated: list[Any]) ->
 @pytest.mark.parametrize("argv", [
     ["vectors", "check"], ["vectors", "export", "--phase", "3"], ["trace", "nano", "--out"],
     ["bisect", "--trace", "x", "--trace"], ["gate", "--phase", "3", "--candidate"]])
-def test_path_that_cannot_be_looked_at_is_one_sentence(main: Main, argv: list[str]) -> None:
+def test_path_that_is_too_long_is_one_sentence(main: Main, argv: list[str]) -> None:
     long = "a" * 300
     code, out, err = main(*argv, f"vectors:{long}" if argv[0] == "gate" else long)
     assert (code, out, err.count("\n")) == (2, "", 1)
@@ -149,7 +149,7 @@ def test_error_about_a_file_is_one_sentence(main: Main, gated: list[Any], error:
         2, "", f"rowtwin: {error.filename} cannot be used: {error.strerror}\n")
 
 
-def test_interrupt_ends_quietly(main: Main, gated: list[Any]) -> None:
+def test_interrupt_exits_without_a_traceback(main: Main, gated: list[Any]) -> None:
     gated.append(KeyboardInterrupt())
     code, _, err = main("gate", "--phase", "1")
     assert code == 130
@@ -164,12 +164,12 @@ def test_interrupt_ends_quietly(main: Main, gated: list[Any]) -> None:
     (["gate", "--phase", "1", "--jobs", "0"], "--jobs must be 1 or more, but is 0"),
     (["golden", "check", "nope"], "golden: there are no goldens of nope; create those of a test"),
     (["model", "inspect", "/no\udcff.gguf"], r"cannot read /no\xff.gguf: No such file"),
-    (["gate", "--phase", "4", "--weights", "x.gguf"], "give --phase 3 with it"),
-    (["gate", "--weights", "x.gguf"], "give --phase 3 with it"),
+    (["gate", "--phase", "4", "--weights", "x.gguf"], "is judged by phase 3: add --phase 3"),
+    (["gate", "--weights", "x.gguf"], "is judged by phase 3: add --phase 3"),
     (["gate", "--phase", "3", "--weights", "x.gguf", "--tensors", "0"], "--tensors must be 1"),
-    (["gate", "--phase", "3", "--weights", "x.gguf", "--thorough"], "give --tensors"),
+    (["gate", "--phase", "3", "--weights", "x.gguf", "--thorough"], "use --tensors N"),
     (["gate", "--phase", "3", "--weights", "no.gguf"], "cannot read no.gguf: No such file"),
-    (["gate", "--phase", "3", "--tensor", "blk.0.w"], "FILE, which is missing"),
+    (["gate", "--phase", "3", "--tensor", "blk.0.w"], "--tensor needs a file: add --weights FILE"),
     (["gate", "--phase", "1", "--candidate", "mine"], "unknown candidate 'mine'"),
     (["gate", "--phase", "1", "--candidate", ""], "unknown candidate ''"),
     (["bisect", "nano", "--phase", "5", "--candidate", ""], "unknown candidate ''"),
@@ -179,7 +179,7 @@ def test_interrupt_ends_quietly(main: Main, gated: list[Any]) -> None:
     (["paths", "--phase", "9"], "'9' is no phase of the decode path"),
     (["mutants", "--phase", "9"], "unknown phase '9'"),
     (["mutants", "--device", "tpu"], "unknown device 'tpu'")])
-def test_bad_usage_names_what_is_bad(main: Main, argv: list[str], sentence: str) -> None:
+def test_bad_usage_names_the_wrong_value(main: Main, argv: list[str], sentence: str) -> None:
     code, out, err = main(*argv)
     assert (code, out) == (2, "")
     assert err.startswith("rowtwin: ")
@@ -203,12 +203,12 @@ def test_unknown_command_is_bad_usage(main: Main) -> None:
 
 
 def commands(name: str, command: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every command that can be run, by what is typed for it."""
+    """Yield the name and object of every command."""
     inside = getattr(command, "commands", {})
     if not inside or getattr(command, "invoke_without_command", False):
         yield name, command
-    for word, one in inside.items():
-        yield from commands(f"{name} {word}", one)
+    for word, subcommand in inside.items():
+        yield from commands(f"{name} {word}", subcommand)
 
 
 @pytest.mark.parametrize("name", rowtwin.COMMANDS)
@@ -221,13 +221,13 @@ def test_every_command_has_an_example_with_options_that_it_knows(name: str) -> N
         assert set(re.findall(r"(?<= )--[a-z-]+", example)) <= known
 
 
-@pytest.mark.parametrize(("terminal", "no_color", "told"), [
+@pytest.mark.parametrize(("terminal", "no_color", "expected"), [
     (False, "", "FAIL  "), (True, "", "\x1b[31mFAIL  \x1b[0m"), (True, "1", "FAIL  ")])
-def test_colour_is_for_a_terminal_alone(monkeypatch: pytest.MonkeyPatch, terminal: bool,
-                                        no_color: str, told: str) -> None:
+def test_colour_is_only_for_a_terminal(monkeypatch: pytest.MonkeyPatch, terminal: bool,
+                                       no_color: str, expected: str) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     monkeypatch.setenv("NO_COLOR", no_color)
-    assert color_status("FAIL  ") == told
+    assert color_status("FAIL  ") == expected
     assert color_status("other") == "other"
 
 

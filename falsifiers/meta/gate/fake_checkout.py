@@ -1,4 +1,4 @@
-"""A made-up checkout in a folder: contracts, phases and falsifiers that do what a case says."""
+"""A fake checkout in a folder, whose falsifiers do what a case's `does` says."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def test_rows_hold(case, subject, judge):
         import os
         os._exit(9)
     if does != "nothing":
-        judge.law(does == "hold" or does == "warn", "row 1 is not what it is alone", row=1)
+        judge.law(does == "hold" or does == "warn", "row 1 differs from its single run", row=1)
 '''
 
 CONFTEST = '''\
 import pytest
 
-from falsifiers.gate.candidates import load
+from falsifiers.gate.candidates import load_candidate
 from falsifiers.judging.subject import Subject
 
 pytest_plugins = ["falsifiers.gate.pytest_plugin"]
@@ -47,7 +47,7 @@ pytest_plugins = ["falsifiers.gate.pytest_plugin"]
 @pytest.fixture
 def subject(case, request):
     name = request.config.getoption("--candidate")
-    return Subject("in-tree", models=str, candidate=load(name) if name else None,
+    return Subject("in-tree", models=str, candidate=load_candidate(name) if name else None,
                    faults=(OverflowError,))
 '''
 
@@ -67,7 +67,7 @@ def fake_contract(phase: str, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return a contract's data."""
     return {
         "phase": phase, "package": f"phases.{phase}_made_up" if phase != "engine" else "engine",
-        "title": "a made-up phase", "claim": "every row gets what it gets alone",
+        "title": "a fake phase", "claim": "every row gets what it gets alone",
         "not_proven": "that it is fast", "ops": ["step"],
         "parity": {"twin": "bitwise", "truth": "bitwise"},
         "falsifiers": [{"id": "rows_hold", "attacks": "rows of a batch",

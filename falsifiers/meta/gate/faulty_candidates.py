@@ -1,6 +1,6 @@
-"""Candidates that lie in the ways a careless harness lets pass, made from any right op or step.
+"""Faulty candidates that a careless harness passes, built from any right op or step.
 
-Each keeps what it needs in itself and is made anew for every attack.
+Each stores its state in a closure and is built again for every attack.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from falsifiers.gate.candidates import Candidate
 from falsifiers.judging.subject import Mutant, Subject
 
 Op = Callable[..., None]
-"""Writes into its last argument."""
+"""An op, which writes into its last argument."""
 Step = Callable[..., Tensor]
 
 
 def gives_the_previous_output(right: Op) -> Op:
-    """Do the work, and hand out what the last call of that shape gave."""
-    kept: dict[Any, Tensor] = {}
+    """Return the output of the last call with the same shape."""
+    outputs: dict[Any, Tensor] = {}
 
     def run(*args: Any) -> None:
         out = args[-1]
         right(*args)
         now = out.clone()
-        out.copy_(kept.get(out.shape, now))
-        kept[out.shape] = now
+        out.copy_(outputs.get(out.shape, now))
+        outputs[out.shape] = now
 
     return run
 
 
 def reads_its_inputs_late(right: Op) -> Op:
-    """Do a call's work when the next one comes."""
+    """Do the work of a call during the next one."""
     waiting: list[tuple[Any, ...]] = []
 
     def run(*args: Any) -> None:
@@ -48,7 +48,7 @@ def reads_its_inputs_late(right: Op) -> Op:
 
 
 def writes_behind_its_output(right: Op) -> Op:
-    """Write one value behind the last of the output."""
+    """Write one value after the end of the output."""
     def run(*args: Any) -> None:
         out = args[-1]
         right(*args)
@@ -80,18 +80,18 @@ def gives_one_nan(right: Op) -> Op:
 
 
 OPS: dict[str, Callable[[Op], Op]] = {
-    lie.__name__: lie for lie in (gives_the_previous_output, reads_its_inputs_late,
+    fault.__name__: fault for fault in (gives_the_previous_output, reads_its_inputs_late,
                                   writes_behind_its_output, writes_into_its_input, gives_one_nan)}
 
 
 def gives_the_previous_logits(right: Step) -> Step:
-    """Step, and return the logits that the last step of that width gave."""
-    kept: dict[Any, Tensor] = {}
+    """Return the logits of the last step with the same width."""
+    outputs: dict[Any, Tensor] = {}
 
     def run(*args: Any) -> Tensor:
         now = right(*args)
-        before = kept.get(now.shape, now)
-        kept[now.shape] = now.clone()
+        before = outputs.get(now.shape, now)
+        outputs[now.shape] = now.clone()
         return before.clone()
 
     return run
@@ -108,7 +108,7 @@ def gives_one_nan_logit(right: Step) -> Step:
 
 
 def writes_into_another_slot(right: Step) -> Step:
-    """Change one value of a slot that the step does not name, where there is one."""
+    """Change one value of a slot that is not in the step, if there is one."""
     def run(path: Any, model: Any, pool: Any, tokens: Any, rows: Any, sink: Any) -> Tensor:
         logits = right(path, model, pool, tokens, rows, sink)
         for slot in set(range(pool.slots)) - set(rows.slots):
@@ -120,36 +120,36 @@ def writes_into_another_slot(right: Step) -> Step:
 
 
 STEPS: dict[str, Callable[[Step], Step]] = {
-    lie.__name__: lie for lie in (gives_the_previous_logits, gives_one_nan_logit,
+    fault.__name__: fault for fault in (gives_the_previous_logits, gives_one_nan_logit,
                                   writes_into_another_slot)}
 
 
-def faulty_ops(name: str, lie: Callable[[Op], Op], killer: str) -> Mutant:
-    """Return the subject whose path has a lying op of this name."""
+def faulty_ops(name: str, fault: Callable[[Op], Op], killer: str) -> Mutant:
+    """Return a mutant whose path has the op `name` wrapped by a fault."""
     def build(subject: Subject) -> Subject:
-        wrong = lie(getattr(subject.path, name))
+        wrong = fault(getattr(subject.path, name))
         return replace(subject, path=replace(subject.path, **{name: wrong}))
 
-    return _mutant(lie, killer, build)
+    return _mutant(fault, killer, build)
 
 
-def faulty_products(right: Op, arithmetic: str, lie: Callable[[Op], Op], killer: str) -> Mutant:
-    """Return the subject with a lying product, offered as outsiders offer theirs."""
+def faulty_products(right: Op, arithmetic: str, fault: Callable[[Op], Op], killer: str) -> Mutant:
+    """Return a mutant with a faulty product in its candidate."""
     def build(subject: Subject) -> Subject:
-        target = SimpleNamespace(gemv_rows=lie(right), ARITHMETIC=arithmetic)
-        return replace(subject, candidate=Candidate("liar", target))
+        target = SimpleNamespace(gemv_rows=fault(right), ARITHMETIC=arithmetic)
+        return replace(subject, candidate=Candidate("faulty", target))
 
-    return _mutant(lie, killer, build)
+    return _mutant(fault, killer, build)
 
 
-def faulty_steps(lie: Callable[[Step], Step], killer: str) -> Mutant:
-    """Return the subject whose path steps by a lie."""
+def faulty_steps(fault: Callable[[Step], Step], killer: str) -> Mutant:
+    """Return a mutant whose path has a faulty step."""
     def build(subject: Subject) -> Subject:
-        wrong = lie(subject.path.step_rows)
+        wrong = fault(subject.path.step_rows)
         return replace(subject, path=replace(subject.path, step_rows=wrong))
 
-    return _mutant(lie, killer, build)
+    return _mutant(fault, killer, build)
 
 
-def _mutant(lie: Callable[..., Any], killer: str, build: Callable[[Subject], Subject]) -> Mutant:
-    return Mutant(lie.__name__, lie.__doc__ or "", (killer,), build)
+def _mutant(fault: Callable[..., Any], killer: str, build: Callable[[Subject], Subject]) -> Mutant:
+    return Mutant(fault.__name__, fault.__doc__ or "", (killer,), build)

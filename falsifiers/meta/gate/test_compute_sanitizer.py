@@ -1,4 +1,4 @@
-"""What compute-sanitizer says reaches a receipt, and a fault that it counts refuses one."""
+"""Summaries of compute-sanitizer are stored in a receipt, and a counted error refuses it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLEAN = {"memcheck": "========= ERROR SUMMARY: 0 errors",
 
 @pytest.fixture
 def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
-    """Put a program in the tool's place that prints a text for each tool, `4 passed` before it."""
+    """Replace compute-sanitizer by a script that prints `4 passed` and a line for each tool."""
     def put(text: dict[str, str], before: str = "4 passed in 1.0s") -> None:
         cases = "".join(f'{tool}) echo "{line}";;\n' for tool, line in text.items())
         program = tmp_path / compute_sanitizer.PROGRAM
@@ -32,50 +32,49 @@ def says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
     return put
 
 
-def test_summaries_are_kept_with_how_many_cases_ran(says: Says) -> None:
+def test_summaries_have_the_number_of_cases(says: Says) -> None:
     says(CLEAN)
-    said = compute_sanitizer.run_sanitizers(P5)
-    assert said["memcheck"] == "ERROR SUMMARY: 0 errors, 4 cases"
-    assert said["racecheck"].startswith("RACECHECK SUMMARY: 0 hazards")
-    assert sanitizer_faults(said) == []
+    summaries = compute_sanitizer.run_sanitizers(P5)
+    assert summaries["memcheck"] == "ERROR SUMMARY: 0 errors, 4 cases"
+    assert summaries["racecheck"].startswith("RACECHECK SUMMARY: 0 hazards")
+    assert sanitizer_faults(summaries) == []
 
 
 @pytest.mark.parametrize("line", [
     "========= ERROR SUMMARY: 2 errors",
     "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)",
     "========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)"])
-def test_a_counted_fault_is_one(says: Says, line: str) -> None:
+def test_counted_error_or_hazard_is_a_fault(says: Says, line: str) -> None:
     says(CLEAN | {"racecheck": line})
     assert len(sanitizer_faults(compute_sanitizer.run_sanitizers(P5))) == 1
 
 
-def test_cases_that_did_not_run_are_not_clean(says: Says) -> None:
+def test_run_without_a_passed_case_has_no_summary(says: Says) -> None:
     says(CLEAN, before="4 failed")
-    assert all(
-        "nothing that can be kept" in text for text in compute_sanitizer.run_sanitizers(P5).values()
-    )
+    assert all("no summary of passed cases" in text
+               for text in compute_sanitizer.run_sanitizers(P5).values())
 
 
-def test_a_missing_tool_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_tool_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert set(compute_sanitizer.run_sanitizers(P5).values()) == {"compute-sanitizer was not found"}
 
 
-def test_a_contract_without_such_falsifiers_asks_nothing() -> None:
+def test_contract_without_sanitized_falsifiers_runs_no_tool() -> None:
     assert compute_sanitizer.run_sanitizers(load_contract(ROOT / "contracts/p4.yaml")) == {}
 
 
-def test_what_a_tool_watches_ends_with_its_patience(
+def test_children_of_a_tool_are_killed_after_its_timeout(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program, told = tmp_path / compute_sanitizer.PROGRAM, tmp_path / "pid"
-    program.write_text(f"#!/bin/sh\nsleep 60 &\necho $! >> {told}\nwait\n")
+    program, pid_file = tmp_path / compute_sanitizer.PROGRAM, tmp_path / "pid"
+    program.write_text(f"#!/bin/sh\nsleep 60 &\necho $! >> {pid_file}\nwait\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(compute_sanitizer, "TIMEOUT_SECONDS", 1)
     assert set(compute_sanitizer.run_sanitizers(P5).values()) == {"it did not end within 1 s"}
-    left = told.read_text().split()
+    left = pid_file.read_text().split()
     assert len(left) == len(compute_sanitizer.TOOLS)
-    for _ in range(500):  # a killed process takes a moment to be gone
+    for _ in range(500):  # a killed process ends after a moment
         left = [pid for pid in left if _runs(pid)]
         if not left:
             break

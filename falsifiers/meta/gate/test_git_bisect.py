@@ -1,7 +1,7 @@
-"""The exit codes of `rowtwin gate --case ID --bisect`, and `git bisect run` over them.
+"""The exit codes of `rowtwin gate --case ID --bisect`, and a `git bisect run` with them.
 
-In a quick run `git bisect run` asks this very process, where a stand-in judges the candidate in
-place of pytest, which would load torch for every commit; a thorough run is the command as it is.
+In a quick run `git bisect run` asks this process for exit codes, where a function replaces pytest,
+which would import torch for every commit. With --thorough the command itself runs.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from falsifiers.meta.judging.factories import FINDING, judged_verdict
 CASE = "p3/rows_equal_alone[cpu-exact-23-Q4_K-k256]"
 COMMITS, FIRST_BAD = 30, 11
 UNBUILDABLE = (14, 9)
-"""The middle of the history, where the search begins, and one on the way from there."""
+"""The middle of the history, where the search starts, and a commit on its way."""
 DAY = "2026-01-01T00:00:00Z"
-"""Of every commit: git draws by their ids where to go on beside one that was skipped."""
+"""The day of every commit: after a skip, git picks the next commit by its id."""
 RIGHT = """\
 from phases.p3_row_twin.increment import gemv_rows as right
 
@@ -43,22 +43,22 @@ ARITHMETIC = "exact-23"
 def gemv_rows(weight, x, out):
     right(weight, x, out)
 """
-WRONG = f"{RIGHT}    out[1:] += 1  # rows beside the first\n"
+WRONG = f"{RIGHT}    out[1:] += 1  # rows other than the first\n"
 BROKEN = {14: "def gemv_rows(weight, x, out:\n", 9: f"import a_module_that_is_not_there\n{RIGHT}"}
 ASK = 'echo ask > "$0"; read code < "$1"; exit "$code"'
 
 
 def git(folder: Path, *argv: str) -> str:
-    """Run git in a folder, by its own settings alone."""
-    own = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1",
+    """Run git in a folder with only these settings."""
+    env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1",
            "PYTHONPATH": str(rowtwin.ROOT), "PYTHONDONTWRITEBYTECODE": "1",
            "GIT_AUTHOR_DATE": DAY, "GIT_COMMITTER_DATE": DAY}
     return subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", *argv], cwd=folder,
-                          env=own, capture_output=True, text=True, check=True).stdout
+                          env=env, capture_output=True, text=True, check=True).stdout
 
 
 def history(folder: Path) -> list[str]:
-    """Make a repository of commits to one candidate; return their ids, the oldest first."""
+    """Commit versions of a candidate to a new repository; return ids, the oldest first."""
     git(folder, "init", "-q")
     for number in range(COMMITS):
         text = BROKEN.get(number, WRONG if number >= FIRST_BAD else RIGHT)
@@ -70,7 +70,7 @@ def history(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def contracts() -> dict[str, Contract]:
-    """Return the contracts, read once: they take a second."""
+    """Return the contracts, loaded once."""
     return runner.contracts_by_phase()
 
 
@@ -89,7 +89,7 @@ def main(contracts: dict[str, Contract], monkeypatch: pytest.MonkeyPatch) -> Cal
 
 
 def judged(wanted: GateRequest, **options: Any) -> GateResult:
-    """Judge a candidate by loading it and by a word in its text, as pytest would in ten seconds."""
+    """Judge a candidate by loading it and by its source, instead of running pytest."""
     assert wanted.candidate is not None
     assert wanted.case is not None
     outcome: Any = "passed"
@@ -105,20 +105,20 @@ def judged(wanted: GateRequest, **options: Any) -> GateResult:
     return GateResult([judge_phase("p3", book)], PytestRun(book))
 
 
-def bisected(folder: Path, argv: Sequence[str], answer: Callable[[], int] | None) -> str:
-    """Run `git bisect run` with a command, or with one that asks `answer` for each exit code."""
+def run_git_bisect(folder: Path, argv: Sequence[str], answer: Callable[[], int] | None) -> str:
+    """Run `git bisect run` with a command, or with `answer` for each exit code."""
     if answer is None:
         return git(folder, "bisect", "run", *argv)
-    ask, told = folder / ".git" / "ask", folder / ".git" / "told"
-    for fifo in (ask, told):
+    ask, reply = folder / ".git" / "ask", folder / ".git" / "reply"
+    for fifo in (ask, reply):
         os.mkfifo(fifo)
     reader = os.open(ask, os.O_RDWR)
-    running = subprocess.Popen(["git", "bisect", "run", "sh", "-c", ASK, str(ask), str(told)],
+    running = subprocess.Popen(["git", "bisect", "run", "sh", "-c", ASK, str(ask), str(reply)],
                                cwd=folder, stdout=subprocess.PIPE, text=True)
     while running.poll() is None:
         if select.select([reader], [], [], 0.05)[0]:
             os.read(reader, 64)
-            told.write_text(f"{answer()}\n")
+            reply.write_text(f"{answer()}\n")
     os.close(reader)
     assert running.stdout is not None
     with running.stdout as out:
@@ -136,13 +136,14 @@ def test_first_bad_commit_is_found_past_two_that_cannot_be_built(
     if not request.config.getoption(THOROUGH):
         monkeypatch.setattr(runner, "run_gate", judged)
         answer = lambda: main(*argv)  # noqa: E731
-    told = bisected(tmp_path, [sys.executable, str(rowtwin.ROOT / "rowtwin.py"), *argv], answer)
+    command = [sys.executable, str(rowtwin.ROOT / "rowtwin.py"), *argv]
+    output = run_git_bisect(tmp_path, command, answer)
     log = git(tmp_path, "bisect", "log")
-    said = {number: [word for word in ("good", "bad", "skip")
-                     if f"{word}: [{commits[number]}]" in log] for number in UNBUILDABLE}
-    assert said[UNBUILDABLE[0]] == ["skip"], log
-    assert said[UNBUILDABLE[1]] in (["skip"], []), log  # another git may walk round this one
-    assert f"{commits[FIRST_BAD]} is the first bad commit" in told, told + log
+    marks = {number: [word for word in ("good", "bad", "skip")
+                      if f"{word}: [{commits[number]}]" in log] for number in UNBUILDABLE}
+    assert marks[UNBUILDABLE[0]] == ["skip"], log
+    assert marks[UNBUILDABLE[1]] in (["skip"], []), log  # git may not visit it
+    assert f"{commits[FIRST_BAD]} is the first bad commit" in output, output + log
 
 
 @pytest.mark.parametrize(("outcome", "code"), [
@@ -150,7 +151,7 @@ def test_first_bad_commit_is_found_past_two_that_cannot_be_built(
     (SuiteError("it is broken"), SKIP), (ContractError("it is broken"), SKIP),
     (ImportError("no module is there"), SKIP), (SyntaxError("a bracket is open"), SKIP),
     (KeyboardInterrupt(), STOP)])
-def test_only_a_verdict_calls_a_commit_good_or_bad(
+def test_only_a_verdict_makes_a_commit_good_or_bad(
         main: Callable[..., int], monkeypatch: pytest.MonkeyPatch, outcome: Any,
         code: int) -> None:
     def run(wanted: GateRequest, **options: Any) -> GateResult:
@@ -167,12 +168,12 @@ def test_only_a_verdict_calls_a_commit_good_or_bad(
     ("gate", "--case", "p3/nothing[cpu-a]", "--bisect"), ("gate", "--phase", "3", "--bisect"),
     ("gate", "--case", CASE, "--nothing", "--bisect"), ("nothing", "--bisect"),
     ("gate", "--case", CASE, "--candidate", "file:nothing.py", "--bisect")])
-def test_commit_is_skipped_when_nothing_can_be_asked_of_it(
+def test_bad_usage_skips_a_commit(
         main: Callable[..., int], argv: Sequence[str]) -> None:
     assert main(*argv) == SKIP
 
 
-def test_module_that_does_not_import_is_no_verdict(
+def test_failed_import_skips_a_commit(
         main: Callable[..., int], monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "falsifiers.gate.runner", None)

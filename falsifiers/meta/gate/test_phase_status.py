@@ -1,4 +1,4 @@
-"""The gate's algebra: what passes, what fails, what cannot be told, and what that blocks."""
+"""Phase status: what passes, fails, is unmeasurable or blocked."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ books = st.lists(st.tuples(st.sampled_from(OUTCOMES), st.booleans()), max_size=6
 
 
 @given(books)
-def test_word_is_what_the_definition_says(book: list[Verdict]) -> None:
+def test_status_follows_its_definition(book: list[Verdict]) -> None:
     result = judge_phase("p1", book)
-    said = {v.outcome for v in book}
+    outcomes = {v.outcome for v in book}
     unclaimed = any(v.must_claim and v.outcome != "passed" for v in book)
-    if "failed" in said:
+    if "failed" in outcomes:
         assert result.verdict == "FAIL"
-    elif "passed" not in said or "error" in said or unclaimed:
+    elif "passed" not in outcomes or "error" in outcomes or unclaimed:
         assert result.verdict == "UNMEASURABLE"
     else:
         assert result.verdict == "PASS"
@@ -41,7 +41,7 @@ def test_worse_evidence_never_helps(book: list[Verdict], outcome: str) -> None:
 
 
 @given(books)
-def test_trouble_with_the_run_never_passes(book: list[Verdict]) -> None:
+def test_error_of_the_run_never_passes(book: list[Verdict]) -> None:
     assert judge_phase("p1", book, trouble=["pytest was killed by signal 9"]).verdict != "PASS"
 
 
@@ -59,7 +59,7 @@ def test_no_verdict_at_all_is_unmeasurable() -> None:
     assert judge_phase("p1", [judged_verdict("a", phase="p3")]).verdict == "UNMEASURABLE"
 
 
-def test_verdict_left_twice_or_by_a_stranger_never_passes() -> None:
+def test_double_or_unexpected_verdict_never_passes() -> None:
     a = judged_verdict("a")
     assert judge_phase("p1", [a], [make_case("a")]).verdict == "PASS"
     assert judge_phase("p1", [a, a], [make_case("a")]).verdict == "UNMEASURABLE"
@@ -70,7 +70,7 @@ def test_verdict_left_twice_or_by_a_stranger_never_passes() -> None:
     ("engine", ()), ("p0", ("engine",)), ("p1", ("engine",)), ("p2", ("engine", "p1", "p0")),
     ("p3", ("engine", "p1")), ("p5", ("engine", "p1", "p3", "p4")),
     ("p7", ("engine", "p1", "p0", "p2")), ("p8", ("engine", "p1", "p3", "p4", "p5", "p6"))])
-def test_phase_rests_on_its_chain(phase: str, before: tuple[str, ...]) -> None:
+def test_phase_depends_on_its_chain(phase: str, before: tuple[str, ...]) -> None:
     assert predecessors(phase) == before
 
 
@@ -82,34 +82,32 @@ def result(phase: str, word: str) -> PhaseResult:
 
 
 ladders = st.lists(st.sampled_from(["PASS", "FAIL", "UNMEASURABLE"]), min_size=10, max_size=10).map(
-    lambda words: [
-        result(p, w) for p, w in zip(("engine", *phase_status.PHASES), words, strict=True)
-    ]
-)
+    lambda words: [result(p, w)
+                   for p, w in zip(("engine", *phase_status.PHASES), words, strict=True)])
 
 
 @given(ladders)
-def test_phase_is_blocked_by_a_red_one_under_it_and_by_no_other(ladder: list[PhaseResult]) -> None:
+def test_phase_is_blocked_only_by_predecessors_that_do_not_pass(ladder: list[PhaseResult]) -> None:
     before = {r.phase: r.verdict for r in ladder}
-    for told in phase_status.block_successors(ladder):
-        red = any(before[phase] != "PASS" for phase in predecessors(told.phase))
-        assert told.verdict == ("BLOCKED" if red else before[told.phase])
+    for after in phase_status.block_successors(ladder):
+        blocked = any(before[phase] != "PASS" for phase in predecessors(after.phase))
+        assert after.verdict == ("BLOCKED" if blocked else before[after.phase])
 
 
 @given(ladders)
-def test_exit_code_is_zero_for_passes_alone(ladder: list[PhaseResult]) -> None:
+def test_exit_code_is_zero_only_if_every_phase_passes(ladder: list[PhaseResult]) -> None:
     words = {r.verdict for r in phase_status.block_successors(ladder)}
     assert exit_code(phase_status.block_successors(ladder)) == (
         1 if "FAIL" in words else 2 if words - {"PASS"} else 0)
 
 
-def test_nothing_judged_is_no_success() -> None:
+def test_no_result_is_no_success() -> None:
     assert exit_code([]) == 2
 
 
 @pytest.mark.parametrize(("proof", "word"), [
     ("fresh", "PASS"), ("stale", "UNMEASURABLE"), ("none", "UNMEASURABLE")])
-def test_required_device_withdraws_a_pass_without_proof(proof: str, word: str) -> None:
+def test_require_device_makes_a_pass_without_proof_unmeasurable(proof: str, word: str) -> None:
     passed = result("p3", "PASS").model_copy(update={"device_proof": proof})
     assert passed.verdict == "PASS"
     assert phase_status.require_device(passed).verdict == word
@@ -117,71 +115,62 @@ def test_required_device_withdraws_a_pass_without_proof(proof: str, word: str) -
     assert phase_status.require_device(failed).verdict == "FAIL"
 
 
-@pytest.mark.parametrize("lie", [
+@pytest.mark.parametrize("contradiction", [
     {"outcome": "failed", "finding": None}, {"outcome": "passed", "finding": FINDING},
     {"outcome": "passed", "compared": 0}, {"outcome": "declined", "reason": None},
     {"outcome": "unmeasurable", "reason": ""}, {"outcome": "error", "reason": None}])
-def test_verdict_cannot_contradict_itself(lie: dict[str, object]) -> None:
-    honest = judged_verdict("a").model_dump()
-    Verdict.model_validate(honest)
+def test_verdict_cannot_contradict_itself(contradiction: dict[str, object]) -> None:
+    valid = judged_verdict("a").model_dump()
+    Verdict.model_validate(valid)
     with pytest.raises(ValueError, match="p1/holds"):
-        Verdict.model_validate({**honest, **lie})
+        Verdict.model_validate({**valid, **contradiction})
 
 
-@pytest.mark.parametrize("lie", [
+@pytest.mark.parametrize("contradiction", [
     {"failed": 1}, {"passed": 0, "error": 1}, {"why": ("it is late",)}, {"verdict": "FAIL"},
     {"cases": 2}])
-def test_phase_result_cannot_contradict_itself(lie: dict[str, object]) -> None:
-    honest = result("p1", "PASS").model_dump()
-    PhaseResult.model_validate(honest)
+def test_phase_result_cannot_contradict_itself(contradiction: dict[str, object]) -> None:
+    valid = result("p1", "PASS").model_dump()
+    PhaseResult.model_validate(valid)
     with pytest.raises(ValueError, match="p1"):
-        PhaseResult.model_validate({**honest, **lie})
+        PhaseResult.model_validate({**valid, **contradiction})
 
 
 @pytest.mark.parametrize(("must", "word"), [(True, "UNMEASURABLE"), (False, "PASS")])
-def test_contract_not_a_verdict_says_what_must_be_claimed(must: bool, word: str) -> None:
-    book = [
-        judged_verdict("a", "declined", must_claim=False),
-        judged_verdict("b", must_claim=False),
-    ]
+def test_must_claim_is_read_from_the_contract_not_the_verdict(must: bool, word: str) -> None:
+    book = [judged_verdict("a", "declined", must_claim=False),
+            judged_verdict("b", must_claim=False)]
     expected = [make_case("a", must_claim=must), make_case("b", must_claim=False)]
     assert judge_phase("p1", book, expected).verdict == word
 
 
 def test_reasons_count_their_cases_and_quote_the_first() -> None:
-    book = [
-        judged_verdict("c", "unmeasurable"),
-        judged_verdict("a"),
-        judged_verdict("b", "declined"),
-        judged_verdict("d", "error"),
-    ]
+    book = [judged_verdict("c", "unmeasurable"), judged_verdict("a"),
+            judged_verdict("b", "declined"), judged_verdict("d", "error")]
     assert judge_phase("p1", book).why == (
         "1 case ended in an error",
-        "3 cases that must pass did not, the first is p1/holds[cpu-b]: declined, a made-up reason")
+        "3 cases that must pass did not, the first is p1/holds[cpu-b]: declined, a fake reason")
 
 
 def test_phase_that_is_not_built_has_no_cases() -> None:
-    told = phase_status.not_built_result("p3")
-    assert (told.verdict, told.cases, told.why) == ("UNMEASURABLE", 0, ("not built",))
+    missing = phase_status.not_built_result("p3")
+    assert (missing.verdict, missing.cases, missing.why) == ("UNMEASURABLE", 0, ("not built",))
 
 
 def test_seconds_are_those_of_all_verdicts_to_a_thousandth() -> None:
-    book = [
-        judged_verdict("a", seconds=1.00049),
-        judged_verdict("b", seconds=2.0),
-        judged_verdict("c", phase="p3"),
-    ]
+    book = [judged_verdict("a", seconds=1.00049), judged_verdict("b", seconds=2.0),
+            judged_verdict("c", phase="p3")]
     assert judge_phase("p1", book).seconds == 3.0
 
 
 @pytest.mark.parametrize(("tier", "proof", "words"), [
     ("cuda", "none", "none"), ("cuda", "fresh", "fresh"), ("cpu", "none", "no device case"),
     ("cpu", "stale", "stale"), (None, "none", "none")])
-def test_proof_is_missed_only_where_a_device_has_a_case(
+def test_proof_is_described_as_missing_only_with_a_device_case(
     tier: str | None, proof: phase_status.DeviceProof, words: str
 ) -> None:
-    made = None if tier is None else Contract.model_validate(
+    contract = None if tier is None else Contract.model_validate(
         fake_contract("p1", [fake_case_row("a"), fake_case_row("b", tier=tier)]))
     result = judge_phase("p1", [judged_verdict("a", "passed")]).model_copy(
         update={"device_proof": proof})
-    assert phase_status.describe_proof(result, made) == words
+    assert phase_status.describe_proof(result, contract) == words

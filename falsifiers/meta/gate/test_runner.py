@@ -1,4 +1,4 @@
-"""One pytest process and what it leaves: a crash, silence or a contradiction never passes."""
+"""The gate over pytest processes: a crash, no verdict or a contradiction never passes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from falsifiers.gate.pytest_plugin import select_cases
 from falsifiers.gate.runner import (
     ROOT,
     GateRequest,
+    contracts_by_phase,
     expected_cases,
     find_case,
     parse_phase,
@@ -32,7 +33,7 @@ import sys
 
 lines, code = {lines!r}, {code!r}
 open(sys.argv[sys.argv.index("--verdicts") + 1], "w").write(lines)
-print("a made-up last word", *sys.argv)
+print("a fake last word", *sys.argv)
 if code == "killed":
     import os
     os.kill(os.getpid(), 9)
@@ -41,7 +42,7 @@ sys.exit(code)
 
 
 def gated(root: Path, *outcomes: Outcome, code: Any, cut: int | None = None, **wanted: Any) -> Any:
-    """Run the gate over a stand-in for pytest that leaves these outcomes and exits with `code`."""
+    """Run the gate over a fake pytest that writes these outcomes and exits with `code`."""
     if not (root / "contracts").exists():
         write_checkout(root, p1=[fake_case_row("a"), fake_case_row("b", must_claim=False)])
     lines = "".join(
@@ -61,29 +62,29 @@ def test_verdicts_and_exit_code_that_agree_pass(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("outcomes", "code", "word", "why"), [
     (("passed", "failed"), 1, "FAIL", "1 case failed, the first is p1/rows_hold[cpu-b]"),
-    (("passed", "passed"), 1, "UNMEASURABLE", "pytest exited 1, but its 2 verdicts call for 0"),
+    (("passed", "passed"), 1, "UNMEASURABLE", "pytest exited 1, but its 2 verdicts require 0"),
     (("passed", "passed"), 3, "UNMEASURABLE", "pytest exited 3"),
     (("passed", "passed"), "killed", "UNMEASURABLE", "pytest was killed by signal 9"),
-    (("passed", "failed"), 0, "FAIL", "pytest exited 0, but its 2 verdicts call for 1"),
-    (("passed", "error"), 0, "UNMEASURABLE", "but its 2 verdicts call for 6"),
+    (("passed", "failed"), 0, "FAIL", "pytest exited 0, but its 2 verdicts require 1"),
+    (("passed", "error"), 0, "UNMEASURABLE", "but its 2 verdicts require 6"),
     (("passed",), 0, "UNMEASURABLE", "the first is p1/rows_hold[cpu-b]"),
     ((), 0, "UNMEASURABLE", "it left no verdict"),
     ((), 4, "UNMEASURABLE", "pytest exited 4, but it left no verdict")])
-def test_evidence_that_is_not_whole_never_passes(
+def test_incomplete_evidence_never_passes(
         tmp_path: Path, outcomes: tuple[Outcome, ...], code: Any, word: str, why: str) -> None:
     (result,) = gated(tmp_path, *outcomes, code=code).results
     assert result.verdict == word
-    assert any(why in one for one in result.why), result.why
+    assert any(why in reason for reason in result.why), result.why
 
 
-def test_verdict_cut_in_half_never_passes(tmp_path: Path) -> None:
+def test_truncated_verdict_never_passes(tmp_path: Path) -> None:
     done = gated(tmp_path, "passed", "passed", code=0, cut=-40)
     assert done.results[0].verdict == "UNMEASURABLE"
     assert any("is not a verdict" in trouble for trouble in done.run.trouble)
-    assert "a made-up last word" in done.run.output
+    assert "a fake last word" in done.run.output
 
 
-def test_receipt_of_the_tree_says_nothing_of_a_candidate(
+def test_receipt_of_the_repository_does_not_apply_to_a_candidate(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(receipts, "device_proof", lambda contract, root: "fresh")
     assert gated(tmp_path, "passed", "passed", code=0).results[0].device_proof == "fresh"
@@ -100,7 +101,7 @@ def test_phase_without_a_package_is_not_built(tmp_path: Path) -> None:
     assert [(r.verdict, r.why) for r in results] == [("UNMEASURABLE", ("not built",))] * 2
 
 
-def test_device_asked_for_without_a_case_there_is_unmeasurable(tmp_path: Path) -> None:
+def test_requested_tier_without_a_case_is_unmeasurable(tmp_path: Path) -> None:
     write_checkout(tmp_path, p1=[fake_case_row("a")])
     (result,) = run_gate(GateRequest(("p1",), root=tmp_path, device="interpret")).results
     assert (result.verdict, result.cases) == ("UNMEASURABLE", 0)
@@ -109,34 +110,29 @@ def test_device_asked_for_without_a_case_there_is_unmeasurable(tmp_path: Path) -
 def test_real_pytest_and_its_workers_judge_a_ladder(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
-    root = write_checkout(
-        tmp_path,
-        engine=[fake_case_row("a")],
-        p0=[fake_case_row("a")],
-        p1=[fake_case_row("a"), fake_case_row("b", "break")],
-        p3=[fake_case_row("a")],
-    )
-    told: list[str] = []
+    passes, fails = fake_case_row("a"), fake_case_row("b", "break")
+    root = write_checkout(tmp_path, engine=[passes], p0=[passes], p1=[passes, fails], p3=[passes])
+    names: list[str] = []
     done = run_gate(GateRequest(("engine", "p0", "p1", "p3"), root=root, jobs=2), through=True,
-                    on_verdict=lambda one: told.append(one.case))
+                    on_verdict=lambda verdict: names.append(verdict.case))
     assert [r.verdict for r in done.results] == ["PASS", "PASS", "FAIL", "BLOCKED"]
     assert done.results[3].why == ("p1 did not pass",)
-    assert len(told) == 5
+    assert len(names) == 5
     assert done.run.trouble == []
     assert "bringing up nodes" in done.run.output
-    assert "row 1 is not what it is alone" in done.run.output
+    assert "row 1 differs from its single run" in done.run.output
 
 
-def test_one_case_is_judged_alone_whether_quick_or_not(tmp_path: Path) -> None:
-    alone = make_case("a", falsifier="rows_hold").model_copy(update={"quick": False})
-    done = gated(tmp_path, "passed", code=0, case=alone)
+def test_only_one_case_is_judged_whether_quick_or_not(tmp_path: Path) -> None:
+    case = make_case("a", falsifier="rows_hold").model_copy(update={"quick": False})
+    done = gated(tmp_path, "passed", code=0, case=case)
     assert [(r.verdict, r.cases) for r in done.results] == [("PASS", 1)]
     assert "phases/p1_made_up/test_falsifier.py::test_rows_hold[cpu-a]" in done.run.output
     assert "--thorough" in done.run.output
 
 
-def test_process_that_dies_under_a_candidate_is_told(tmp_path: Path,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_dies_is_unmeasurable(tmp_path: Path,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     root = write_checkout(
         tmp_path, p1=[fake_case_row("a"), fake_case_row("b", "kill"), fake_case_row("c")]
@@ -148,14 +144,13 @@ def test_process_that_dies_under_a_candidate_is_told(tmp_path: Path,
 
 
 @pytest.mark.parametrize("spec", ["mine.py", "file:", "module:", "file:/no/such/file.py", ""])
-def test_bad_candidate_is_refused_before_anything_runs(tmp_path: Path, spec: str) -> None:
+def test_bad_candidate_is_refused_before_pytest_starts(tmp_path: Path, spec: str) -> None:
     write_checkout(tmp_path, p1=[fake_case_row("a")])
     with pytest.raises(SuiteError, match="candidate"):
         run_gate(GateRequest(("p1",), root=tmp_path, candidate=spec, python=("no-such-program",)))
 
 
 def test_unknown_case_and_phase_are_named(tmp_path: Path) -> None:
-    from falsifiers.gate.runner import contracts_by_phase
     write_checkout(tmp_path, p1=[fake_case_row("nano-m3")])
     with pytest.raises(SuiteError, match=r"did you mean p1/rows_hold\[cpu-nano-m3\]"):
         find_case("p1/rows_hold[cpu-nano-m4]", contracts_by_phase(tmp_path))
@@ -164,20 +159,20 @@ def test_unknown_case_and_phase_are_named(tmp_path: Path) -> None:
     assert [parse_phase(p) for p in ("3", "p3", "engine")] == ["p3", "p3", "engine"]
 
 
-def test_whole_suite_is_one_call(tmp_path: Path) -> None:
+def test_suite_is_one_call(tmp_path: Path) -> None:
     there = GateRequest(("p8",), root=write_checkout(tmp_path, p1=[fake_case_row("a")]))
     assert run_gate(there).results[0].why == ("not built",)
     with pytest.raises(SuiteError, match="unknown phase 'p12'"):
         falsifiers.run(phase="p12")
 
 
-def test_cases_given_are_judged_in_place_of_the_contract_s(
+def test_cases_replace_those_of_the_contract(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     root = write_checkout(tmp_path, p1=[fake_case_row("a"), fake_case_row("b")])
-    mine = make_case("mine").model_copy(update={
+    case = make_case("mine").model_copy(update={
         "falsifier": "rows_hold", "name": "mine", "given": {"does": "break"}, "repro": "do this"})
-    done = run_gate(GateRequest(("p1",), root=root, device="cpu", cases=(mine,)))
+    done = run_gate(GateRequest(("p1",), root=root, device="cpu", cases=(case,)))
     (verdict,) = done.run.verdicts
     assert (verdict.case, verdict.outcome) == ("p1/rows_hold[cpu-mine]", "failed")
     assert verdict.repro == "do this --device cpu"
@@ -186,7 +181,7 @@ def test_cases_given_are_judged_in_place_of_the_contract_s(
     assert (nothing.results[0].verdict, nothing.results[0].cases) == ("UNMEASURABLE", 0)
 
 
-def test_file_that_holds_no_cases_is_bad_usage(pytester: pytest.Pytester) -> None:
+def test_file_without_cases_is_bad_usage(pytester: pytest.Pytester) -> None:
     write_checkout(pytester.path, p1=[fake_case_row("a")])
     Path("cases.json").write_text("[{}]")
     result = pytester.runpytest_inprocess("--cases", "cases.json")
@@ -203,7 +198,7 @@ def test_file_that_holds_no_cases_is_bad_usage(pytester: pytest.Pytester) -> Non
     ([fake_case_row("a")], "interpret", None, []),
     ([fake_case_row("a")], "emulate", "no CUDA device was found", ["cpu-a"]),
     ([fake_case_row("a")], "emulate", None, [])])
-def test_a_phase_without_device_cases_is_judged_on_the_cpu_of_a_device_ladder(
+def test_phase_without_device_cases_is_judged_on_the_cpu(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], device: str,
         missing: str | None, judged: list[str]) -> None:
     monkeypatch.setattr(tiers, "cuda_missing", lambda: missing)
@@ -215,7 +210,7 @@ def test_a_phase_without_device_cases_is_judged_on_the_cpu_of_a_device_ladder(
     assert selected == expected
 
 
-def test_a_phase_without_a_case_says_what_could_not_be_had(tmp_path: Path) -> None:
+def test_phase_without_a_case_names_the_absent_tier(tmp_path: Path) -> None:
     there = GateRequest(
         ("p1",), root=write_checkout(tmp_path, p1=[fake_case_row("a")]), device="interpret"
     )
@@ -223,4 +218,4 @@ def test_a_phase_without_a_case_says_what_could_not_be_had(tmp_path: Path) -> No
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(tiers, "emulate_missing", lambda: "no C++ compiler")
         result = run_gate(replace(there, device="emulate")).results[0]
-    assert result.why == ("the emulate tier was asked for, but no C++ compiler", "no case passed")
+    assert result.why == ("the emulate tier was requested, but no C++ compiler", "no case passed")

@@ -1,4 +1,4 @@
-"""A kernel that is one dot, for the tests of steady dots."""
+"""A kernel with one dot, for the tests of deterministic dots."""
 
 # mypy: ignore-errors
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kernels that stray, each in one way, for the tests of the fences."""
+"""Kernels with accesses out of bounds or not aligned, for tests of the bounds checker."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -23,10 +23,10 @@ def _pairs(x, out, n, SKIP: tl.constexpr, BLOCK: tl.constexpr):
 
 
 def copy(x: Tensor, out: Tensor, load: int = 0, store: int = 0) -> None:
-    """Copy x[n] into out[n], loading and storing so many values too many."""
+    """Copy x[n] into out[n], loading `load` and storing `store` values past the end."""
     _copy[(1,)](x, out, len(x), LOAD=load, STORE=store, BLOCK=64, enable_fp_fusion=False)
 
 
 def copy_pairs(x: Tensor, out: Tensor, skip: int) -> None:
-    """Read x u8[2 n + 2] as 16-bit values from byte `skip` on, into out i16[n]."""
+    """Read x u8[2 n + 2] as 16-bit values from byte `skip`, into out i16[n]."""
     _pairs[(1,)](x, out, len(out), SKIP=skip, BLOCK=64, enable_fp_fusion=False)

@@ -1,4 +1,4 @@
-"""Two kernels for the byte counter's tests: one loads a weight once, one once for each row."""
+"""Two kernels for tests of the load counter: one loads a weight once, one for each row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Under steady dots a row has the same bits wherever it stands in its tile."""
+"""With deterministic dots, a row has the same bits at every position in its tile."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ pytestmark = pytest.mark.tier("interpret")
 
 
 def kernels() -> Any:
-    """Import the kernel of these tests, which fixes Triton's mode."""
+    """Import the kernel in the test, since this fixes Triton's mode."""
     from falsifiers.meta.instruments import kernel_dots
     return kernel_dots
 
 
-def dotted(a: Tensor, b: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def run_dot(a: Tensor, b: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     out = torch.empty(len(a), b.shape[1], dtype=dtype)
     kernels().dot(a, b, out)
     return out
 
 
-def test_row_has_the_same_bits_at_every_place() -> None:
+def test_row_has_the_same_bits_at_every_position() -> None:
     b, row = torch.randn(32, 32), torch.randn(32)
     with deterministic_dots():
-        whole = dotted(row.expand(16, 32).contiguous(), b)
+        repeated = run_dot(row.expand(16, 32).contiguous(), b)
         mixed = torch.randn(16, 32)
         mixed[9] = row
-        assert torch.equal(dotted(mixed, b)[9], whole[0])
-    assert torch.equal(whole, whole[:1].expand(16, 32))
-    assert torch.allclose(whole[0], row @ b, rtol=1e-4, atol=1e-4)
+        assert torch.equal(run_dot(mixed, b)[9], repeated[0])
+    assert torch.equal(repeated, repeated[:1].expand(16, 32))
+    assert torch.allclose(repeated[0], row @ b, rtol=1e-4, atol=1e-4)
 
 
 def test_bfloat16_is_multiplied_by_value() -> None:
     a, b = torch.randn(16, 16).bfloat16(), torch.randn(16, 16).bfloat16()
     with deterministic_dots():
-        got = dotted(a, b)
+        got = run_dot(a, b)
     assert torch.allclose(got, a.float() @ b.float(), rtol=1e-4, atol=1e-4)
 
 
-def test_integers_stay_exact_and_the_interpreter_is_given_back() -> None:
+def test_integers_stay_exact_and_the_interpreter_is_restored() -> None:
     a, b = (torch.randint(-128, 128, (32, 32), dtype=torch.int8) for _ in range(2))
     with deterministic_dots():
-        got = dotted(a, b, torch.int32)
+        got = run_dot(a, b, torch.int32)
     assert torch.equal(got, a.int() @ b.int())
     from triton.runtime.interpreter import InterpreterBuilder
     assert InterpreterBuilder.create_dot.__name__ == "create_dot"

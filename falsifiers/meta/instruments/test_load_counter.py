@@ -1,4 +1,4 @@
-"""The byte counter counts what a kernel really loads: once, twice, or a part."""
+"""The load counter counts the bytes that a kernel loads."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ N, BLOCK = 100, 64
 
 
 def kernels() -> Any:
-    """Import the kernels of these tests, which fixes Triton's mode."""
+    """Import the kernels in the test, since this fixes Triton's mode."""
     from falsifiers.meta.instruments import kernel_reads
     return kernel_reads
 
 
 @pytest.mark.tier("interpret")
 @pytest.mark.parametrize("rows", [1, 3])
-def test_honest_kernel_reads_each_byte_once(rows: int) -> None:
+def test_right_kernel_reads_each_byte_once(rows: int) -> None:
     weight, x, out = torch.randn(N), torch.randn(rows, N), torch.empty(rows, N)
     with load_counter.count_loads(weight=weight, x=x) as reads:
         kernels().scale_rows(weight, x, out)
@@ -31,7 +31,7 @@ def test_honest_kernel_reads_each_byte_once(rows: int) -> None:
 
 
 @pytest.mark.tier("interpret")
-def test_kernel_that_rereads_for_each_row_is_seen() -> None:
+def test_repeated_loads_are_counted() -> None:
     weight, x, out = torch.randn(N), torch.randn(3, N), torch.empty(3, N)
     with load_counter.count_loads(weight=weight) as reads:
         kernels().scale_rows_rereading(weight, x, out)
@@ -41,7 +41,7 @@ def test_kernel_that_rereads_for_each_row_is_seen() -> None:
 
 
 @pytest.mark.tier("interpret")
-def test_counting_ends_with_its_block_and_knows_its_own_tensor() -> None:
+def test_only_loads_of_the_named_tensor_in_the_block_are_counted() -> None:
     weight, other, x, out = torch.randn(N), torch.randn(N), torch.randn(1, N), torch.empty(1, N)
     with load_counter.count_loads(other=other) as reads:
         kernels().scale_rows(weight, x, out)
@@ -49,7 +49,7 @@ def test_counting_ends_with_its_block_and_knows_its_own_tensor() -> None:
     assert (reads["other"].total, reads["other"].loads) == (0, 0)
 
 
-def test_without_the_interpreter_nothing_is_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpreter_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(Unmeasurable), load_counter.count_loads(x=torch.zeros(3)):
         pass

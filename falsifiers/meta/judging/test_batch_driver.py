@@ -1,4 +1,4 @@
-"""What a stream gets alone is run once for the tree's own path, and anew for whatever differs."""
+"""A solo stream is cached for the repository's path, and run again for any other."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from falsifiers.judging.batch_driver import SoloStream, run_solo
 from phases.p1_looped_step.increment import path
 
 
-def run(given: Path, **changed: Any) -> SoloStream:
-    """Return two tokens alone on a path over `nano`, whose parts may be changed."""
-    engine = PathEngine(given, replace(testmodels.load("nano"), **changed))
+def run(over: Path, **changes: Any) -> SoloStream:
+    """Run a prompt of two tokens on a path over `nano` with changed fields."""
+    engine = PathEngine(over, replace(testmodels.load("nano"), **changes))
     return run_solo(engine, Rows, [1, 2], 1, 8, right=path())
 
 
@@ -27,16 +27,16 @@ def test_right_path_runs_a_stream_once() -> None:
     assert run_solo(engine, Rows, [1, 3], 1, 8, right=path()) is not run(path())
 
 
-def test_changed_path_or_model_never_gets_a_kept_stream() -> None:
-    kept = run(path())
+def test_changed_path_or_model_never_gets_a_cached_stream() -> None:
+    cached = run(path())
 
     def shifted(*args: Any) -> torch.Tensor:
         return path().step_rows(*args) + 1
 
     wrong = run(replace(path(), step_rows=shifted))
-    assert torch.equal(wrong.logits[0], kept.logits[0] + 1)
+    assert torch.equal(wrong.logits[0], cached.logits[0] + 1)
     assert wrong is not run(replace(path(), step_rows=shifted))
     other = testmodels.load("nano").ops
     narrow = run(path(), kv="f16")
-    assert narrow is not kept
-    assert run(path(), ops=replace(other, name="changed")) is not kept
+    assert narrow is not cached
+    assert run(path(), ops=replace(other, name="changed")) is not cached

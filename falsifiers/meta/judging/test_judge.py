@@ -1,4 +1,4 @@
-"""Every rung of the judge is shown a lie that it must catch, and a truth that it must let pass."""
+"""Every rung of the judge fails for a wrong value and passes for a right one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def judge() -> Judge:
     return Judge(make_case("tiny-m4"))
 
 
-def changed(at: tuple[int, int], value: float) -> torch.Tensor:
+def ones_with(at: tuple[int, int], value: float) -> torch.Tensor:
     x = ONES.clone()
     x[at] = value
     return x
@@ -32,30 +32,29 @@ def test_equal_tensors_pass_and_are_counted() -> None:
     assert [(w.op, w.rung, w.ulps, w.compared) for w in j.worst] == [("out", "bits", 0, 32)]
 
 
-@pytest.mark.parametrize(("lie", "rung"), [
+@pytest.mark.parametrize(("wrong", "rung"), [
     (ONES.reshape(8, 4), "shape"),
     (ONES[None], "shape"),
     (ONES.double(), "dtype"),
     (ONES.bfloat16(), "dtype"),
-    (changed((2, 3), float("nan")), "finite"),
-    (changed((2, 3), float("inf")), "finite"),
-    (changed((2, 3), 1 + 2**-23), "bits"),
+    (ones_with((2, 3), float("nan")), "finite"),
+    (ones_with((2, 3), float("inf")), "finite"),
+    (ones_with((2, 3), 1 + 2**-23), "bits"),
 ])
-def test_rung_names_the_lie(lie: torch.Tensor, rung: str) -> None:
-    finding = broken_finding(lambda: judge().equal("out", lie, ONES, step=3))
+def test_finding_names_the_rung(wrong: torch.Tensor, rung: str) -> None:
+    finding = broken_finding(lambda: judge().equal("out", wrong, ONES, step=3))
     assert finding.rung == rung
     assert finding.where["step"] == 3
 
 
-def test_lower_rung_speaks_first() -> None:
-    lie = torch.full((8, 4), float("nan"), dtype=torch.float64)
-    assert broken_finding(lambda: judge().equal("out", lie, ONES)).rung == "shape"
+def test_lowest_rung_is_reported_first() -> None:
+    wrong = torch.full((8, 4), float("nan"), dtype=torch.float64)
+    assert broken_finding(lambda: judge().equal("out", wrong, ONES)).rung == "shape"
 
 
 def test_negative_zero_is_not_zero() -> None:
     finding = broken_finding(
-        lambda: judge().equal("out", torch.tensor([0.0]), torch.tensor([-0.0]))
-    )
+        lambda: judge().equal("out", torch.tensor([0.0]), torch.tensor([-0.0])))
     assert (finding.got, finding.want, finding.rung) == ("0x00000000", "0x80000000", "bits")
 
 
@@ -65,44 +64,43 @@ def test_nan_in_both_fails_unless_poison_is_compared() -> None:
     judge().equal("out", nan, nan, finite=False)
 
 
-def test_integers_are_held_to_their_values() -> None:
+def test_integers_are_compared_by_value() -> None:
     finding = broken_finding(
-        lambda: judge().equal("tokens", torch.tensor([5, 6]), torch.tensor([5, 7]))
-    )
+        lambda: judge().equal("tokens", torch.tensor([5, 6]), torch.tensor([5, 7])))
     assert (finding.got, finding.want, finding.ulps) == ("6", "7", None)
 
 
-def test_message_says_what_is_no_number() -> None:
+def test_message_names_nan_and_infinity() -> None:
     nan, number, far = torch.tensor([float("nan")]), torch.tensor([1.0]), torch.tensor([-torch.inf])
-    said = [broken_finding(lambda a=a, b=b, f=f: judge().equal("out", a, b, finite=f)).sentence  # type: ignore[misc]
-            for a, b, f in ((nan, nan, True), (nan, number, True), (number, far, False))]
-    assert [sentence.split("=", 1)[1].split(" [")[0] for sentence in said] == [
+    sentences = [broken_finding(lambda a=a, b=b, f=f: judge().equal("out", a, b, finite=f)).sentence  # type: ignore[misc]
+                 for a, b, f in ((nan, nan, True), (nan, number, True), (number, far, False))]
+    assert [sentence.split("=", 1)[1].split(" [")[0] for sentence in sentences] == [
         "0x7fc00000 (NaN), but should be finite",
         "0x7fc00000 (NaN), but should be 0x3f800000",
         "0x3f800000, but should be 0xff800000 (infinite)"]
 
 
-def test_budget_names_the_vector_beside_the_row_it_is_in() -> None:
+def test_budget_names_the_row_and_the_vector() -> None:
     finding = broken_finding(lambda: judge().budget("out", ONES * 2, ONES, BUDGET, row=5))
     assert finding.where == {"row": 5, "vector": 0}
     assert finding.sentence.startswith("out[row 5, vector 0] has cosine 1.0000000")
 
 
 def test_message_follows_the_template() -> None:
-    lie = changed((3, 1), 1 + 2**-23)
-    finding = broken_finding(lambda: judge().equal("logits", lie, ONES, row=3, step=17))
+    wrong = ones_with((3, 1), 1 + 2**-23)
+    finding = broken_finding(lambda: judge().equal("logits", wrong, ONES, row=3, step=17))
     assert finding.sentence == ("logits[row 3, step 17, element [3, 1]]=0x3f800001, but should be "
                                 "0x3f800000 (1 ulp) [p1 holds, cpu-tiny-m4]")
     assert finding.differing == 1
 
 
-def test_one_bad_row_of_32_fails_though_the_whole_tensor_looks_alike() -> None:
+def test_one_bad_row_of_32_fails_though_the_tensor_s_cosine_is_high() -> None:
     torch.manual_seed(0)
     want = torch.randn(32, 512)
     got = want.clone()
     got[7] += 0.2 * torch.randn(512)
-    whole = torch.nn.functional.cosine_similarity(got.flatten(), want.flatten(), dim=0)
-    assert whole > 0.999
+    cosine = torch.nn.functional.cosine_similarity(got.flatten(), want.flatten(), dim=0)
+    assert cosine > 0.999
     finding = broken_finding(lambda: judge().budget("out", got, want, BUDGET))
     assert (finding.rung, finding.where["vector"]) == ("budget", 7)
 
@@ -112,14 +110,14 @@ def test_scale_by_two_fails_though_the_cosine_is_one() -> None:
     assert "norm ratio 2.000000" in finding.sentence
 
 
-@pytest.mark.parametrize(("lie", "rung"), [
-    (changed((0, 0), float("nan")), "finite"), (ONES.half(), "dtype"), (ONES[:3], "shape"),
+@pytest.mark.parametrize(("wrong", "rung"), [
+    (ones_with((0, 0), float("nan")), "finite"), (ONES.half(), "dtype"), (ONES[:3], "shape"),
     (torch.zeros(4, 8), "budget")])
-def test_budget_climbs_the_same_ladder(lie: torch.Tensor, rung: str) -> None:
-    assert broken_finding(lambda: judge().budget("out", lie, ONES, BUDGET)).rung == rung
+def test_budget_uses_the_same_ladder(wrong: torch.Tensor, rung: str) -> None:
+    assert broken_finding(lambda: judge().budget("out", wrong, ONES, BUDGET)).rung == rung
 
 
-def test_budget_passes_and_keeps_the_worst_of_all_calls() -> None:
+def test_budget_passes_and_stores_the_worst_of_all_calls() -> None:
     j, near = judge(), ONES * (1 + 5e-4)
     j.budget("out", near, ONES, BUDGET)
     j.budget("out", ONES, ONES, BUDGET)
@@ -131,7 +129,7 @@ def test_budget_passes_and_keeps_the_worst_of_all_calls() -> None:
     assert worst.ulps == int(ulps_apart(near, ONES).max()) > 0
 
 
-def test_budget_holds_at_its_own_bounds_and_not_past_them() -> None:
+def test_budget_passes_at_its_bounds_and_not_past_them() -> None:
     torch.manual_seed(1)
     want = torch.randn(1, 64)
     got = want + 0.01 * torch.randn(1, 64)
@@ -159,26 +157,24 @@ def test_changed_argmax_at_a_near_tie_passes_and_is_counted() -> None:
     assert j.evidence["near_ties"] == 1
 
 
-def test_near_tie_holds_at_its_own_bound_and_not_past_it() -> None:
+def test_near_tie_passes_at_its_bound_and_not_past_it() -> None:
     want, got = torch.tensor([[3.0, 2.9, 0.0, 0.0]]), torch.tensor([[2.9, 3.0, 0.0, 0.0]])
     margin = flip_margin(got[0], want[0])
     at = BUDGET.model_copy(update={"cosine": 0.99, "near_tie": margin})
     judge().budget("logits", got, want, at, logits=True)
     tight = at.model_copy(update={"near_tie": margin - 1e-9})
-    assert (
-        broken_finding(lambda: judge().budget("logits", got, want, tight, logits=True)).rung
-        == "budget"
-    )
+    finding = broken_finding(lambda: judge().budget("logits", got, want, tight, logits=True))
+    assert finding.rung == "budget"
 
 
-def test_broken_law_and_broken_frame_name_themselves() -> None:
+def test_broken_law_and_broken_frame_are_named() -> None:
     j = judge()
     assert broken_finding(lambda: j.law(False, "two rows share slot 3", slot=3)).rung == "law"
     finding = broken_finding(lambda: j.unchanged("slot", "a" * 64, "b" * 64, slot=2))
     assert finding.rung == "frame"
     assert "slot[slot 2]" in finding.sentence
     assert j.compared == 0
-    j.law(True, "this holds")
+    j.law(True, "a fake law")
     j.unchanged("slot", "same", "same")
     assert j.compared == 2
 

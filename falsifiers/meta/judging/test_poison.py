@@ -1,4 +1,4 @@
-"""Poison shows through wherever it is read, and guards see a write of one byte."""
+"""Poison is NaN or a sentinel, and guards detect a write of one byte."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_sentinel_is_neither_zero_nor_nan(dtype: torch.dtype) -> None:
     assert not bool(x.isnan().any())
 
 
-def test_view_is_poisoned_and_nothing_else() -> None:
+def test_only_the_view_is_poisoned() -> None:
     x = torch.zeros(4, 6)
     poison(x[1:3, ::2])
     assert int(x.isnan().sum()) == 6
@@ -33,16 +33,16 @@ def test_view_is_poisoned_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("at", [0, GUARD_BYTES - 1, -GUARD_BYTES, -1])
-def test_stray_byte_is_caught(at: int) -> None:
-    made = new_guarded(3, 5)
-    made.whole[at] = 0
-    assert broken_finding(lambda: made.hold(Judge(make_case()), "out")).rung == "frame"
+def test_write_of_one_byte_out_of_bounds_is_detected(at: int) -> None:
+    guarded = new_guarded(3, 5)
+    guarded.memory[at] = 0
+    assert broken_finding(lambda: guarded.hold(Judge(make_case()), "out")).rung == "frame"
 
 
-def test_writes_inside_are_free() -> None:
-    made, judge = new_guarded(3, 5, dtype=torch.bfloat16), Judge(make_case())
-    assert bool(made.inside.isnan().all())
-    made.inside.zero_()
-    made.hold(judge, "out")
+def test_writes_in_bounds_are_allowed() -> None:
+    guarded, judge = new_guarded(3, 5, dtype=torch.bfloat16), Judge(make_case())
+    assert bool(guarded.inside.isnan().all())
+    guarded.inside.zero_()
+    guarded.hold(judge, "out")
     assert judge.compared == 2
-    assert made.inside.shape == (3, 5)
+    assert guarded.inside.shape == (3, 5)

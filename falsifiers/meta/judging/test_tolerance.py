@@ -1,4 +1,4 @@
-"""Each kind of closeness is told from the next."""
+"""Each kind of closeness is distinguished from the next."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def test_rows_of_nan_are_never_bit_equal() -> None:
     assert classify(nan, nan, BUDGET).kind == "diverged"
 
 
-def test_rows_of_zeros_are_alike_and_no_row_is_like_zeros() -> None:
+def test_rows_of_zeros_are_equal_and_differ_from_other_rows() -> None:
     cosine, ratio = cosine_and_norm_ratio(torch.zeros(1, 4), torch.zeros(1, 4))
     assert (float(cosine), float(ratio)) == (1.0, 1.0)
     assert classify(torch.zeros(4), WANT, BUDGET).kind == "diverged"
 
 
-def test_margin_is_in_standard_deviations_of_the_row_that_was_wanted() -> None:
+def test_margin_is_in_standard_deviations_of_the_expected_row() -> None:
     want = torch.tensor([3.0, 1.0, -1.0, -3.0])
     assert flip_margin(want[[1, 0, 2, 3]], want) == pytest.approx(2 / 5 ** 0.5)
     assert flip_margin(want, want) == float("inf")
 
 
 @pytest.mark.parametrize(("name", "closer"), [("cosine", 1e-9), ("norm", -1e-9)])
-def test_budget_is_kept_at_its_own_bound_and_not_past_it(name: str, closer: float) -> None:
+def test_budget_includes_its_bound(name: str, closer: float) -> None:
     got = WANT * 1.01 + torch.tensor([0.0, 0.0, 0.02, 0.0])
     cosine, ratio = (float(x) for x in cosine_and_norm_ratio(got[None], WANT[None]))
     at = {"cosine": cosine, "norm": abs(ratio - 1)}
@@ -56,7 +56,7 @@ def test_budget_is_kept_at_its_own_bound_and_not_past_it(name: str, closer: floa
     assert classify(got, WANT, tight).kind == "diverged"
 
 
-def test_tie_is_near_at_its_own_bound_and_not_past_it() -> None:
+def test_near_tie_includes_its_bound() -> None:
     got = WANT[[1, 0, 2, 3]]
     margin = flip_margin(got, WANT)
     for bound, kind in ((margin, "near-tie"), (margin - 1e-9, "diverged")):

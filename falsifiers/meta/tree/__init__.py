@@ -1,1 +1,1 @@
-"""Tests of the rules that the whole tree follows."""
+"""Tests of rules for all files of the repository."""

@@ -1,4 +1,4 @@
-"""Documents whose files and commands a test takes from the text and runs."""
+"""Runs the files and commands of a document, for tests."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ BLOCK = re.compile(r"^```(\w+) (file|exit)=(\S+)\n(.*?)^```$", re.MULTILINE | re
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block that says what it is: a file to save, or commands and how the last ends."""
+    """A fenced block: a file to save, or commands and the exit code of the last."""
 
     kind: str
     """`file` or `exit`."""
-    said: str
+    value: str
     """The file's name, or the exit code."""
     text: str
 
     @property
     def commands(self) -> list[str]:
-        """The lines that a reader types."""
+        """The commands without their prompt."""
         return [line.removeprefix("$ ") for line in self.text.splitlines()
                 if line.startswith("$ ")]
 
 
 def parse_blocks(document: Path) -> list[Block]:
     """Return a document's files and commands, in order."""
-    return [Block(kind, said, text) for _, kind, said, text in
+    return [Block(kind, value, text) for _, kind, value, text in
             BLOCK.findall(document.read_text(encoding="utf-8"))]
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What one command did."""
+    """The result of one command."""
 
     command: str
     output: str
@@ -50,25 +50,20 @@ class CommandResult:
 
 
 def run_document(document: Path, folder: Path) -> Iterator[CommandResult]:
-    """Do what a document says in a folder, and yield each command as it ended."""
+    """Write a document's files and run its commands in a folder; yield each result."""
     shim = folder / ".bin" / "rowtwin"
     shim.parent.mkdir()
     shim.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{ROOT / "rowtwin.py"}" "$@"\n')
     shim.chmod(0o755)
-    around = {**os.environ, "PATH": f"{shim.parent}:{os.environ['PATH']}", "ROWTWIN": str(ROOT),
+    env = {**os.environ, "PATH": f"{shim.parent}:{os.environ['PATH']}", "ROWTWIN": str(ROOT),
               "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     for block in parse_blocks(document):
         if block.kind == "file":
-            (folder / block.said).write_text(block.text, encoding="utf-8")
+            (folder / block.value).write_text(block.text, encoding="utf-8")
         for command in block.commands:
             started = time.perf_counter()
-            done = subprocess.run(["bash", "-c", command], cwd=folder, env=around, text=True,
+            done = subprocess.run(["bash", "-c", command], cwd=folder, env=env, text=True,
                                   check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             last = command == block.commands[-1]
-            yield CommandResult(
-                command,
-                done.stdout,
-                done.returncode,
-                int(block.said) if last else 0,
-                time.perf_counter() - started,
-            )
+            yield CommandResult(command, done.stdout, done.returncode,
+                                int(block.value) if last else 0, time.perf_counter() - started)

@@ -1,4 +1,4 @@
-"""The tree keeps its own rules: who imports whom, the shape of a phase, contracts that are read."""
+"""Checks the repository's rules: imports, the files of a phase, and fields of contracts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOMS = {
     "bisect": {"judging", "console", "tensor_files", "gate", "mutation"},
     "vectors": {"judging", "console", "tensor_files", "gate", "bisect"},
     "witness": {"judging", "console"}}
-"""The folders of `falsifiers/`, and which of the others each may import."""
+"""The folders of `falsifiers/`, and the other folders that each may import."""
 SHAPE = {"__init__.py", "increment.py", "reference.py", "mutants.py", "test_falsifier.py"}
 
 
@@ -40,8 +40,8 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_bytes())
 
 
-def within(path: Path) -> Iterator[str]:
-    """Yield the dotted names inside the repository that a file imports, by string too."""
+def imports_of(path: Path) -> Iterator[str]:
+    """Yield the repository's modules that a file imports, by `import_module` too."""
     names = list(imported_names(tree(path)))
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "import_module":
@@ -87,16 +87,16 @@ def allowed(path: Path, name: str) -> bool:
     if home != "phases" or len(parts) == 2 or parts[1] == "bench" or \
             len(wanted) == 1 or wanted[1] == parts[1]:
         return True  # phases/*.py and phases/bench serve every phase
-    mine, theirs = parts[1].split("_")[0], wanted[1].split("_")[0]
-    before = chain_of(mine)[:chain_of(mine).index(mine)]
-    return bool(before) and theirs == before[-1] and wanted[2:3] in ([], ["increment"])
+    phase, imported = parts[1].split("_")[0], wanted[1].split("_")[0]
+    before = chain_of(phase)[:chain_of(phase).index(phase)]
+    return bool(before) and imported == before[-1] and wanted[2:3] in ([], ["increment"])
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_import_table_is_kept(package: str) -> None:
-    strays = [f"{path.relative_to(ROOT)} imports {name}" for path in sources(package)
-              for name in within(path) if not allowed(path, name)]
-    assert strays == []
+def test_imports_follow_the_table(package: str) -> None:
+    forbidden = [f"{path.relative_to(ROOT)} imports {name}" for path in sources(package)
+                 for name in imports_of(path) if not allowed(path, name)]
+    assert forbidden == []
 
 
 @pytest.mark.parametrize(("file", "name", "may"), [
@@ -120,7 +120,7 @@ def test_import_table_is_kept(package: str) -> None:
     ("phases/p2_engine_serve/increment.py", "phases.p1_looped_step.increment", False),
     ("phases/p2_engine_serve/increment.py", "phases.p0_scheduler.increment", True),
     ("reports/cli.py", "engine.model", True), ("reports/produce.py", "engine.model", False)])
-def test_import_table_is_the_design_s(file: str, name: str, may: bool) -> None:
+def test_import_table_allows_only_the_design(file: str, name: str, may: bool) -> None:
     assert allowed(ROOT / file, name) is may
 
 
@@ -130,14 +130,14 @@ def phases() -> list[Path]:
 
 
 @pytest.mark.parametrize("package", phases(), ids=lambda path: path.name)
-def test_phase_has_the_shape_of_every_phase(package: Path) -> None:
+def test_phase_has_the_files_of_every_phase(package: Path) -> None:
     assert SHAPE - {path.name for path in package.glob("*.py")} == set()
     names = {node.name for node in tree(package / "increment.py").body
              if isinstance(node, ast.FunctionDef)}
     assert ("path" if package.name.split("_")[0] in DECODE_PHASES else "stack") in names
 
 
-def test_every_phase_has_a_contract_and_every_contract_its_own_package() -> None:
+def test_every_phase_has_a_contract_and_every_contract_one_package() -> None:
     contracts = load_contracts(ROOT / "contracts")
     assert {f"phases.{path.name}" for path in phases()} <= {c.package for c in contracts.values()}
     for phase, contract in contracts.items():
@@ -145,7 +145,7 @@ def test_every_phase_has_a_contract_and_every_contract_its_own_package() -> None
 
 
 def cap_of(path: Path) -> int:
-    """Return how many lines a source may have; kernels may have more, since they stay together."""
+    """Return the line limit of a source; kernels have a higher one."""
     kernel = path.name.startswith("kernel_") or path.suffix in (".cu", ".cuh")
     return 400 if kernel else 300
 
@@ -168,7 +168,7 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize("what", FORBIDDEN)
-def test_tree_holds_none(what: str) -> None:
+def test_repository_has_none(what: str) -> None:
     pattern = re.compile(FORBIDDEN[what], re.MULTILINE)
     found = [str(path.relative_to(ROOT)) for path in [*sources(*PACKAGES), *ROOT.glob("*.py")]
              if path != Path(__file__) and pattern.search(path.read_text())]
@@ -178,13 +178,13 @@ def test_tree_holds_none(what: str) -> None:
 @pytest.mark.parametrize("text", [
     "    @pytest.mark.flaky(2)\n", "    assert True\n", "    assert True, 'x'\n",
     "@pytest.mark.xfail(reason='x')\n", "pytest.skip('x')\n", "    raise NotImplementedError\n"])
-def test_forbidden_words_are_found(text: str) -> None:
+def test_forbidden_patterns_are_found(text: str) -> None:
     assert any(re.search(pattern, text, re.MULTILINE) for pattern in FORBIDDEN.values())
 
 
 @cache
 def attributes_read() -> set[str]:
-    """Return the names of attributes that code outside the schema and the tests reads."""
+    """Return the attributes that code reads, outside of the schema and the tests."""
     return {node.attr for path in [*sources(*PACKAGES), ROOT / "rowtwin.py"]
             if path.name != "schema.py" and "test_" not in path.name
             for node in ast.walk(tree(path))
@@ -197,7 +197,7 @@ def test_every_field_of_a_contract_is_read(record: type[Contract]) -> None:
 
 
 def keys_read(folder: Path) -> set[str]:
-    """Return the string keys by which a package's code, or the wiring, subscripts or gets."""
+    """Return the string keys that a package or rowtwin.py reads by subscript or `get`."""
     keys: set[str] = set()
     for path in [*folder.glob("*.py"), ROOT / "rowtwin.py"]:
         for node in ast.walk(tree(path)):
@@ -210,10 +210,10 @@ def keys_read(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("phase", load_contracts(ROOT / "contracts"))
-def test_every_given_of_a_contract_is_read(phase: str) -> None:
+def test_every_parameter_of_a_contract_is_read(phase: str) -> None:
     contract = load_contracts(ROOT / "contracts")[phase]
-    given = {key for row in contract.cases for key in row.given}
-    assert given - keys_read(ROOT / contract.package.replace(".", "/")) == set()
+    parameters = {key for row in contract.cases for key in row.given}
+    assert parameters - keys_read(ROOT / contract.package.replace(".", "/")) == set()
 
 
 @pytest.mark.parametrize("phase", load_contracts(ROOT / "contracts"))

@@ -1,4 +1,4 @@
-"""Programs in other languages: the example in C is right, and one that misbehaves is a verdict."""
+"""Programs in other languages: the C example passes, and one that misbehaves fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ import pytest
 import torch
 
 import rowtwin
-from contracts.schema import Case
 from falsifiers.gate import candidates
 from falsifiers.gate.candidates import Candidate
 from falsifiers.gate.cli import select_vector_cases
@@ -37,69 +36,69 @@ EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "gemv_rows.c"
 
 
 @pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+def run_rowtwin(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command line: exit code, stdout, stderr."""
     return make_main(rowtwin.main, monkeypatch, capsys)
 
 
-def compiled(folder: Path, *, instead_of: str = "", stands: str = "") -> Path:
-    """Compile the example with the system's compiler, with one piece of its text changed."""
+def compile_example(folder: Path, *, old: str = "", new: str = "") -> Path:
+    """Compile the example with the system's compiler, with `old` replaced by `new`."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise Unmeasurable("that the example in C passes is unmeasurable here: there is no C "
-                           "compiler (cc, gcc or clang)")
+        raise Unmeasurable("the C example cannot be tested here: there is no C compiler (cc, gcc "
+                           "or clang)")
     text = EXAMPLE.read_text()
-    assert text.count(instead_of) == 1 or not instead_of
-    source, made = folder / "gemv_rows.c", folder / "gemv_rows"
-    source.write_text(text.replace(instead_of, stands) if instead_of else text)
-    told = subprocess.run([compiler, "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror",
-                           "-ffp-contract=off", str(source), "-lm", "-o", str(made)],
-                          capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stderr
-    return made
+    assert text.count(old) == 1 or not old
+    source, binary = folder / "gemv_rows.c", folder / "gemv_rows"
+    source.write_text(text.replace(old, new) if old else text)
+    result = subprocess.run([compiler, "-std=c11", "-O1", "-Wall", "-Wextra", "-Werror",
+                             "-ffp-contract=off", str(source), "-lm", "-o", str(binary)],
+                            capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return binary
 
 
-def test_without_a_compiler_the_example_is_said_to_be_unmeasurable(
+def test_example_is_unmeasurable_without_a_compiler(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(Unmeasurable, match="there is no C compiler"):
-        compiled(tmp_path)
+        compile_example(tmp_path)
 
 
-def test_example_in_c_passes_every_exact_call_bit_for_bit(tmp_path: Path, rows: Main) -> None:
+def test_c_example_passes_every_exact_call_bit_for_bit(tmp_path: Path, run_rowtwin: Main) -> None:
     folder = tmp_path / "p3"
-    code, out, err = rows("vectors", "export", str(folder), "--phase", "3")
+    code, out, err = run_rowtwin("vectors", "export", str(folder), "--phase", "3")
     assert (code, err) == (0, "")
     assert "393 calls of p3" in out
-    subprocess.run([compiled(tmp_path), folder / "inputs", folder / "outputs"], check=True)
-    code, out, _ = rows("vectors", "check", str(folder))
+    subprocess.run([compile_example(tmp_path), folder / "inputs", folder / "outputs"], check=True)
+    code, out, _ = run_rowtwin("vectors", "check", str(folder))
     assert code == 0
     assert out.startswith("p3     PASS           row-twin product\n    19 passed, 9 declined")
-    for path in (folder / "expected").glob("*-Q*"):  # the bits, not the suite's word alone
-        got, want = (read_tensors(path.parents[1] / part / path.name, 1 << 20)[0]["out"]
-                     for part in ("outputs", "expected"))
+    for path in (folder / "expected").glob("*-Q*"):  # compare the bits without the suite
+        got, want = (read_tensors(folder / name / path.name, 1 << 20)[0]["out"]
+                     for name in ("outputs", "expected"))
         assert torch.equal(as_bits(got), as_bits(want))
 
 
-def case(falsifier: str, name: str) -> Case:
-    return next(one for one in rowtwin.phase_vectors("3").cases
-                if one.falsifier == falsifier and one.name == name)
+def attack(candidate: Candidate, falsifier: str) -> None:
+    case = next(case for case in rowtwin.phase_vectors("3").cases
+                if case.falsifier == falsifier and case.name == "vectors-Q4_K-k256")
+    rowtwin.phase_bank("p3").falsifiers[falsifier](
+        case=case, subject=Subject("c", models=rowtwin.load_model, candidate=candidate),
+        judge=Judge(case))
 
 
-def broken(candidate: Candidate, falsifier: str, name: str = "vectors-Q4_K-k256") -> Finding:
-    one = case(falsifier, name)
+def finding_of(candidate: Candidate, falsifier: str) -> Finding:
     with pytest.raises(ParityBroken) as caught:
-        rowtwin.phase_bank("p3").falsifiers[falsifier](
-            case=one, subject=Subject("c", models=rowtwin.load_model, candidate=candidate),
-            judge=Judge(one))
+        attack(candidate, falsifier)
     return caught.value.finding
 
 
-def test_row_that_takes_its_neighbour_s_scale_is_located_in_the_c_program(tmp_path: Path) -> None:
-    made = compiled(tmp_path, instead_of="            for (long n = 0; n < N; n++)\n",
-                    stands="            if (m > 8 && row == 6) s[0] *= 1.0000001f;\n"
-                           "            for (long n = 0; n < N; n++)\n")
-    found = broken(candidates.load_candidate(f"cmd:{made}"), "rows_equal_alone")
+def test_row_with_its_neighbour_s_scale_is_located_in_the_c_program(tmp_path: Path) -> None:
+    binary = compile_example(tmp_path, old="            for (long n = 0; n < N; n++)\n",
+                             new="            if (m > 8 && row == 6) s[0] *= 1.0000001f;\n"
+                                 "            for (long n = 0; n < N; n++)\n")
+    found = finding_of(candidates.load_candidate(f"cmd:{binary}"), "rows_equal_alone")
     assert (found.rule, found.rung) == ("twin", "bits")
     assert (found.where["m"], found.where["row"], found.where["element"]) == (9, 6, "[0]")
     assert found.ulps is not None
@@ -109,15 +108,16 @@ def test_row_that_takes_its_neighbour_s_scale_is_located_in_the_c_program(tmp_pa
 
 
 def test_minimum_fused_into_the_product_is_located_in_the_c_program(tmp_path: Path) -> None:
-    made = compiled(tmp_path, instead_of="return product - minimum;",
-                    stands="return fmaf(-half(b + 2), (float)M, product) + 0 * minimum;")
-    found = broken(candidates.load_candidate(f"cmd:{made}"), "products_are_true")
+    binary = compile_example(
+        tmp_path, old="return product - minimum;",
+        new="return fmaf(-half(b + 2), (float)M, product) + 0 * minimum;")
+    found = finding_of(candidates.load_candidate(f"cmd:{binary}"), "products_are_true")
     assert (found.rule, found.rung, found.where["weights"]) == ("truth", "bits", "plain")
     assert found.where["row"] == 0
 
 
-def offered(folder: Path, text: str, limit: float = program.TIME_LIMIT) -> Candidate:
-    """Return a shell program as a candidate."""
+def shell_program(folder: Path, text: str, limit: float = program.TIME_LIMIT) -> Candidate:
+    """Return a candidate that runs a shell script."""
     path = folder / "mine.sh"
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -133,18 +133,18 @@ def offered(folder: Path, text: str, limit: float = program.TIME_LIMIT) -> Candi
     ("cp $1/* $2", "has no tensor 'out'"),
     ("ln -s $1/* $2", "is a symbolic link"),
     ("for f in $1/*; do head -c 99 /dev/zero > $2/${f##*/}; done", "is not a safetensors file")])
-def test_program_that_ends_badly_is_a_verdict(tmp_path: Path, text: str, sentence: str) -> None:
-    candidate = offered(tmp_path, text)
+def test_program_that_fails_is_a_failed_verdict(tmp_path: Path, text: str, sentence: str) -> None:
+    candidate = shell_program(tmp_path, text)
     assert candidate.arithmetic == "own"
-    found = broken(candidate, "rows_equal_alone")
+    found = finding_of(candidate, "rows_equal_alone")
     assert found.rung in ("crash", "shape")
     assert re.search(sentence, found.sentence)
 
 
 def test_program_that_hangs_is_stopped_with_its_children_and_not_run_again(
         tmp_path: Path) -> None:
-    candidate = offered(tmp_path, f"sleep 600 & echo $! > {tmp_path}/child\nwait", limit=0.3)
-    found = broken(candidate, "rows_equal_alone")
+    candidate = shell_program(tmp_path, f"sleep 600 & echo $! > {tmp_path}/child\nwait", limit=0.3)
+    found = finding_of(candidate, "rows_equal_alone")
     assert (found.rule, found.rung) == ("law", "crash")
     assert "did not end within 0.3 s of the call gemv_rows-probe" in found.sentence
     child = int((tmp_path / "child").read_text())
@@ -154,7 +154,7 @@ def test_program_that_hangs_is_stopped_with_its_children_and_not_run_again(
             break
         time.sleep(0.05)
     assert not _runs(child)
-    assert broken(candidate, "products_are_true").sentence == found.sentence
+    assert finding_of(candidate, "products_are_true").sentence == found.sentence
     assert not (tmp_path / "child").exists()
 
 
@@ -163,8 +163,8 @@ def test_program_that_hangs_is_stopped_with_its_children_and_not_run_again(
     "(setsid setsid -f sh -c 'echo $$ > {0}/child; sleep 600' &)"])
 def test_program_that_ends_leaves_no_children_running(tmp_path: Path, sleeps: str) -> None:
     wait = f"while ! [ -s {tmp_path}/child ]; do sleep 0.01; done"
-    candidate = offered(tmp_path, f"{sleeps.format(tmp_path)}\n{wait}\nexit 3")
-    assert " exited 3 at the call " in broken(candidate, "rows_equal_alone").sentence
+    candidate = shell_program(tmp_path, f"{sleeps.format(tmp_path)}\n{wait}\nexit 3")
+    assert " exited 3 at the call " in finding_of(candidate, "rows_equal_alone").sentence
     child = int((tmp_path / "child").read_text())
     for _ in range(100):
         if not _runs(child):
@@ -174,23 +174,24 @@ def test_program_that_ends_leaves_no_children_running(tmp_path: Path, sleeps: st
 
 
 @pytest.mark.parametrize("error", [RecursionError, PermissionError])
-def test_folder_that_cannot_be_removed_is_no_verdict(
+def test_error_while_removing_the_scratch_directory_is_ignored(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
-    whole = tempfile.TemporaryDirectory.cleanup
+    original = tempfile.TemporaryDirectory.cleanup
 
     def cleanup(folder: tempfile.TemporaryDirectory[str]) -> None:
-        whole(folder)
+        original(folder)
         raise error
 
     monkeypatch.setattr(tempfile.TemporaryDirectory, "cleanup", cleanup)
-    assert " exited 3 at the call " in broken(offered(tmp_path, "exit 3"),
-                                              "rows_equal_alone").sentence
+    found = finding_of(shell_program(tmp_path, "exit 3"), "rows_equal_alone")
+    assert " exited 3 at the call " in found.sentence
 
 
-@pytest.mark.parametrize("does", ["rm -f words; mkfifo words", "rm -rf *"])
-def test_program_that_spoils_its_folder_is_a_verdict_on_its_end(tmp_path: Path, does: str) -> None:
-    script = f'cd "$2/.."; {does}\nexit 1'
-    found = broken(offered(tmp_path, script), "rows_equal_alone")
+@pytest.mark.parametrize("command", ["rm -f words; mkfifo words", "rm -rf *"])
+def test_program_that_damages_its_directory_is_judged_by_its_exit_code(
+        tmp_path: Path, command: str) -> None:
+    script = f'cd "$2/.."; {command}\nexit 1'
+    found = finding_of(shell_program(tmp_path, script), "rows_equal_alone")
     assert " exited 1 at the call " in found.sentence
 
 
@@ -201,35 +202,33 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def saying(key: str, value: str) -> str:
-    """Return a shell program that answers every call with one word of metadata."""
+def answering_program(key: str, value: str) -> str:
+    """Return a shell script that answers every call with one key of metadata."""
     answer = f'{{"__metadata__":{{"{key}":"{value}"}}}}'
     prefix = "".join(f"\\{byte:03o}" for byte in len(answer).to_bytes(8, "little"))
     return f"for f in $1/*; do printf '{prefix}%s' '{answer}' > $2/${{f##*/}}; done"
 
 
-def test_program_that_declines_is_counted_so(tmp_path: Path) -> None:
-    candidate = offered(tmp_path, saying("declined", "only Q9"))
-    one = case("rows_equal_alone", "vectors-Q4_K-k256")
+def test_program_that_declines_raises_declined(tmp_path: Path) -> None:
+    candidate = shell_program(tmp_path, answering_program("declined", "only Q9"))
     with pytest.raises(Declined, match="only Q9"):
-        rowtwin.phase_bank("p3").falsifiers["rows_equal_alone"](
-            case=one, subject=Subject("c", models=rowtwin.load_model, candidate=candidate),
-            judge=Judge(one))
+        attack(candidate, "rows_equal_alone")
 
 
-def test_program_that_cannot_be_started_is_a_verdict(tmp_path: Path) -> None:
+def test_program_that_cannot_be_started_is_a_failed_verdict(tmp_path: Path) -> None:
     path = tmp_path / "mine"
     path.write_text("#!/no/such/interpreter\n")
     path.chmod(0o755)
-    found = broken(candidates.load_candidate(f"cmd:{path}"), "rows_equal_alone")
+    found = finding_of(candidates.load_candidate(f"cmd:{path}"), "rows_equal_alone")
     assert found.sentence == f"{path} cannot be run: No such file or directory"
 
 
 def test_arithmetic_is_what_the_first_answer_declares(tmp_path: Path) -> None:
-    assert offered(tmp_path, saying("arithmetic", "exact-23")).arithmetic == "exact-23"
+    candidate = shell_program(tmp_path, answering_program("arithmetic", "exact-23"))
+    assert candidate.arithmetic == "exact-23"
     with pytest.raises(SuiteError, match="ARITHMETIC is 'exact-', but should be"):
         candidates.load_candidate(
-            "cmd:" + shlex.join(["sh", "-c", saying("arithmetic", "exact-"), "x"])
+            "cmd:" + shlex.join(["sh", "-c", answering_program("arithmetic", "exact-"), "x"])
         )
 
 
@@ -239,15 +238,15 @@ def test_arithmetic_is_what_the_first_answer_declares(tmp_path: Path) -> None:
     ("cmd:''", "there is no program '' to run"), ("cmd: ", "names no program"),
     ("cmd:", "unknown candidate 'cmd:'"), ("cmd:a\udcff", "a path that is not UTF-8"),
     ("vectors:/no/such", "is not a directory of vectors"),
-    ("server:http://127.0.0.1:1", r"judged from outside, over its API: rowtwin witness http://127")])
-def test_candidate_that_cannot_be_asked_is_refused(spec: str, sentence: str) -> None:
+    ("server:http://127.0.0.1:1", r"judged over its API, with: rowtwin witness http://127")])
+def test_invalid_candidate_is_refused(spec: str, sentence: str) -> None:
     with pytest.raises(SuiteError, match=sentence):
         candidates.check_spec(spec)
 
 
-def test_program_beside_its_caller_is_found_from_where_it_runs(
+def test_program_in_the_working_directory_is_found(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.sh").write_text(saying("arithmetic", "exact-23"))
+    (tmp_path / "mine.sh").write_text(answering_program("arithmetic", "exact-23"))
     monkeypatch.chdir(tmp_path)
     assert candidates.load_candidate("cmd:sh mine.sh").arithmetic == "exact-23"
 
@@ -263,7 +262,7 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert candidates.make_absolute("cmd:sh mine") == f"cmd:sh {tmp_path}/mine"
 
 
-def test_directory_tells_which_phase_it_answers(tmp_path: Path) -> None:
+def test_phase_of_a_directory_is_read_from_its_manifest(tmp_path: Path) -> None:
     call = {"name": "a", "op": "a", "facts": {}, "inputs": {}, "outputs": {}, "cases": []}
     (tmp_path / "manifest.json").write_text(json.dumps({
         "phase": "p3", "claim": "", "arithmetic": "own", "calls": [call],
@@ -271,10 +270,10 @@ def test_directory_tells_which_phase_it_answers(tmp_path: Path) -> None:
     assert candidate_kinds.phase_of(f"vectors:{tmp_path}") == "p3"
     assert candidate_kinds.phase_of("cmd:sh") is None
     for phases in (("p4",), ("engine", "p3")):
-        with pytest.raises(SuiteError, match=r"answers calls of p3 alone: give --phase 3 with it"):
-            select_vector_cases(f"vectors:{tmp_path}", GateRequest(phases))
-    cases = select_vector_cases(f"vectors:{tmp_path}", GateRequest(("p3",)))
+        with pytest.raises(SuiteError, match=r"answers only calls of p3: add --phase 3"):
+            select_vector_cases(f"vectors:{tmp_path}", GateRequest(phases), {})
+    cases = select_vector_cases(f"vectors:{tmp_path}", GateRequest(("p3",)), {})
     assert cases is not None
-    assert [one.id for one in cases] == [one.id for one in rowtwin.phase_vectors("3").cases]
-    assert {one.repro for one in cases} == {"rowtwin gate --phase 3"}
-    assert select_vector_cases(None, GateRequest(("p3",))) is None
+    assert [case.id for case in cases] == [case.id for case in rowtwin.phase_vectors("3").cases]
+    assert {case.repro for case in cases} == {"rowtwin gate --phase 3"}
+    assert select_vector_cases(None, GateRequest(("p3",)), {}) is None

@@ -1,4 +1,4 @@
-"""A directory of vectors appears whole or not at all, in the form that is published."""
+"""A directory of vectors is written completely or not at all, in the published format."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from falsifiers.vectors.calls import Call
 SCHEMA = Path(__file__).parents[3] / "docs" / "vectors.schema.json"
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_export_that_fails_leaves_nothing(tmp_path: Path, *, there: bool) -> None:
-    folder = tmp_path / "p3" if there else tmp_path / "new" / "p3"
-    if there:
+@pytest.mark.parametrize("exists", [False, True])
+def test_export_that_fails_leaves_nothing(tmp_path: Path, *, exists: bool) -> None:
+    folder = tmp_path / "p3" if exists else tmp_path / "new" / "p3"
+    if exists:
         folder.mkdir()
-    late = iter([False] * 5)
+    fails = iter([False] * 5)
 
-    def right(call: Call) -> dict[str, Tensor]:
-        if next(late, True):
+    def fail_late(call: Call) -> dict[str, Tensor]:
+        if next(fails, True):
             raise OSError(28, "No space left on device")
         return few().reference_answer(call)
 
     with pytest.raises(SuiteError, match="No space left on device"):
-        exchange.export(folder, replace(few(), reference_answer=right))
-    assert list(tmp_path.rglob("*")) == ([folder] if there else [])
+        exchange.export(folder, replace(few(), reference_answer=fail_late))
+    assert list(tmp_path.rglob("*")) == ([folder] if exists else [])
 
 
-@pytest.mark.parametrize("there", [False, True])
-def test_folder_gets_its_files_once_all_are_written(tmp_path: Path, *, there: bool) -> None:
+@pytest.mark.parametrize("exists", [False, True])
+def test_folder_gets_its_files_once_all_are_written(tmp_path: Path, *, exists: bool) -> None:
     folder = tmp_path / "a" / "b"
-    if there:
+    if exists:
         folder.mkdir(parents=True)
-    with atomic_directory.write_atomically(folder, "last") as part:
+    with atomic_directory.write_atomically(folder, "last") as directory:
         for name in ("last", "zero"):
-            (part / name).touch()
+            (directory / name).touch()
         assert not (folder / "last").exists()
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "last", "zero"]
 
 
-def test_schema_that_is_published_is_the_manifest_s() -> None:
+def test_published_schema_is_the_manifest_s() -> None:
     assert json.loads(SCHEMA.read_text()) == manifest.json_schema()
 
 
-def test_file_that_is_larger_than_was_meant_is_not_read(tmp_path: Path) -> None:
+def test_file_that_is_larger_than_expected_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     with path.open("wb") as file:
         file.truncate(1 << 40)

@@ -1,4 +1,4 @@
-"""Programs that run whole steps: the one in NumPy passes, wrong ones break the rule they should."""
+"""Programs that run steps: the NumPy example passes, wrong versions break the expected rule."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_numpy_step(folder: Path, outputs: Path, text: str) -> None:
-    """Run the example, or a wrong version of it, over the calls of a directory."""
+    """Run the example, or a wrong version of it, on the calls of a directory."""
     program = outputs.parent / "mine.py"
     program.write_text(text)
     outputs.mkdir()
     subprocess.run([sys.executable, program, folder / "inputs", outputs], check=True)
 
 
-def outcomes(folder: Path, wanted: VectorSet) -> dict[str, set[str]]:
-    """Return the names of the cases of whole steps, by the rule that they broke or `passed`."""
-    told: dict[str, set[str]] = {}
-    for v in exchange.check(folder, wanted):
+def outcomes(folder: Path, vectors: VectorSet) -> dict[str, set[str]]:
+    """Return the names of the step cases, by the rule that they broke or `passed`."""
+    names: dict[str, set[str]] = {}
+    for v in exchange.check(folder, vectors):
         name = v.case.partition("step-")[2].rstrip("]")
-        told.setdefault(v.finding.rule if v.finding else v.outcome, set()).add(name)
-    return told
+        names.setdefault(v.finding.rule if v.finding else v.outcome, set()).add(name)
+    return names
 
 
 def test_step_in_numpy_passes_twin_in_bits_and_truth_by_the_budget(exported: Path,
@@ -74,7 +74,7 @@ def test_step_in_numpy_passes_twin_in_bits_and_truth_by_the_budget(exported: Pat
 
 
 @pytest.mark.parametrize(("right", "wrong", "broken"), [
-    # one scale for all rows, as a shared activation quantiser has
+    # one scale for all run_rowtwin, as with a shared activation quantiser
     ("return np.stack([w @ row for row in x])",
      "s = abs(x).max()\n    return np.stack([w @ (row / s) * s for row in x])",
      {"twin": {"m3", "chunks", "nan-tenant"}}),
@@ -84,7 +84,7 @@ def test_step_in_numpy_passes_twin_in_bits_and_truth_by_the_budget(exported: Pat
     ('return {"logits": products(w.get("output", w["token_embd"]), last), **states}',
      'return {"logits": 0 * last[:, :1] + np.ones(model.vocab, np.float32), **states}',
      {"truth": {"m1", "m3", "chunks"}})])
-def test_program_that_batches_wrongly_breaks_twin_and_one_that_is_wrong_alone_breaks_truth(
+def test_wrong_batching_breaks_twin_and_wrong_solo_rows_break_truth(
         exported: Path, tmp_path: Path, right: str, wrong: str,
         broken: dict[str, set[str]]) -> None:
     folder, text = tmp_path / "p4", NUMPY_STEP.read_text()
@@ -92,16 +92,16 @@ def test_program_that_batches_wrongly_breaks_twin_and_one_that_is_wrong_alone_br
     folder.mkdir()
     shutil.copy(exported / "manifest.json", folder)
     run_numpy_step(exported, folder / "outputs", text.replace(right, wrong))
-    told = outcomes(folder, steps())
-    told.pop("passed")
-    assert told == broken
+    names = outcomes(folder, steps())
+    names.pop("passed")
+    assert names == broken
 
 
-def copying(folder: Path, exported: Path, *lines: str) -> Candidate:
-    """Return a shell program that answers what a directory expects, and does more."""
+def copying_program(folder: Path, exported: Path, *lines: str) -> Candidate:
+    """Return a shell program that copies the expected answers, then runs more lines."""
     answers = shutil.copytree(exported / "expected", folder / "answers")
-    write_tensors(answers / f"{StepOps.probe.name}.safetensors", {}, {"arithmetic": "exact-23",
-                                                             "declined": "a probe"})
+    write_tensors(answers / f"{StepOps.probe.name}.safetensors", {},
+                  {"arithmetic": "exact-23", "declined": "a probe"})
     path, more = folder / "mine.sh", "\n".join(lines)
     path.write_text(f'#!/bin/sh\nfor f in $1/*.safetensors; do cp {answers}/"${{f##*/}}" $2; done\n'
                     f"{more}\n")
@@ -109,25 +109,23 @@ def copying(folder: Path, exported: Path, *lines: str) -> Candidate:
     return Candidate(f"cmd:{path}", StepOps(Program([str(path)], probe=StepOps.probe)))
 
 
-def test_program_is_asked_for_steps_with_the_model_beside_them(exported: Path,
-                                                               tmp_path: Path) -> None:
-    kept = tmp_path / "seen.gguf"
-    program = copying(tmp_path, exported,
-                      f'for g in $1/*.gguf; do cp "$g" {kept} && : > "$g"; done',
-                      "exit 0")
+def test_program_gets_the_model_next_to_each_step(exported: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "seen.gguf"
+    program = copying_program(tmp_path, exported,
+                              f'for g in $1/*.gguf; do cp "$g" {copy} && : > "$g"; done',
+                              "exit 0")
     assert program.arithmetic == "exact-23"
     verdicts = [judge_case(case, program, steps(), "") for case in steps().cases]
     assert {v.outcome for v in verdicts} == {"passed"}
     call = next(call for call in manifest.load_manifest(exported).calls if call.op == "step")
-    for path in (kept, exported / "inputs" / call.facts["model"]):
+    for path in (copy, exported / "inputs" / call.facts["model"]):
         assert hashlib.sha256(path.read_bytes()).hexdigest() == call.facts["sha256"]
 
 
-def test_step_that_declares_the_ordered_arithmetic_is_held_to_its_bits() -> None:
+def test_step_that_declares_the_ordered_arithmetic_is_compared_bitwise() -> None:
     for name, outcome in (("ordered", "passed"), ("exact-23", "failed")):
-        engine = PathEngine(
-            rowtwin.decode_path("p4"), rowtwin.load_model("nano").with_arithmetic(name)
-        )
+        model = rowtwin.load_model("nano").with_arithmetic(name)
+        engine = PathEngine(rowtwin.decode_path("p4"), model)
         recorder = RecordingAnswerer("ordered", partial(answer_step, engine, Rows))
         (case, *_) = [case for case in steps().cases if case.falsifier == "ops_equal_looped_step"]
         verdict = judge_case(case, Candidate("mine", StepOps(recorder)), steps(), "")
@@ -135,42 +133,45 @@ def test_step_that_declares_the_ordered_arithmetic_is_held_to_its_bits() -> None
         assert verdict.finding is None or verdict.finding.rule == "truth"
 
 
-def test_program_that_writes_beside_its_answer_is_told(exported: Path,
-                                                       tmp_path: Path) -> None:
-    program = copying(tmp_path, exported, "echo > $2/more.log")
+def test_program_that_writes_an_extra_file_fails(exported: Path, tmp_path: Path) -> None:
+    program = copying_program(tmp_path, exported, "echo > $2/more.log")
     verdict = judge_case(steps().cases[0], program, steps(), "")
     assert verdict.finding is not None
-    assert re.search(r"mine\.sh wrote more\.log beside its answer to the call step-",
+    assert re.search(r"mine\.sh wrote more\.log in addition to its answer to the call step-",
                      verdict.finding.sentence)
 
 
-def test_program_is_asked_what_the_contract_lacks_beside_its_cases() -> None:
-    cases = select_vector_cases("cmd:sh mine", GateRequest(("p4",)))
+def test_program_gets_the_contract_s_cases_and_the_phase_s_own() -> None:
+    contracts = {phase: rowtwin.phase_contract(phase) for phase in ("p3", "p4")}
+    cases = select_vector_cases("cmd:sh mine", GateRequest(("p4",)), contracts)
     assert cases is not None
-    own = list(rowtwin.phase_contract("p4").expand())
-    assert list(cases[:len(own)]) == own
-    assert {one.given.get("op") for one in cases[len(own):]} == {
+    contract = list(rowtwin.phase_contract("p4").expand())
+    assert list(cases[:len(contract)]) == contract
+    extra = cases[len(contract):]
+    assert {case.given.get("op") for case in extra} == {
         None, "norm", "add_norm", "gated_norm", "silu_mul", "argmax", "embed", "project"}
-    assert {one.repro for one in cases[len(own):]} == {"rowtwin gate --phase 4"}
-    assert select_vector_cases("cmd:sh mine", GateRequest(("p3",))) is None
-    assert select_vector_cases("cmd:sh mine", GateRequest(("p4",), case=own[0])) is None
+    assert {case.repro for case in extra} == {"rowtwin gate --phase 4"}
+    assert select_vector_cases("cmd:sh mine", GateRequest(("p3",)), contracts) is None
+    one = GateRequest(("p4",), case=contract[0])
+    assert select_vector_cases("cmd:sh mine", one, contracts) is None
 
 
-@pytest.mark.parametrize(("asked", "why"), [
-    (("--phase", "8"), "in p8, for a program started for each call would replay no graph, .*: "
-                       "rowtwin vectors export DIR --phase 8 asks one process for all calls"),
-    (("--phase", "1"), "in p1, for its step is P4's, which asks for it"),
-    (("--phase", "0"), "in p0, for a scheduler is no op"),
-    (("--phase", "engine"), "in engine, for it is the oracle"),
-    (("--case", "p8/graph_equals_single[cpu-nano-m1]"), "in p8, for "),
-    (("--through", "3"), "in engine, for "), ((), "in engine, for ")])
-def test_program_is_refused_by_the_gate_before_any_case_of_a_phase_without_calls(
-        rows: Main, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...], why: str) -> None:
+@pytest.mark.parametrize(("options", "why"), [
+    (("--phase", "8"), "in p8, because a program started for each call would replay no graph, .*: "
+                       "rowtwin vectors export DIR --phase 8 has one process answer all calls"),
+    (("--phase", "1"), "in p1, because its step is the one of P4"),
+    (("--phase", "0"), "in p0, because a scheduler is not an op"),
+    (("--phase", "engine"), "in engine, because it is the oracle"),
+    (("--case", "p8/graph_equals_single[cpu-nano-m1]"), "in p8, because "),
+    (("--through", "3"), "in engine, because "), ((), "in engine, because ")])
+def test_gate_refuses_a_program_before_any_case_of_a_phase_without_calls(
+        run_rowtwin: Main, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...],
+        why: str) -> None:
     monkeypatch.setattr("falsifiers.gate.runner.run_pytest", None)
-    code, out, err = rows("gate", *asked, "--candidate", "cmd:sh mine")
+    code, out, err = run_rowtwin("gate", *options, "--candidate", "cmd:sh mine")
     assert (code, out) == (2, "")
-    assert re.fullmatch(f"rowtwin: candidate cmd:sh mine cannot be judged {why}.*; a program is "
-                        f"judged with one of --phase 3, 4, 5, 6\n", err)
+    assert re.fullmatch(f"rowtwin: candidate cmd:sh mine cannot be judged {why}.*; use one of "
+                        f"--phase 3, 4, 5, 6\n", err)
 
 
 def test_graph_is_not_judged_by_a_program_started_for_each_call() -> None:
@@ -180,7 +181,7 @@ def test_graph_is_not_judged_by_a_program_started_for_each_call() -> None:
         rowtwin.subject_for(case, "cmd:sh mine")
 
 
-def test_what_a_phase_puts_before_a_program_is_what_it_hands_over(tmp_path: Path) -> None:
+def test_program_has_the_ops_of_its_phase() -> None:
     def op(phase: str, name: str) -> bool:
         case: Case = rowtwin.phase_vectors(phase).cases[0]
         return rowtwin.subject_for(case, "cmd:sh mine").candidate.op(name) is not None
@@ -190,7 +191,7 @@ def test_what_a_phase_puts_before_a_program_is_what_it_hands_over(tmp_path: Path
     assert candidates.load_candidate("cmd:sh mine").op("engine") is None
 
 
-def test_no_phase_is_named_where_vectors_are_exchanged() -> None:
+def test_vectors_package_names_no_phase() -> None:
     named = [f"{path.name}: {node.value}" for path in (ROOT / "falsifiers/vectors").glob("*.py")
              for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)
              and isinstance(node.value, str) and re.fullmatch(r"p\d", node.value)]
@@ -198,22 +199,22 @@ def test_no_phase_is_named_where_vectors_are_exchanged() -> None:
 
 
 @pytest.fixture
-def rows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+def run_rowtwin(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs the command line: exit code, stdout, stderr."""
     return make_main(rowtwin.main, monkeypatch, capsys)
 
 
-def test_directory_is_judged_by_the_gate_as_by_check(tmp_path: Path, rows: Main) -> None:
+def test_directory_is_judged_by_the_gate_as_by_check(tmp_path: Path, run_rowtwin: Main) -> None:
     commands = {"4": ["check", "gate"], "8": ["check"]}
     for phase, words in commands.items():
         folder = tmp_path / phase
-        assert rows("vectors", "export", str(folder), "--phase", phase)[0] == 0
+        assert run_rowtwin("vectors", "export", str(folder), "--phase", phase)[0] == 0
         (folder / "outputs").rmdir()
         run_numpy_step(folder, folder / "outputs", NUMPY_STEP.read_text())
         for word in words:
-            code, out, _ = rows("vectors", "check", str(folder)) if word == "check" else \
-                rows("gate", "--phase", phase, "--candidate", f"vectors:{folder}", "--jobs", "1",
-                     "--device", "cpu")
+            code, out, _ = run_rowtwin("vectors", "check", str(folder)) if word == "check" else \
+                run_rowtwin("gate", "--phase", phase, "--candidate", f"vectors:{folder}",
+                            "--jobs", "1", "--device", "cpu")
             assert code == 0
             assert out.startswith(f"p{phase}     PASS")
             assert "truth of a candidate with its own arithmetic: cosine >= 0.9995" in out

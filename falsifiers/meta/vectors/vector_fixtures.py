@@ -1,4 +1,4 @@
-"""Directories of whole steps and single ops that are answered rightly, for tests to spoil."""
+"""Directories of steps and single ops with correct answers, which tests then change."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from falsifiers.vectors import manifest
 
 
 def answer_rightly(exported: Path, folder: Path) -> Path:
-    """Return a directory of which every call has been answered rightly."""
+    """Return a directory with a correct answer to every call."""
     shutil.copytree(exported / "expected", folder / "outputs")
     shutil.copy(exported / "manifest.json", folder)
     return folder
 
 
 def finding_of(verdicts: list[Verdict], case: str) -> Finding:
-    """Return what broke in the one case that has a name."""
+    """Return the finding of the one failed `rows_equal_solo` case with this name."""
     found = [v.finding for v in verdicts if v.case.endswith(f"vectors-{case}]")
              and v.falsifier == "rows_equal_solo"]
     assert len(found) == 1
@@ -31,9 +31,9 @@ def finding_of(verdicts: list[Verdict], case: str) -> Finding:
 
 def change_answer(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
     """Change the tensors of an answer."""
-    tensors, told = read_tensors(path, 1 << 26)
+    tensors, metadata = read_tensors(path, 1 << 26)
     change(tensors)
-    write_tensors(path, tensors, told)
+    write_tensors(path, tensors, metadata)
 
 
 def flip_last_bit(tensors: dict[str, torch.Tensor], name: str, at: tuple[int, ...]) -> None:
@@ -42,7 +42,7 @@ def flip_last_bit(tensors: dict[str, torch.Tensor], name: str, at: tuple[int, ..
 
 
 def step_answer_file(folder: Path, case: str, m: int) -> Path:
-    """Return the file of the answer to the m-row step that a case of whole steps asks for."""
+    """Return the answer file of the m-row step of a case."""
     (call,) = [call for call in manifest.load_manifest(folder).calls if call.op == "step"
                and f"p4/rows_equal_solo[cpu-vectors-step-{case}]" in call.cases
                and call.inputs["slots"].shape == (m,)
@@ -51,6 +51,6 @@ def step_answer_file(folder: Path, case: str, m: int) -> Path:
 
 
 def row_slots(folder: Path, answer: Path) -> list[int]:
-    """Return which slot each row of a step has."""
+    """Return the slot of each row of a step."""
     slots: list[int] = read_tensors(folder / "inputs" / answer.name, 1 << 26)[0]["slots"].tolist()
     return slots

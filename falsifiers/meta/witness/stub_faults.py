@@ -27,11 +27,11 @@ def swap_every_pair(stub: StubServer, seat: Seat, batch: list[Seat]) -> str:
 
 
 def unfaulted_seat(seat: Seat) -> Seat:
-    """Return a seat as it would be, had its own right tokens been written to it."""
-    made, plain = Seat(seat.prompt, seat.limit, 0), StubServer()
+    """Return a seat with the correct tokens of its own prompt."""
+    other, plain = Seat(seat.prompt, seat.limit, 0), StubServer()
     for _ in seat.tokens:
-        made.tokens.append(plain.right_token(made))
-    return made
+        other.tokens.append(plain.right_token(other))
+    return other
 
 
 def leak_neighbour(stub: StubServer, seat: Seat, batch: list[Seat]) -> str:
@@ -42,7 +42,7 @@ def leak_neighbour(stub: StubServer, seat: Seat, batch: list[Seat]) -> str:
 
 
 def fail_when_last(stub: StubServer, seat: Seat, batch: list[Seat]) -> str:
-    """Get the first prompt wrong when it is sent last: it is alone, forward, then reversed."""
+    """Give wrong tokens to the first prompt when it is sent last, in the reversed order."""
     mine = [body["prompt"] for body in stub.requests].count(seat.prompt)
     wrong = seat.prompt.startswith("Item 1.") and mine == 3 and len(seat.tokens) == FAULT_POSITION
     return " odd" if wrong else stub.right_token(seat)
@@ -55,6 +55,6 @@ def fail_third_seat(stub: StubServer, seat: Seat, batch: list[Seat]) -> str:
 
 
 def take_rival(stub: StubServer, seat: Seat, batch: list[Seat]) -> str:
-    """Take the rival at one place, in a batch alone."""
+    """Choose the second likeliest token at one position, only in a batch."""
     right = stub.right_token(seat)
     return rival_token(right) if len(batch) > 1 and len(seat.tokens) == FAULT_POSITION else right

@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible server over a made-up model, with faults to be planted in it.
+"""A small OpenAI-compatible server over a fake model, with optional faults.
 
 It is a scheduler in miniature: one loop, one step at a time, a token for every seat a step. Time
 is simulated: a step takes one second of `clock`, whatever its width, unless it is looped.
@@ -49,7 +49,7 @@ class StubServer:
     usage: bool = True
     metric: str | None = "rowtwin_batch_size"
     length: int | None = None
-    """End streams after this many tokens, in place of what was asked."""
+    """End streams after this many tokens instead of the requested number."""
     token: Callable[[StubServer, Seat, list[Seat]], str] | None = None
     """Chooses a token other than the right one."""
     margins: dict[int, float] = field(default_factory=dict)
@@ -213,13 +213,13 @@ def format_sse(data: str) -> bytes:
 
 
 def write_response(writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
-    """Write a whole answer."""
+    """Write a complete response."""
     writer.write(f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n"
                  f"Content-Type: application/json\r\nConnection: close\r\n\r\n".encode() + body)
 
 
 def rival_token(token: str) -> str:
-    """Return the token that comes second where the given one comes first."""
+    """Return the second likeliest token where this one is the likeliest."""
     return f"{token}'"
 
 
@@ -255,21 +255,21 @@ async def _serve(stub: StubServer, ready: Callable[[str, Callable[[], object]], 
 
 @contextmanager
 def serve_stub(stub: StubServer) -> Iterator[str]:
-    """Serve a stub on a free port of the loopback, in a thread of its own; yield its address."""
+    """Serve a stub on a free port of the loopback, in a new thread; yield its address."""
     started = threading.Event()
-    told: dict[str, Any] = {}
+    server: dict[str, Any] = {}
 
     def ready(url: str, stop: Callable[[], object]) -> None:
-        told.update(url=url, stop=stop)
+        server.update(url=url, stop=stop)
         started.set()
 
     thread = threading.Thread(target=lambda: asyncio.run(_serve(stub, ready)))
     thread.start()
     try:
         assert started.wait(10), "the stub did not start"
-        yield told["url"]
+        yield server["url"]
     finally:
-        told["stop"]()
+        server["stop"]()
         thread.join(10)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +49,8 @@ def test_check_and_help_load_nothing_heavy(argv: list[str], code: int, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["good", "never batched", "everything"])
-def test_check_tells_every_reason_and_its_code(main: Main, name: str, tmp_path: Path) -> None:
+def test_check_prints_every_reason_and_exits_with_its_code(main: Main, name: str,
+                                                           tmp_path: Path) -> None:
     witness, broken = WITNESS_TABLE[name]
     (tmp_path / "w.json").write_text(json.dumps(witness))
     code, out, err = main("check", tmp_path / "w.json")
@@ -59,10 +59,10 @@ def test_check_tells_every_reason_and_its_code(main: Main, name: str, tmp_path: 
     assert word == ("NOT ADMISSIBLE" if broken else "ADMISSIBLE")
     assert [line.partition(": ")[0] for line in lines] == broken
     code, out, _ = main("check", tmp_path / "w.json", "--json")
-    told = json.loads(out)
-    assert (code, told["verdict"]) == (1 if broken else 0, word)
-    assert [reason["rule"] for reason in told["reasons"]] == broken
-    assert [f"{r['rule']}: {r['sentence']}" for r in told["reasons"]] == lines
+    printed = json.loads(out)
+    assert (code, printed["verdict"]) == (1 if broken else 0, word)
+    assert [reason["rule"] for reason in printed["reasons"]] == broken
+    assert [f"{r['rule']}: {r['sentence']}" for r in printed["reasons"]] == lines
 
 
 def test_prefix_is_the_user_s(main: Main, tmp_path: Path) -> None:
@@ -71,30 +71,28 @@ def test_prefix_is_the_user_s(main: Main, tmp_path: Path) -> None:
     assert main("check", path, "--model-prefix", "tiny")[0] == 0
     assert main("check", path)[0] == 1
     assert main("check", path, "--model-prefix", " ") == (
-        2, "", "rowtwin: --model-prefix is empty, which would admit every model\n")
+        2, "", "rowtwin: --model-prefix is empty, which would admit every model: pass a name\n")
 
 
 @pytest.mark.parametrize("text", [None, "", "[1]", '{"bands": []}', '{"bands": [{"c": true}]}'])
-def test_what_is_no_witness_is_red(main: Main, text: str | None, tmp_path: Path) -> None:
+def test_malformed_witness_is_red(main: Main, text: str | None, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "w.json").write_text(text)
     code, out, err = main("check", tmp_path / "w.json")
     assert (code, out.splitlines()[0], err) == (2, "RED", "")
     assert len(out.splitlines()) == 2
-    told = json.loads(main("check", tmp_path / "w.json", "--json")[1])
-    assert (told["verdict"], [r["rule"] for r in told["reasons"]]) == ("RED", [None])
+    printed = json.loads(main("check", tmp_path / "w.json", "--json")[1])
+    assert (printed["verdict"], [r["rule"] for r in printed["reasons"]]) == ("RED", [None])
 
 
-def test_readers_of_the_readme_have_a_server_before_they_ask_it() -> None:
-    text = (rowtwin.ROOT / "README.md").read_text(encoding="utf-8")
-    served, asked = (text.split(f"\n## {title}\n")[1].split("```")[1].splitlines()
-                     for title in ("Serve a model", "Take a server's witness"))
-    port = re.compile(r"--port (\d+)")
-    (first,), (second,) = (port.findall("\n".join(lines)) for lines in (served, asked))
-    assert first != second  # the first server may still be there
-    assert any(line.endswith("&") for line in asked)
-    (command,) = [line for line in asked if "rowtwin witness" in line]
-    assert f":{second} " in command
+def test_witness_page_starts_a_server_before_it_asks_it() -> None:
+    text = (rowtwin.ROOT / "docs" / "witness.md").read_text(encoding="utf-8")
+    lines = text.split("```")[1].splitlines()
+    (server,) = [line for line in lines if "rowtwin serve" in line]
+    (command,) = [line for line in lines if "rowtwin witness" in line]
+    assert lines.index(server) < lines.index(command)
+    assert server.endswith("&")
+    assert f":{server.split('--port ')[1].split()[0]} " in command
     assert "--wait " in command
 
 
@@ -106,13 +104,13 @@ def test_witness_is_taken_written_drawn_and_checked(main: Main, tmp_path: Path) 
     out, drawn, weights = (tmp_path / name for name in ("w.json", "w.html", "Qwen3.5-4B.gguf"))
     weights.write_bytes(b"weights")
     with serve_stub(StubServer(name="qwen")) as url:
-        code, told, err = main(f"{url}/v1", "--out", out, *SHORT, "--html", drawn, "--model-file",
-                               weights, "--commit", "abc", "--binary", weights)
+        code, printed, err = main(f"{url}/v1", "--out", out, *SHORT, "--html", drawn,
+                                  "--model-file", weights, "--commit", "abc", "--binary", weights)
     assert (code, err) == (0, "")
-    assert [line[:9] for line in told.splitlines()[:2]] == ["c=1   PAS", "c=4   PAS"]
+    assert [line[:9] for line in printed.splitlines()[:2]] == ["c=1   PAS", "c=4   PAS"]
     assert drawn.read_text().lstrip().startswith("<!doctype html>")
-    code, told, _ = main("check", out)
-    rules = [line.partition(":")[0] for line in told.splitlines()[1:]]
+    code, printed, _ = main("check", out)
+    rules = [line.partition(":")[0] for line in printed.splitlines()[1:]]
     assert (code, [rule for rule in rules if rule != "S7"]) == (1, ["S2", "S2", "floor", "floor"])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "Qwen3.5-4B.gguf", "w.html", "w.json"]
@@ -126,7 +124,7 @@ def test_exit_code_is_that_of_the_worst_band(main: Main, fault: dict[str, Any], 
         assert main(url, "--out", tmp_path / "w.json", *SHORT)[0] == code
 
 
-def test_log_tells_the_batch(main: Main, tmp_path: Path) -> None:
+def test_log_file_is_evidence_of_the_batch(main: Main, tmp_path: Path) -> None:
     log, out = tmp_path / "server.log", tmp_path / "w.json"
     log.touch()
 
@@ -160,8 +158,8 @@ def test_log_tells_the_batch(main: Main, tmp_path: Path) -> None:
 def test_mistake_is_one_sentence(main: Main, argv: list[str], sentence: str,
                                  tmp_path: Path) -> None:
     out = [] if "--out" in argv else ["--out", tmp_path / "w.json"]
-    code, told, err = main(*argv, *out)
-    assert (code, told) == (2, "")
+    code, printed, err = main(*argv, *out)
+    assert (code, printed) == (2, "")
     assert err.startswith("rowtwin: ")
     assert sentence in err
     assert err.count("\n") == 1
@@ -170,7 +168,7 @@ def test_mistake_is_one_sentence(main: Main, argv: list[str], sentence: str,
 @pytest.mark.parametrize("argv", [[], ["http://h"], ["http://h", "--out", "x", "--n-predict", "0"],
                                   ["check"], ["http://h", "--out", "x", "--timeout", "0"],
                                   ["http://h", "--out", "x", "--timeout", "nan"]])
-def test_bad_usage_is_told(main: Main, argv: list[str]) -> None:
+def test_bad_usage_prints_the_usage(main: Main, argv: list[str]) -> None:
     code, out, err = main(*argv)
     assert (code, out) == (2, "")
     assert err.startswith("Usage: rowtwin witness")

@@ -1,4 +1,4 @@
-"""The evidence of batches that a server gives: histograms, logs, and where the user says it is."""
+"""A server's evidence of batches: histograms, logs, and the source that the user names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from falsifiers.witness.stream import BadResponse
 
 
 def grown(**edges: float) -> dict[Any, float]:
-    """Return how much each bucket grew; `le1_0` stands for an edge of 1.0."""
+    """Return how much each bucket grew; `le1_0` means an edge of 1.0."""
     return {(("le", edge.removeprefix("le").replace("_", ".")),): n for edge, n in edges.items()}
 
 
@@ -37,21 +37,21 @@ def test_width_is_what_the_highest_bucket_proves(edges: dict[str, float], total:
     ({"le1": 0, "le4": 3}, None), ({"le1": 0, "le4": 3}, 9), ({"le8": 3}, 21),
     ({"le1": 1, "leinf": 2}, 99), ({"le1": 1, "leinf": 2, "le+inf": 3}, 99),
     ({"le4": 2, "le8": 4}, 8 + 14)])
-def test_width_that_a_bucket_only_allows_is_not_told(edges: dict[str, float],
+def test_width_that_a_bucket_only_allows_is_not_proved(edges: dict[str, float],
                                                      total: float | None) -> None:
-    with pytest.raises(BadResponse, match="does not tell whether a step was"):
+    with pytest.raises(BadResponse, match="does not show whether a step was"):
         widest_batch(grown(**edges), {} if total is None else {(): total})
 
 
 @given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=12))
-def test_width_that_is_told_was_there(sizes: list[int]) -> None:
+def test_proved_width_is_the_widest_batch(sizes: list[int]) -> None:
     edges = {f"le{edge}": sum(m <= edge for m in sizes) for edge in (1, 2, 4, 8, 16, 32)}
     try:
-        told = widest_batch(grown(**edges), {(): sum(sizes)})
+        width = widest_batch(grown(**edges), {(): sum(sizes)})
     except BadResponse:
         assert max(sizes) > 2
     else:
-        assert told == max(sizes)
+        assert width == max(sizes)
 
 
 @pytest.mark.parametrize("edge", ["-4", "2e6", "1e7", "-inf"])
@@ -66,7 +66,7 @@ def histogram(*pages: str) -> int | None:
     class Pages:
         left = iter(pages)
 
-        async def text(self, url: str) -> str:
+        async def fetch_text(self, url: str) -> str:
             return next(self.left)
 
     async def arm() -> int | None:
@@ -84,15 +84,15 @@ def test_histogram_of_another_process_is_no_evidence() -> None:
     assert histogram(page.format(1, 1, 7.5), page.format(1, 2, 7.5)) == 2
     assert histogram(page.format(1, 1, 7.5) + more.format(3), page.format(1, 2, 7.5)) == 2
     for after in (page.format(1, 2, 8.5), page.format(1, 2, 7.5) + more.format(4)):
-        with pytest.raises(BadResponse, match="started anew, or of another"):
+        with pytest.raises(BadResponse, match="a restarted server, or of another"):
             histogram(page.format(1, 1, 7.5) + more.format(3), after)
-    with pytest.raises(BadResponse, match='the histogram "m" is no longer told'):
+    with pytest.raises(BadResponse, match='the histogram "m" has disappeared'):
         histogram("# nothing\n", page.format(1, 2, 7.5))
 
 
 @pytest.mark.parametrize("edges", [{"le1": -1}, {"le1": 3, "le2": 2}])
 def test_histogram_that_shrank_is_no_evidence(edges: dict[str, float]) -> None:
-    with pytest.raises(BadResponse, match="started anew"):
+    with pytest.raises(BadResponse, match="after a restart"):
         widest_batch(grown(**edges), {})
 
 

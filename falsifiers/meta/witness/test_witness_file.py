@@ -1,4 +1,4 @@
-"""A file that is no witness is refused as a whole; what is only absent is left to the rules."""
+"""A malformed file is refused; the rules judge absent keys."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def written(tmp_path: Path) -> Any:
     (b"[" * 200_000, "nested too deeply"), (b'{"a": 1, "a": 2}', "the same key twice"),
     (b'{"bands": [{"c": 4, "c": 8}]}', "the same key twice")])
 def test_malformed_file_is_refused_in_a_sentence(written: Any, raw: bytes, why: str) -> None:
-    with pytest.raises(MalformedWitness, match=why) as told:
+    with pytest.raises(MalformedWitness, match=why) as message:
         read_witness(written(raw))
-    assert str(told.value).isprintable()
+    assert str(message.value).isprintable()
 
 
 WRONG: dict[str, tuple[Any, ...]] = {
@@ -77,12 +77,12 @@ def full() -> dict[str, Any]:
 
 
 def put(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    made = full()
-    inner: Any = made
+    witness = full()
+    inner: Any = witness
     for key in path[:-1]:
         inner = inner[key]
     inner[path[-1]] = value
-    return made
+    return witness
 
 
 @pytest.mark.parametrize(("path", "shape"), list(places(WITNESS)),
@@ -118,11 +118,11 @@ def test_witnesses_of_the_table_are_well_formed(written: Any, name: str) -> None
     assert read_witness(written(WITNESS_TABLE[name][0])) == WITNESS_TABLE[name][0]
 
 
-def test_whole_number_may_be_written_with_a_point(written: Any) -> None:
+def test_integer_may_be_written_with_a_point(written: Any) -> None:
     assert read_witness(written('{"bands": [{"c": 4.0, "m_formed": 4e0}]}'))["bands"][0]["c"] == 4
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, why in ((tmp_path / "none", "no such file"), (tmp_path, "not a regular file"),
                       (tmp_path / "pipe", "not a regular file"), (Path("a\0b"), "null"),
@@ -158,7 +158,7 @@ def test_any_bytes_are_parsed_or_refused(raw: bytes) -> None:
     try:
         json.dumps(parse_json(raw))
     except MalformedWitness as why:
-        told = str(why)
+        message = str(why)
     else:
-        told = "a value"
-    assert told.isprintable()
+        message = "a value"
+    assert message.isprintable()

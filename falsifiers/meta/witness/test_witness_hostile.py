@@ -1,4 +1,4 @@
-"""Whatever a server sends, a witness is written, and one clear sentence says what was wrong."""
+"""For any response a witness is written, and one sentence states the error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from falsifiers.witness.take import Plan
 LOW = "HTTP/1.1 {} X\r\nContent-Type: {}\r\nConnection: close\r\n{}\r\n"
 
 
-def whole(status: int, kind: str, body: str, extra: str = "") -> bytes:
+def response(status: int, kind: str, body: str, extra: str = "") -> bytes:
     return (LOW.format(status, kind, extra) + body).encode()
 
 
@@ -43,16 +43,16 @@ def choice(text: Any = "a", **more: Any) -> dict[str, Any]:
 
 
 ANSWERS: dict[str, tuple[bytes, str]] = {
-    "an error": (whole(500, "application/json", '{"error": {"message": "out of memory"}}'),
+    "an error": (response(500, "application/json", '{"error": {"message": "out of memory"}}'),
                  'the server answered 500: "out of memory"'),
-    "an error's page": (whole(502, "text/html", "<h1>bad\x1b[2J</h1>"),
+    "an error's page": (response(502, "text/html", "<h1>bad\x1b[2J</h1>"),
                         r'the server answered 502: "<h1>bad\u001b[2J</h1>"'),
-    "an empty refusal": (whole(429, "text/plain", ""), 'the server answered 429: ""'),
-    "another address": (whole(302, "text/plain", "", "Location: http://127.0.0.1:1/\r\n"),
+    "an empty refusal": (response(429, "text/plain", ""), 'the server answered 429: ""'),
+    "another address": (response(302, "text/plain", "", "Location: http://127.0.0.1:1/\r\n"),
                         "the server answered 302"),
-    "no stream": (whole(200, "application/json", '{"choices": []}'),
+    "no stream": (response(200, "application/json", '{"choices": []}'),
                   'the server sent "application/json", not an event stream'),
-    "compressed": (whole(200, "text/event-stream", "", "Content-Encoding: gzip\r\n"),
+    "compressed": (response(200, "text/event-stream", "", "Content-Encoding: gzip\r\n"),
                    "the server sent a compressed stream"),
     "no JSON": (events("{'choices': 1}"), "an event is not JSON"),
     "deep JSON": (events("[" * 100_000), "an event is not JSON"),
@@ -65,7 +65,7 @@ ANSWERS: dict[str, tuple[bytes, str]] = {
                       "the stream broke off after 1 tokens"),
     "a huge count": (events(choice(finish_reason="stop"),
                             {"usage": {"completion_tokens": 10 ** 400}}, "[DONE]"),
-                     "the server tells neither its tokens nor their number"),
+                     "the server sends neither its tokens nor their number"),
     "a wordless error": (events({"error": {"message": [[[3]]]}}),
                          'the server reported an error: ""'),
     "odd logprobs": (events(choice(logprobs={"tokens": 3})), "logprobs are malformed"),
@@ -78,13 +78,13 @@ ANSWERS: dict[str, tuple[bytes, str]] = {
                              {"usage": {"completion_tokens": 9}}, "[DONE]"),
                       "the stream shows 1 tokens, but the server counts 9"),
     "no count": (events(choice(finish_reason="stop"), "[DONE]"),
-                 "the server tells neither its tokens nor their number"),
+                 "the server sends neither its tokens nor their number"),
     "no HTTP": (b"SSH-2.0-OpenSSH_9.6\r\n", "the connection failed: "),
     "a closed door": (b"", "the connection failed: "),
 }
 
 
-def taken(stub: StubServer, out: Path, **more: Any) -> dict[str, Any]:
+def take_from(stub: StubServer, out: Path, **more: Any) -> dict[str, Any]:
     """Take a short witness and read the file that is left."""
     plan = Plan(widths=(1,), n_predict=24, declared_min=20)
     with serve_stub(stub) as url:
@@ -96,7 +96,7 @@ def taken(stub: StubServer, out: Path, **more: Any) -> dict[str, Any]:
 
 
 def hold_unmeasured(witness: dict[str, Any], sentence: str) -> None:
-    """Hold that nothing was measured, for this reason, and that it is told in one line."""
+    """Assert that nothing was measured, and that the reason is this one line."""
     for band in witness["bands"]:
         assert band["result"] == "UNMEASURABLE"
         assert sentence in band["reason"]
@@ -107,7 +107,7 @@ def hold_unmeasured(witness: dict[str, Any], sentence: str) -> None:
 @pytest.mark.parametrize("name", ANSWERS)
 def test_odd_answer_ends_in_a_sentence(name: str, tmp_path: Path) -> None:
     raw, sentence = ANSWERS[name]
-    witness = taken(StubServer(answer=answer_once(raw)), tmp_path / "witness.json")
+    witness = take_from(StubServer(answer=answer_once(raw)), tmp_path / "witness.json")
     hold_unmeasured(witness, sentence)
     assert witness["reference"]["stable"] is None
 
@@ -120,12 +120,12 @@ def test_endless_answer_is_cut_off(part: bytes, sentence: str, tmp_path: Path,
                                    monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("falsifiers.witness.stream.MAX_STREAM_BYTES", 2 << 20)
     hold_unmeasured(
-        taken(StubServer(answer=answer_forever(part)), tmp_path / "witness.json"), sentence
+        take_from(StubServer(answer=answer_forever(part)), tmp_path / "witness.json"), sentence
     )
 
 
 def test_server_that_never_ends_its_answer_is_left(tmp_path: Path) -> None:
-    witness = taken(StubServer(step=30.0), tmp_path / "witness.json", timeout=0.2)
+    witness = take_from(StubServer(step=30.0), tmp_path / "witness.json", timeout=0.2)
     hold_unmeasured(witness, "the request did not end within 0.2 s")
 
 
@@ -148,7 +148,7 @@ def test_server_that_is_not_there_leaves_an_honest_witness(tmp_path: Path) -> No
     b"".join(b'vllm:num_requests_running{e="%d"} 1\n' % i for i in range(10_001)),
     b"rowtwin_batch_size_bucket{} 3\n"])
 def test_malformed_metrics_are_no_evidence(page: bytes, tmp_path: Path) -> None:
-    witness = taken(StubServer(page=page), tmp_path / "witness.json")
+    witness = take_from(StubServer(page=page), tmp_path / "witness.json")
     assert [(band["result"], band["m_formed"]) for band in witness["bands"]] == [
         ("UNMEASURABLE", None)]
 
@@ -158,7 +158,7 @@ def test_malformed_metrics_are_no_evidence(page: bytes, tmp_path: Path) -> None:
                                     '{"data": [{"id": "\\ud800"}]}', '{"data": [{"id": " "}]}'])
 def test_server_that_names_no_model_is_asked_without(listed: str, tmp_path: Path) -> None:
     stub = StubServer(models=listed.encode())
-    witness = taken(stub, tmp_path / "witness.json")
+    witness = take_from(stub, tmp_path / "witness.json")
     assert [band["result"] for band in witness["bands"]] == ["PASS"]
     assert witness["model"]["path"] is None
     assert "model" not in stub.requests[0]
@@ -167,19 +167,19 @@ def test_server_that_names_no_model_is_asked_without(listed: str, tmp_path: Path
 def test_choice_among_models_is_the_user_s(tmp_path: Path) -> None:
     models = b'{"data": [{"id": "one"}, {"id": "two"}]}'
     with pytest.raises(SuiteError, match='the server offers 2 models, such as "one"'):
-        taken(StubServer(models=models), tmp_path / "witness.json")
-    witness = taken(StubServer(models=models), tmp_path / "witness.json", model="two")
+        take_from(StubServer(models=models), tmp_path / "witness.json")
+    witness = take_from(StubServer(models=models), tmp_path / "witness.json", model="two")
     assert witness["model"]["path"] == "two"
 
 
-def test_server_that_still_loads_is_waited_for_if_asked(tmp_path: Path) -> None:
+def test_wait_option_waits_for_a_server_that_still_loads(tmp_path: Path) -> None:
     for wait, named in ((20, MODEL_NAME), (0, None)):
         stub = StubServer(loading=3)
-        assert taken(stub, tmp_path / "witness.json", wait=wait)["model"]["path"] == named
+        assert take_from(stub, tmp_path / "witness.json", wait=wait)["model"]["path"] == named
         assert ("model" in stub.requests[0]) == (named is not None)
 
 
-def test_key_is_shown_to_the_server_alone(tmp_path: Path) -> None:
+def test_key_is_sent_only_to_the_server(tmp_path: Path) -> None:
     stub, other, shown = StubServer(), StubServer(), "Authorization: Bearer s3cret"
     plan = Plan(widths=(1,), n_predict=24, declared_min=20)
     with serve_stub(stub) as url, serve_stub(other) as metrics:

@@ -1,4 +1,4 @@
-"""The parts of a witness alone: agreement, margins, overlap, indices."""
+"""Unit tests of agreement, margins, overlap and indices."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def stream(names: str, start: float = 0.0, step: float = 1.0, lag: float = 0.0,
     times = [start + lag + step * (i + 1) for i in range(len(names))]
     return Stream(**{"started": start, "ended": times[-1] if times else start,
                      "tokens": [Token(name) for name in names], "times": times,
-                     "finish_reason": "length", "declared": True, **more})
+                     "finish_reason": "length", "is_event_stream": True, **more})
 
 
 @pytest.mark.parametrize(("one", "other", "shared"), [
     ("abc", "abc", 3), ("abc", "abd", 2), ("abc", "xbc", 0), ("abc", "ab", 2), ("", "a", 0)])
-def test_agreement_ends_where_streams_part_or_end(one: str, other: str, shared: int) -> None:
+def test_agreement_ends_where_streams_differ_or_end(one: str, other: str, shared: int) -> None:
     assert agreed_tokens(one, other) == agreed_tokens(other, one) == shared
 
 
@@ -56,27 +56,27 @@ def test_run_is_the_longest_repeat_in_the_text(text: str) -> None:
 
 
 def test_margin_is_that_of_the_token_that_was_taken() -> None:
-    alone = Token("a", -0.5, {"a": -0.5, "b": -0.52, "c": -3.0})
-    assert token_margin(alone, Token("b")) == pytest.approx(0.02)
-    assert token_margin(alone, Token("c")) == pytest.approx(2.5)
-    assert token_margin(alone, Token("d")) is None
+    solo = Token("a", -0.5, {"a": -0.5, "b": -0.52, "c": -3.0})
+    assert token_margin(solo, Token("b")) == pytest.approx(0.02)
+    assert token_margin(solo, Token("c")) == pytest.approx(2.5)
+    assert token_margin(solo, Token("d")) is None
     assert token_margin(Token("a"), Token("b")) is None
 
 
 def tied(*gaps: float | None) -> Stream:
-    """Return `aaaa` alone, whose rival b lies this far below at each place."""
+    """Return the stream `aaaa`, whose token b has this margin at each position."""
     return stream("aaaa", tokens=[Token("a", -0.5, {} if gap is None else {"b": -0.5 - gap})
                                   for gap in gaps])
 
 
-@pytest.mark.parametrize(("streams", "told"), [
+@pytest.mark.parametrize(("streams", "expected"), [
     (["aaaa"], None), (["abaa"], 0.02), (["abaa", "aaba"], 3.0), (["abaa", "aaab"], 0.02),
     (["baaa", "abaa"], None), (["acaa"], None), (["aaab"], None), (["aa"], None)])
 def test_one_near_tie_does_not_excuse_another_divergence(streams: list[str],
-                                                         told: float | None) -> None:
+                                                         expected: float | None) -> None:
     arm = Arm("identical", [-1] * len(streams), [stream(s) for s in streams], 0, 1)
     taken = BandRun(4, 3, tied(None, 0.02, 3.0, None), [], [arm])
-    assert worst_margin(taken) == (told if told is None else pytest.approx(told))
+    assert worst_margin(taken) == (expected if expected is None else pytest.approx(expected))
 
 
 @pytest.mark.parametrize(("streams", "proved"), [
@@ -86,7 +86,7 @@ def test_one_near_tie_does_not_excuse_another_divergence(streams: list[str],
     ([stream("aaaa"), stream("aaaa", start=2.9)], True),
     ([stream("aaaa", lag=100.0)] * 2, False), ([stream("aaaa", step=0.0)] * 2, False),
     ([stream("aaaa", is_event_stream=False)] * 2, False), ([stream("aaaa"), stream("")], False)])
-def test_overlap_is_proved_by_live_streams_alone(streams: Sequence[Stream], proved: bool) -> None:
+def test_only_live_streams_prove_overlap(streams: Sequence[Stream], proved: bool) -> None:
     assert streams_overlap(streams) is proved
 
 
@@ -99,25 +99,25 @@ def test_rate_is_that_of_a_live_stream() -> None:
     assert together.tokens_per_second == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize(("widths", "told"), [
+@pytest.mark.parametrize(("widths", "expected"), [
     ([4, 4, 4], 4), ([4, 3, 4], 3), ([None, 4], None), ([5, 4], 5), ([0], 0), ([], None)])
-def test_width_of_a_band_is_that_of_every_arm(widths: list[int | None], told: int | None) -> None:
+def test_width_of_a_band_is_that_of_every_arm(widths: list[int | None],
+                                              expected: int | None) -> None:
     arms = [Arm("identical", [], [], 0, 1, m) for m in widths]
-    assert m_formed(BandRun(4, 3, Stream(), [], arms)) == told
+    assert m_formed(BandRun(4, 3, Stream(), [], arms)) == expected
 
 
-def test_band_of_nothing_is_unmeasured_but_whole() -> None:
-    made = build_band(BandRun(4, 64, Stream(), [], []))
-    assert (made["m_formed"], made["divergence_at"], made["slots"]) == (None, None, [])
+def test_band_without_streams_has_every_key() -> None:
+    result = build_band(BandRun(4, 64, Stream(), [], []))
+    assert (result["m_formed"], result["divergence_at"], result["slots"]) == (None, None, [])
 
 
-@pytest.mark.parametrize(("run", "said"), [
+@pytest.mark.parametrize(("run", "expected"), [
     (15, []), (16, ["slot 0 of the identical requests repeats one token 16 times"])])
-def test_sixteen_repeats_of_a_token_are_garbage(run: int, said: list[str]) -> None:
-    made = stream("ab" * 20 + "c" * run)
-    assert (
-        list(find_failures(BandRun(1, 4, made, [], [Arm("identical", [-1], [made], 0, 1)]))) == said
-    )
+def test_sixteen_repeats_of_a_token_are_garbage(run: int, expected: list[str]) -> None:
+    repeated = stream("ab" * 20 + "c" * run)
+    arm = Arm("identical", [-1], [repeated], 0, 1)
+    assert list(find_failures(BandRun(1, 4, repeated, [], [arm]))) == expected
 
 
 # Indices, and what is asked.
@@ -136,7 +136,7 @@ def test_serialization_is_path_penalty_times_scaling() -> None:
 
 @pytest.mark.parametrize(("walls", "fast"), [
     ({4: [1.0]}, FAST), ({1: [1.0]}, FAST), (WALLS, []), ({1: [0.0], 4: [1.0]}, FAST)])
-def test_index_with_a_part_missing_is_none(walls: Any, fast: list[float]) -> None:
+def test_index_with_a_missing_time_is_none(walls: Any, fast: list[float]) -> None:
     assert index.decompose(4, walls, fast, TOKENS) is None
 
 
@@ -169,7 +169,7 @@ def test_address_is_that_of_the_server(url: str, root: str) -> None:
 @pytest.mark.parametrize("url", ["", "h:1", "ftp://h", "http://", "http://h:99999x", "file:///x",
                                  "http://[::1", "http://a\x00b",
                                  "http://h:65536", "http://h:-1"])
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(SuiteError, match="is not an address"):
         server_root(url)
 

@@ -1,4 +1,4 @@
-"""Every fault planted in a stub ends in the verdict it deserves, and the right one passes."""
+"""Every faulty stub server gets its verdict, and the correct one passes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,8 @@ from typing import Any
 
 import pytest
 
-from falsifiers.meta.witness.stub_faults import (
-    FAULT_POSITION,
-    fail_third_seat,
-    fail_when_last,
-    leak_neighbour,
-    repeat_one_token,
-    swap_every_pair,
-    swap_first_two,
-    take_rival,
-)
+from falsifiers.meta.witness import stub_faults as faults
+from falsifiers.meta.witness.stub_faults import FAULT_POSITION
 from falsifiers.meta.witness.stub_server import (
     MODEL_NAME,
     STEP_SECONDS,
@@ -34,44 +26,33 @@ from falsifiers.witness.sources import SourceOptions
 from falsifiers.witness.take import Plan
 
 SHORT = Plan(widths=(1, 4), n_predict=24, declared_min=20)
-"""Where neither the floor nor a rate is judged."""
+"""A short plan for tests that judge neither the floor nor a rate."""
 
 
 @pytest.fixture
 def take(tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """Return a function that takes the witness of a stub and reads it back as anyone would."""
-    def taken(stub: StubServer, plan: Plan = SHORT, named: SourceOptions | None = None,
-              **more: Any) -> dict[str, Any]:
+    """Return a function that takes the witness of a stub and reads its file."""
+    def take_from(stub: StubServer, plan: Plan = SHORT, named: SourceOptions | None = None,
+                  **more: Any) -> dict[str, Any]:
         model = tmp_path / MODEL_NAME
         model.write_bytes(b"weights")
         out = tmp_path / "witness.json"
-        told: list[str] = []
+        lines: list[str] = []
         with serve_stub(stub) as url:
-            run(
-                WitnessRequest(
-                    url,
-                    out,
-                    plan,
-                    named or SourceOptions(),
-                    model_file=model,
-                    binary=model,
-                    commit="abc",
-                    clock=stub.clock,
-                    **{"timeout": 60, **more},
-                ),
-                told.append,
-            )
+            run(WitnessRequest(url, out, plan, named or SourceOptions(), model_file=model,
+                               binary=model, commit="abc", clock=stub.clock,
+                               **{"timeout": 60, **more}), lines.append)
         witness = file.read_witness(out)
-        assert "Traceback" not in "\n".join(told)
-        hold_no_speed_of_a_wrong_band(witness, told)
+        assert "Traceback" not in "\n".join(lines)
+        assert_no_speed_of_a_wrong_band(witness, lines)
         return witness
 
-    return taken
+    return take_from
 
 
-def hold_no_speed_of_a_wrong_band(witness: dict[str, Any], told: list[str]) -> None:
-    """Hold that a band whose correctness is not shown tells no time anywhere."""
-    for band, line in zip(witness["bands"], told, strict=True):
+def assert_no_speed_of_a_wrong_band(witness: dict[str, Any], lines: list[str]) -> None:
+    """Assert that a band whose correctness is not shown has no time anywhere."""
+    for band, line in zip(witness["bands"], lines, strict=True):
         keys = set(keys_of(band))
         timed = {"times_ms", "wall_s", "index", "agg_tok_s"} & keys
         if rules.is_correct(band):
@@ -93,7 +74,7 @@ def keys_of(value: Any) -> Iterator[str]:
 
 
 def broken_rules(witness: dict[str, Any]) -> list[str]:
-    """Return the rules that a witness breaks, but for the widths that no one asked for."""
+    """Return the broken rules of a witness, without those for widths outside the plan."""
     absent = {f"c={c} was not measured" for c in rules.WIDTHS}
     return [reason.rule for reason in rules.judge_witness(witness, "qwen3.5-4b")
             if reason.sentence not in absent and reason.rule != "floor"]
@@ -128,7 +109,7 @@ def test_server_that_batches_is_admissible(take: Any) -> None:
         assert all(len(slot["times_ms"]) == 64 for slot in band["slots"])
 
 
-def test_loop_over_states_is_refused_by_its_rate_alone(take: Any) -> None:
+def test_loop_over_states_is_refused_only_by_its_rate(take: Any) -> None:
     witness = take(StubServer(looped=True))
     assert results(witness) == ["PASS", "PASS"]
     assert of(witness, 4)["m_formed"] == 4
@@ -156,7 +137,7 @@ def test_width_is_never_inferred_from_what_was_sent(take: Any, metric: str | Non
 
 
 def test_constant_token_fails_though_every_slot_agrees(take: Any) -> None:
-    witness = take(StubServer(token=repeat_one_token))
+    witness = take(StubServer(token=faults.repeat_one_token))
     band = of(witness, 4)
     assert (band["result"], band["intra_agree_to"], band["max_constant_run"]) == ("FAIL", 24, 24)
     assert band["reason"] == "slot 0 of the identical requests repeats one token 24 times"
@@ -164,10 +145,10 @@ def test_constant_token_fails_though_every_slot_agrees(take: Any) -> None:
 
 
 def test_constant_token_fails_even_in_a_short_stream(take: Any) -> None:
-    assert of(take(StubServer(token=repeat_one_token, length=17)), 4)["result"] == "FAIL"
+    assert of(take(StubServer(token=faults.repeat_one_token, length=17)), 4)["result"] == "FAIL"
 
 
-@pytest.mark.parametrize("swap", [swap_first_two, swap_every_pair])
+@pytest.mark.parametrize("swap", [faults.swap_first_two, faults.swap_every_pair])
 def test_swapped_slots_fail_though_identical_prompts_hide_them(take: Any, swap: Any) -> None:
     band = of(take(StubServer(token=swap)), 4)
     assert (band["result"], band["intra_agree_to"]) == ("FAIL", 24)
@@ -178,37 +159,30 @@ def test_swapped_slots_fail_though_identical_prompts_hide_them(take: Any, swap: 
 
 
 def test_swapped_slots_are_not_seen_without_different_prompts(take: Any) -> None:
-    band = of(take(StubServer(token=swap_first_two), replace(SHORT, mixed=False)), 4)
+    band = of(take(StubServer(token=faults.swap_first_two), replace(SHORT, mixed=False)), 4)
     assert (band["result"], band["mixed"]) == ("PASS", [])
 
 
 def test_neighbour_that_reaches_a_row_is_refused(take: Any) -> None:
-    witness = take(StubServer(token=leak_neighbour))
+    witness = take(StubServer(token=faults.leak_neighbour))
     band = of(witness, 4)
     assert (band["result"], band["divergence_at"], band["intra_agree_to"]) == (
-        "PASS",
-        FAULT_POSITION,
-        24,
-    )
-    assert broken_rules(witness) == ["S5", "S7"]  # of what is refused no speed is told
+        "PASS", FAULT_POSITION, 24)
+    assert broken_rules(witness) == ["S5", "S7"]  # a refused band has no speed
 
 
 def test_prompt_that_gets_other_tokens_in_another_order_fails(take: Any) -> None:
-    band = of(take(StubServer(token=fail_when_last)), 4)
+    band = of(take(StubServer(token=faults.fail_when_last)), 4)
     assert (band["result"], band["reason"]) == (
         "FAIL", f"prompt 0 gets another token {FAULT_POSITION} when the prompts' order is reversed")
 
 
-def test_slot_that_parts_from_slot_0_fails(take: Any) -> None:
-    band = of(take(StubServer(token=fail_third_seat)), 4)
+def test_slot_that_differs_from_slot_0_fails(take: Any) -> None:
+    band = of(take(StubServer(token=faults.fail_third_seat)), 4)
     assert (band["result"], band["intra_agree_to"], band["divergence_at"]) == (
-        "FAIL",
-        FAULT_POSITION,
-        FAULT_POSITION,
-    )
-    assert re.fullmatch(
-        rf"slot . parts from slot 0 at token {FAULT_POSITION}, though .*", band["reason"]
-    )
+        "FAIL", FAULT_POSITION, FAULT_POSITION)
+    assert re.fullmatch(rf"slot . differs from slot 0 at token {FAULT_POSITION}, though .*",
+                        band["reason"])
     assert sorted(slot["agree_to"] for slot in band["slots"]) == [FAULT_POSITION, 24, 24, 24]
 
 
@@ -226,16 +200,16 @@ def test_wrong_model_is_refused_by_the_server_s_own_word(take: Any) -> None:
     assert broken_rules(witness) == ["S1", "S1"]
 
 
-@pytest.mark.parametrize(("margin", "logprobs", "told", "refused"), [
+@pytest.mark.parametrize(("margin", "logprobs", "expected", "refused"), [
     (0.01, True, 0.01, []), (0.2, True, 0.2, ["S5"]), (0.01, False, None, ["S5"])])
-def test_divergence_is_excused_by_a_near_tie_alone(take: Any, margin: float, logprobs: bool,
-                                                   told: float | None, refused: list[str]) -> None:
-    witness = take(
-        StubServer(token=take_rival, logprobs=logprobs, margins={FAULT_POSITION: margin})
-    )
+def test_only_a_near_tie_excuses_a_divergence(take: Any, margin: float, logprobs: bool,
+                                              expected: float | None, refused: list[str]) -> None:
+    stub = StubServer(token=faults.take_rival, logprobs=logprobs, margins={FAULT_POSITION: margin})
+    witness = take(stub)
     band = of(witness, 4)
     assert (band["result"], band["divergence_at"]) == ("PASS", FAULT_POSITION)
-    assert band["top2_margin_at_divergence"] == (told if told is None else pytest.approx(told))
+    assert band["top2_margin_at_divergence"] == (
+        expected if expected is None else pytest.approx(expected))
     assert [rule for rule in broken_rules(witness) if rule != "S7"] == refused
 
 
@@ -254,7 +228,7 @@ def test_server_that_dies_half_way_leaves_what_was_proved(take: Any) -> None:
     assert of(witness, 4)["reason"] == \
         "slot 0 of the identical requests: the stream broke off after 11 tokens"
     assert of(witness, 4)["divergence_at"] == 11
-    assert of(witness, 16)["reason"].startswith("the server answers no more: ")
+    assert of(witness, 16)["reason"].startswith("the server no longer answers: ")
     assert broken_rules(witness)[:4] == ["S3", "S3", "S3", "S5"]
 
 
@@ -265,28 +239,25 @@ def test_unstable_reference_is_never_a_failure(take: Any) -> None:
 
     stub = StubServer(token=second)
     witness = take(stub)
-    assert witness["reference"] == {
-        "tokens": 24,
-        "stable": False,
-        "self_divergence_at": FAULT_POSITION,
-    }
+    assert witness["reference"] == {"tokens": 24, "stable": False,
+                                    "self_divergence_at": FAULT_POSITION}
     assert results(witness) == ["UNMEASURABLE", "UNMEASURABLE"]
-    assert "parts from itself at token" in of(witness, 1)["reason"]
+    assert "the prompt by itself gives another token" in of(witness, 1)["reason"]
     assert stub.request_count == 2
 
 
-def test_prompts_that_are_continued_alike_cannot_show_a_mix_up(take: Any) -> None:
+def test_prompts_with_the_same_continuation_cannot_show_a_swap(take: Any) -> None:
     def deaf(stub: StubServer, seat: Seat, batch: list[Seat]) -> str:
         return f" t{len(seat.tokens)}"
 
     band = of(take(StubServer(token=deaf)), 4)
     assert (band["result"], band["reason"].partition(",")[0]) == (
-        "UNMEASURABLE", "prompts 0 and 1 are continued alike")
+        "UNMEASURABLE", "prompts 0 and 1 have the same continuation")
 
 
 @pytest.mark.parametrize("refused", [{"stream_options"}, {"logprobs"},
                                      {"stream_options", "logprobs"}])
-def test_field_that_a_server_refuses_is_left_out_and_told(take: Any, refused: set[str]) -> None:
+def test_field_that_a_server_refuses_is_omitted_and_recorded(take: Any, refused: set[str]) -> None:
     witness = take(StubServer(refuses=frozenset(refused), usage="stream_options" not in refused),
                    replace(SHORT, widths=(1,)))
     assert witness["sampler"]["left_out"] == sorted(refused)

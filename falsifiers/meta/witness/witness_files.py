@@ -33,27 +33,27 @@ def make_witness(**more: Any) -> dict[str, Any]:
 
 def with_bands(**by_width: dict[str, Any]) -> dict[str, Any]:
     """Return the good witness with changes to its bands: `c4={"m_formed": 1}`."""
-    made = make_witness()
-    for one in made["bands"]:
-        one.update(by_width.get(f"c{one['c']}", {}))
-    return made
+    witness = make_witness()
+    for band in witness["bands"]:
+        band.update(by_width.get(f"c{band['c']}", {}))
+    return witness
 
 
 def change_witness(change: Change) -> dict[str, Any]:
     """Return the good witness after a change."""
-    made = deepcopy(make_witness())
-    change(made)
-    return made
+    witness = deepcopy(make_witness())
+    change(witness)
+    return witness
 
 
 def drop_key(*path: Any) -> dict[str, Any]:
     """Return the good witness without a key, as named from the top."""
-    made: Any = make_witness()
-    inner = made
+    witness: Any = make_witness()
+    inner = witness
     for key in path[:-1]:
         inner = inner[key]
     del inner[path[-1]]
-    return dict(made)
+    return dict(witness)
 
 
 def near_tie(margin: float | None, at: int = 63) -> dict[str, Any]:
