@@ -82,7 +82,7 @@ BROKEN_CONTRACTS = {
                               "unknown key"),
     "missing key": (1, "title: an example phase\n", "", "title: Field required"),
     "unknown phase": (1, "phase: p1", "phase: p9", "phase"),
-    "another file's phase": (1, "phase: p1", "phase: p2", "but the file's name says 'p1'"),
+    "another file's phase": (1, "phase: p1", "phase: p2", "but the file name says 'p1'"),
     "unknown falsifier": (16, "{falsifier: rows_hold,", "{falsifier: rows_hald,",
                           "unknown falsifier 'rows_hald'"),
     "falsifier twice": (12, "id: slots_hold", "id: rows_hold", "duplicate falsifier 'rows_hold'"),

@@ -254,7 +254,7 @@ def test_file_that_is_missing_or_too_large_is_refused(tmp_path: Path,
         run_metadata.load_run(tmp_path / "none")
     save_and_load(tmp_path / "run", fakes.evidence())
     monkeypatch.setattr(run_metadata, "MAX_BYTES", 10)
-    with pytest.raises(SuiteError, match="bytes, but at most 10 can be meant"):
+    with pytest.raises(SuiteError, match="bytes, but at most 10 are expected"):
         run_metadata.load_run(tmp_path / "run")
 
 

@@ -32,14 +32,14 @@ def test_page_shows_steps_and_products_with_their_conditions() -> None:
     words = " ".join(outline.texts("main."))
     assert "#0102" not in text
     for expected in ("Speed on a device", "a made-up device, torch 0.0, 2026-01-31; of these very "
-                  "kernels. 32 layers, made up.", "not known to be of these very kernels",
+                  "kernels. 32 layers, fake.", "not known to be of these very kernels",
                   "S7 asks for 0.50", "P4's goal is 1.50", "2,048 tokens in 0.250 s, 8,192",
                   "Quantising eight rows takes 2.0 us"):
         assert expected in words
     assert len([row for row in outline.texts("tbody.") if "4,096" in row]) == 1
     assert outline.tags.count("svg") == 4  # one is the gate's own time by phase
     named = [value for name, value in outline.attributes if name == "aria-label" and value]
-    assert any(value.startswith("32 layers, made up. Medians") for value in named)
+    assert any(value.startswith("32 layers, fake. Medians") for value in named)
 
 
 def test_page_without_stored_times_has_no_speed_section() -> None:

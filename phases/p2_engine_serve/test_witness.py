@@ -18,13 +18,14 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-import rowtwin
 from contracts.schema import Case
 from engine import testmodels
 from engine.weights import Weight
+from falsifiers.judging.errors import SuiteError
 from falsifiers.judging.judge import Judge
 from falsifiers.judging.subject import Subject
-from falsifiers.meta.console.command import Main, make_main
+from falsifiers.meta.console.command import Main, command_entry, make_main
+from falsifiers.witness import cli as witness_cli
 from falsifiers.witness import file, index
 from phases.p2_engine_serve.client_reply import ClientRequest
 from phases.p2_engine_serve.harness import Harness
@@ -43,7 +44,8 @@ NOT_AT_ONCE = "the streams do not show that the requests were served at the same
 @pytest.fixture
 def witness_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     """Return a function that runs `rowtwin witness` in this process: exit code, stdout, stderr."""
-    return make_main(rowtwin.main, monkeypatch, capsys, "witness")
+    return make_main(command_entry(witness_cli.app, SuiteError), monkeypatch, capsys, "app",
+                     "witness")
 
 
 def make_harness(path: Any, model: str = "nano", **parts: Any) -> Harness:

@@ -40,7 +40,7 @@ def test_each_cuda_fault_changes_the_source() -> None:
     right = kernel_gdn_cuda.SOURCE.read_text()
     for _, old, new in wrong_cuda.FAULTS.values():
         assert wrong_cuda.faulty_source(old, new) != right
-    with pytest.raises(ValueError, match="no 'head % 3'"):
+    with pytest.raises(ValueError, match="does not contain 'head % 3'"):
         wrong_cuda.faulty_source("head % 3", "head")
 
 

@@ -60,7 +60,7 @@ def test_answer_must_not_change_old_keys(tmp_path: Path) -> None:
     add_one(next(outputs.glob("attend-h2-g1-m2-t2-*")), "keys", old)
     found = first(outputs.parent, vectors)
     assert (found.rule, found.rung) == ("law", "frame")
-    assert found.sentence.startswith("keys[1, 69, 0, 200] is not what it should be")
+    assert found.sentence.startswith("keys[1, 69, 0, 200] has a wrong value after the step")
 
 
 def test_argmax_and_norms_are_judged_row_by_row(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_program_gets_the_contract_s_cases_and_the_phase_s_own() -> None:
 
 
 @pytest.mark.parametrize(("options", "why"), [
-    (("--phase", "8"), "in p8, because a program started for each call would replay no graph, .*: "
+    (("--phase", "8"), "in p8, because a program started for each call replays no graph, .*: "
                        "rowtwin vectors export DIR --phase 8 has one process answer all calls"),
     (("--phase", "1"), "in p1, because its step is the one of P4"),
     (("--phase", "0"), "in p0, because a scheduler is not an op"),
@@ -176,8 +176,8 @@ def test_gate_refuses_a_program_before_any_case_of_a_phase_without_calls(
 
 def test_graph_is_not_judged_by_a_program_started_for_each_call() -> None:
     case = next(iter(rowtwin.phase_contract("p8").expand()))
-    with pytest.raises(SuiteError, match="for each call would replay no graph, and files cannot "
-                                         "show that one was, so answer a directory"):
+    with pytest.raises(SuiteError, match="for each call replays no graph, and files cannot "
+                                         "show a replay, so answer a directory"):
         rowtwin.subject_for(case, "cmd:sh mine")
 
 
